@@ -1,4 +1,4 @@
-"""autotune: finds the training configuration with the highest measured throughput.
+"""Search for the training configuration with the highest measured throughput.
 
 Importing this package costs nothing: it is also imported beside the user's training code.
 """

@@ -1,4 +1,4 @@
-"""The `autotune` command."""
+"""Entry point of the `autotune` command."""
 
 import importlib.machinery
 import sys
@@ -11,8 +11,11 @@ _OWN_PACKAGES = {"search_spaces", "launchers", "storage"}
 
 
 class _OwnPackages:
-    """Finds our top-level packages beside `autotune`, whatever PYTHONPATH or the working directory
-    hold under the same names. Only this process is concerned: ranks import the user's."""
+    """Finder of autotune's other top-level packages.
+
+    It precedes PYTHONPATH and the working directory, which may hold packages of the same names.
+    Only this process is concerned: ranks import the user's.
+    """
 
     @staticmethod
     def find_spec(

@@ -1,4 +1,4 @@
-"""Every error that a user can meet. A message says what is wrong, where, and what to do."""
+"""Errors that a user can meet. A message says what is wrong, where, and what to do."""
 
 
 class AutotuneError(Exception):
@@ -8,13 +8,13 @@ class AutotuneError(Exception):
 
 
 class BadInput(AutotuneError):
-    """The user's input cannot be used; nothing was started and nothing was changed."""
+    """Error in the user's input; nothing was started and nothing was changed."""
 
     exit_code = 2
 
 
 class SpecError(BadInput):
-    """A study file is wrong. `problems` holds one line each: file:line: field: what is allowed."""
+    """Error in a study file. `problems` holds one line each: file:line: field: what is allowed."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -22,51 +22,51 @@ class SpecError(BadInput):
 
 
 class StudyNotFound(BadInput):
-    """No study of that name in the storage."""
+    """Error for a study that the storage does not have."""
 
 
 class StorageError(AutotuneError):
-    """The storage cannot be reached or written."""
+    """Error of a storage that cannot be reached or written."""
 
 
 class StorageUnreachable(StorageError):
-    """The storage does not answer at present; it may again."""
+    """Error of a storage that does not answer at present; it may again."""
 
 
 class DiskFull(StorageUnreachable):
-    """No room is left on a disk that a study writes to; there may be again."""
+    """Error for a full disk that a study writes to; there may be room again."""
 
 
 class LeaseLost(AutotuneError):
-    """Another daemon has taken over, or the lease was revoked; this one must not write any more."""
+    """Error of a daemon whose lease was taken over or revoked; it must not write any more."""
 
 
 class TrialsGone(AutotuneError):
-    """Optuna's study of that name is another one by now, or is no more."""
+    """Error for trials of Optuna that were renamed, replaced or deleted."""
 
     def __init__(self, study: str) -> None:
         super().__init__(
-            f"the trials of {study} are not there any more under its name: somebody has renamed or "
-            "deleted it in the dashboard. Give it its name back there, then: autotune resume "
+            f"the trials of {study} are not there any more under its name: it was renamed or "
+            "deleted in the dashboard. Give it its name back there, then: autotune resume "
             f"{study}; or: autotune delete {study}, and start it anew"
         )
 
 
 class BaselineFails(AutotuneError):
-    """The user's configuration fails again and again, for a reason of its own."""
+    """Error for a baseline that fails repeatedly, for a reason of its own."""
 
 
 class LauncherError(AutotuneError):
-    """Ranks cannot be started at present: no agent, no cluster, no room in it."""
+    """Error for ranks that cannot be started at present: no agent, no cluster, no room in it."""
 
 
 class ClusterAway(LauncherError):
-    """A cluster, or too much of it, does not answer at present: it comes back without notice."""
+    """Error for a cluster of which too much does not answer at present; it returns without notice."""
 
 
 class NotHere(LauncherError):
-    """What the study asks for is not on this machine, and does not come by itself."""
+    """Error for a resource that this machine lacks for good."""
 
 
 class DevicesTaken(LauncherError):
-    """Another study measures on these devices."""
+    """Error for devices on which another study measures."""

@@ -1,5 +1,7 @@
-"""Every path below `.autotune`, the folder that autotune makes beside a study. The one owner: nobody
-else joins such paths."""
+"""Paths below `.autotune`, the folder that autotune makes beside a study.
+
+No other module joins such paths.
+"""
 
 import os
 from dataclasses import dataclass
@@ -13,12 +15,12 @@ _OWNER = "storage"
 
 @dataclass(frozen=True)
 class StudyPaths:
-    """Where a study and its trials print to, the same on every node.
+    """Output folders of a study and its trials, the same on every node.
 
     Attributes:
-        workdir: the folder that the study was started in.
+        workdir: folder that the study was started in.
         study: its name.
-        key: what tells it from others of its name, in another storage or in one that is no more.
+        key: distinguishes it from studies of its name in another or a former storage.
     """
 
     workdir: Path
@@ -27,11 +29,11 @@ class StudyPaths:
 
     @property
     def folder(self) -> Path:
-        """Of the study: its agents print there."""
+        """Return the folder of the study, which its agents print into."""
         return self.workdir / _FOLDER / (f"{self.study}-{self.key}" if self.key else self.study)
 
     def sign(self, storage: str) -> None:
-        """Leave in the folder the name of the storage that knows the study.
+        """Write the name of the storage that knows the study into its folder.
 
         Raises:
             OSError: it cannot be written.
@@ -39,22 +41,22 @@ class StudyPaths:
         (self.folder / _OWNER).write_bytes(os.fsencode(storage))
 
     def signed(self, storage: str) -> list[Path]:
-        """The folders of all studies there that this storage has signed."""
+        """Return the folders of all studies there that this storage has signed."""
         owners = sorted((self.workdir / _FOLDER).glob(f"*/{_OWNER}"))
         return [owner.parent for owner in owners if _read(owner) == os.fsencode(storage)]
 
     @property
     def diagnosis(self) -> Path:
-        """Of `autotune diagnose`."""
+        """Return the folder of `autotune diagnose`."""
         return self.folder / "diagnose"
 
     def attempt(self, name: str) -> TrialFiles:
-        """Of an attempt: what its ranks print, and their traces."""
+        """Return the files of an attempt: output of its ranks, and their traces."""
         return TrialFiles(self.folder / name)
 
 
 def _read(owner: Path) -> bytes | None:
-    """None of what is gone by now, or not ours to read."""
+    """Return the content of a file; None if it is gone or may not be read."""
     try:
         return owner.read_bytes()
     except OSError:
@@ -62,25 +64,25 @@ def _read(owner: Path) -> bytes | None:
 
 
 def compiled(folder: Path) -> Path:
-    """What torch.compile keeps from trial to trial, in the folder that the agents print into."""
+    """Return the folder of torch.compile's caches, in the folder that the agents print into."""
     return folder.absolute() / "compiled"
 
 
 def tuned_files(workdir: Path) -> Path:
-    """Copies of settings files that `autotune run` gives to a job that is started in a folder."""
+    """Return the folder for copies of settings files that `autotune run` gives to a job."""
     return workdir / _FOLDER / "run"
 
 
-def held_copies(folder: Path) -> Path:
-    """The file that jobs keep locked which have been given the copies in a folder."""
+def copies_lock(folder: Path) -> Path:
+    """Return the file that jobs keep locked while they use the copies in a folder."""
     return folder / ".held"
 
 
 def daemon_log(workdir: Path) -> Path:
-    """Where a daemon that `autotune start` spawned in a folder writes its messages."""
+    """Return the log of a daemon that `autotune start` spawned in a folder."""
     return workdir / _FOLDER / "daemon.log"
 
 
 def dashboard_link(workdir: Path) -> Path:
-    """The file that leads a browser to the dashboard of somebody who works in a folder."""
+    """Return the file that leads a browser to the dashboard, for a user who works in a folder."""
     return workdir.absolute() / _FOLDER / "dashboard.html"

@@ -42,7 +42,7 @@ PATIENCE = 600.0
 
 _PROBE = """
 import os, sys
-from autotune.worker.inject.job import runs
+from autotune.worker.inject.job_order import runs
 if (runs(sys.orig_argv) or [None])[0] == os.environ["PROBED"] and os.environ.get("RANK") == "0":
     import struct, time
     from torch.optim.optimizer import register_optimizer_step_post_hook

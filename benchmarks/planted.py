@@ -11,12 +11,12 @@ from torch.utils.data import default_collate
 
 import autotune
 from autotune.worker import workload as workloads
-from autotune.worker.observers.block import RankSight
+from autotune.worker.observers.block import RankObservation
 from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
 from autotune.worker.observers.settling import Settling
 from autotune.worker.observers.timing import StepTimes
-from autotune.worker.rank import blocks
+from autotune.worker.rank import timed_run
 
 
 def build(
@@ -37,7 +37,7 @@ def build(
         observers: off: nothing of a block is observed but its time.
     """
     if not observers:
-        blocks.BlockObservers = Blind  # type: ignore[misc,assignment]
+        timed_run.BlockObservers = Blind  # type: ignore[misc,assignment]
     built = workloads.build(factory, args)
     if slow == "loader":
         collate = built.collate or default_collate
@@ -78,7 +78,7 @@ class Blind:
     def start(self, index: int) -> None:
         """Just before a block."""
 
-    def stop(self) -> RankSight:
+    def stop(self) -> RankObservation:
         """Just after a block."""
         no_steps, idle = StepTimes(0.0, 0.0, 0.0), NodeShares(0.0, 1.0)
-        return RankSight(no_steps, math.nan, idle, Settling(0, 0.0, 0), DeviceState())
+        return RankObservation(no_steps, math.nan, idle, Settling(0, 0.0, 0), DeviceState())

@@ -23,12 +23,12 @@ from torch.optim import optimizer
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from autotune.worker.inject import meter
-from autotune.worker.inject.changes import Built
+from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.rows import Rows
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.script import ScriptRun
+from autotune.worker.rank.script_run import ScriptRun
 from search_spaces import defaults
 
 LOOPS = {"tiny": (32, 512, 600), "small": (128, 1024, 200)}
@@ -83,7 +83,7 @@ class Hooks:
             self._trial.watch()
             self._states["trial"] = self._states["digests"] = self._state()
             self.set("none")
-            meter.begin(f"{folder}/socket", Built(), samples=0, always=False)
+            meter.begin(f"{folder}/socket", ScriptObjects(), samples=0, always=False)
             self._states["watched"] = self._state()
             self.set("none")
         self._states["between_equals"] = self._states["none"]

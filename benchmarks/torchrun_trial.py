@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from autotune.worker import workload
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.timed_run import run_blocks
 from search_spaces import defaults
 
 

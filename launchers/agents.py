@@ -14,8 +14,8 @@ from pathlib import Path
 from autotune.errors import ClusterAway, LauncherError
 from autotune.worker.protocol import (
     PROTOCOL,
-    Alive,
     BlockReport,
+    Heartbeat,
     Hello,
     Message,
     Placement,
@@ -355,7 +355,7 @@ class MessagePump:
         """
         silence, still = self._silence[node], {}
         self._silence[node] = 0.0
-        if isinstance(message, Alive):
+        if isinstance(message, Heartbeat):
             still[node] = max(silence, message.still)
         elif isinstance(message, BlockReport):
             # While a node delays a command, no messages are read.

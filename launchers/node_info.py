@@ -25,9 +25,9 @@ def node_info() -> dict[str, Any]:
         import autotune
 
         found["autotune"] = autotune.__version__
-        from autotune.worker.node import kind
+        from autotune.worker.node import hardware
 
-        found |= {"cpu": kind.processor(), "devices": kind.devices()}
+        found |= {"cpu": hardware.processor(), "devices": hardware.devices()}
     except (ImportError, AttributeError):
         pass
     return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from autotune.worker.protocol import Built, Preload
+from autotune.worker.protocol import Preload, WorkloadBuilt
 
 _WORTH_NEW_AGENTS_SECONDS = 1.0
 """Seconds to build a workload, in every trial, that justify new agents. These take two or three,
@@ -24,7 +24,7 @@ class Preloading:
         """True if there are modules to import."""
         return any(preload.modules for preload in self.by_node)
 
-    def learn(self, built: Mapping[int, Built]) -> bool:
+    def learn(self, built: Mapping[int, WorkloadBuilt]) -> bool:
         """Take in what the nodes report of a trial; return whether new agents would save time."""
         if self._learnt or len(built) < len(self.by_node):
             return False

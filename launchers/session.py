@@ -6,7 +6,6 @@ import time
 from autotune.worker import failure
 from autotune.worker.protocol import (
     BlockReport,
-    Built,
     EndTrial,
     Message,
     NodeReport,
@@ -14,6 +13,7 @@ from autotune.worker.protocol import (
     RankEnd,
     TrialReport,
     TrialRequest,
+    WorkloadBuilt,
 )
 from launchers.agents import Agents, MessagePump
 from launchers.base import TrialWatch
@@ -40,7 +40,7 @@ class TrialSession:
         self._on_purpose = False
         self.blocks: list[BlockReport] = []
         self.ends: list[RankEnd] = []
-        self.built: dict[int, Built] = {}
+        self.built: dict[int, WorkloadBuilt] = {}
         """Build reports by node."""
         self.lost_agent = False
         self.agent_leaves = False
@@ -104,7 +104,7 @@ class TrialSession:
             self._lose(node)
         elif isinstance(message, BlockReport) and self.is_of(message):
             self._take(message)
-        elif isinstance(message, Built) and message.trial == self._trial:
+        elif isinstance(message, WorkloadBuilt) and message.trial == self._trial:
             self.built[node] = message
         elif isinstance(message, NodeReport) and message.trial == self._trial:
             self.nodes.discard(node)
@@ -140,7 +140,7 @@ class TrialSession:
         Where the ranks of one node are ended first, those of the others lose their connections, and
         may report that before they are ended themselves. A single node knows what came first.
         """
-        return not (self._on_purpose and self._several_nodes and failure.may_come_of_the_end(end))
+        return not (self._on_purpose and self._several_nodes and failure.may_follow_from_end(end))
 
     def _conclude(self, ends: list[RankEnd]) -> None:
         self.ends.extend(ends)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 
 _SECONDS = 60
-_PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.survey", "search_spaces"]
+_PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.script_survey", "search_spaces"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Looked:
         padded: whether padding may be among the tokens.
     """
 
-    seen: Surveyed
+    seen: SurveyResult
     samples: list[int]
     tokens: list[int]
     padded: bool
@@ -56,15 +56,15 @@ def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
 
 
 def _run(text: str, steps: int, counts_tokens: bool, connection: Connection) -> None:
-    from autotune.worker.inject.sight import Sight
-    from autotune.worker.inject.survey import Survey
+    from autotune.worker.inject.script_probe import ScriptProbe
+    from autotune.worker.inject.script_survey import Survey
     from search_spaces import defaults
 
     # Loaders start their workers as in a process of their own.
     multiprocessing.set_start_method("fork", force=True)
     survey = Survey(defaults())
-    sight: Sight = survey.sight
-    sight.counts_tokens = counts_tokens
+    probe: ScriptProbe = survey.probe
+    probe.counts_tokens = counts_tokens
     counted = [(0, 0)]
 
     def leave(ended: str = "") -> NoReturn:
@@ -73,11 +73,11 @@ def _run(text: str, steps: int, counts_tokens: bool, connection: Connection) -> 
             for before, after in itertools.pairwise(counted)
         ]
         samples, tokens = ([step[place] for step in per_step] for place in (0, 1))
-        connection.send(Looked(survey.surveyed(ended), samples, tokens, sight.padded))
+        connection.send(Looked(survey.surveyed(ended), samples, tokens, probe.padded))
         os._exit(0)
 
     def taken(number: int) -> None:
-        counted.append((sight.samples, sight.tokens))
+        counted.append((probe.samples, probe.tokens))
         if number == steps:
             leave()
 

@@ -1,4 +1,4 @@
-"""The commands. Each one reads its arguments, calls one thing, prints what came of it."""
+"""Commands. Each one reads its arguments, calls one function, and prints the result."""
 
 import os
 import sys
@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import job, looking, reference, results, running, studies
+from autotune.cli import examine, reference, results, run_job, running, studies
 from autotune.errors import AutotuneError, BadInput
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 _OF_SOME_COMMANDS = {"pandas": "pandas", "optuna_dashboard": "optuna-dashboard"}
-"""Module -> package that studies do not need, but a command does."""
+"""Module -> package that a command needs, and studies do not."""
 _WITH_A_COMMAND = {"ignore_unknown_options": True}
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     help="Finds, with measured proof, the training configuration with the highest throughput.",
 )
-# In the order in which `autotune --help` lists them.
+# `autotune --help` lists them in this order.
 app.command(context_settings=_WITH_A_COMMAND)(running.init)
 app.command(context_settings=_WITH_A_COMMAND)(running.start)
 app.command()(running.resume)
@@ -33,13 +33,13 @@ app.command()(studies.status)
 app.command("list")(studies.list_)
 app.command()(studies.logs)
 app.command()(results.export)
-app.command("run", context_settings=_WITH_A_COMMAND)(job.run_job)
+app.command("run", context_settings=_WITH_A_COMMAND)(run_job.run_job)
 app.command()(results.report)
 app.command()(results.dashboard)
-app.command()(looking.doctor)
-app.command()(looking.diagnose)
-app.command()(looking.record)
-app.command()(looking.simulate)
+app.command()(examine.doctor)
+app.command()(examine.diagnose)
+app.command()(examine.record)
+app.command()(examine.simulate)
 app.command()(reference.knobs)
 app.command()(reference.presets)
 app.command()(reference.schema)
@@ -47,7 +47,7 @@ app.command()(running.daemon)
 
 
 def run() -> None:
-    """Run the command line; errors of ours are shown without a traceback."""
+    """Run the command line; autotune's own errors are shown without a traceback."""
     try:
         app()
     except AutotuneError as error:

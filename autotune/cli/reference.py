@@ -1,8 +1,8 @@
-"""Commands that print what there is: knobs, presets, the schema of study.yaml."""
+"""Commands that print reference data: knobs, presets, the schema of study.yaml."""
 
 import json
 
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 
 def knobs() -> None:
@@ -13,7 +13,7 @@ def knobs() -> None:
 
 
 def presets() -> None:
-    """Print the search spaces that have a name: what each is for, and its values per knob."""
+    """Print the named search spaces: the use of each, and its values per knob."""
     from autotune.views.presets import presets_listed
 
     print("\n".join(presets_listed()))

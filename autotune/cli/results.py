@@ -1,4 +1,4 @@
-"""Commands that hand over what a study has found."""
+"""Commands that print or write results of a study."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.arguments import (
+from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,
@@ -20,7 +20,7 @@ from autotune.cli.arguments import (
 )
 from autotune.errors import BadInput
 from autotune.views.terminal import hand_over
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a 
 
 
 STANDARD_OUTPUT = Path("-")
-"""As a file to write to."""
+"""Path that stands for standard output."""
 
 
 def report(
@@ -39,7 +39,7 @@ def report(
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verdict in full, or before there is one what the study has in hand, and what supports it."""
+    """Print the verdict in full, or the provisional one, and its evidence."""
     from autotune.config import StudySpec
     from autotune.views import paper
     from autotune.views.in_hand import in_hand
@@ -84,9 +84,11 @@ def export(
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
-    tool; or all attempts as CSV."""
-    from autotune.export import best, formats, offering, writing
+    """Write the recommendation of a study, or its provisional answer, as best.yaml or for another tool.
+
+    With --trials, write all attempts as CSV instead.
+    """
+    from autotune.export import best, formats, publish, writing
     from autotune.views.in_hand import in_hand
 
     formats.known(form)
@@ -105,12 +107,12 @@ def export(
         return
     answer = in_hand(repository, stored)
     if form != "yaml" or output == STANDARD_OUTPUT:
-        _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
+        _hand_over(best.of(publish.current_content(repository, stored, answer)), form, output)
         return
     target = output or export_path(stored)
     if output is None and (refused := writing.not_ours(target)):
         raise BadInput(refused)
-    if offering.export(repository, stored, answer, target):
+    if publish.export(repository, stored, answer, target):
         print(answer.sentence, file=sys.stderr)
     print(target)
 
@@ -130,27 +132,27 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
 
 
 def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
-    """Print or write a recommendation in a format; what that cannot say goes to standard error."""
+    """Print or write a recommendation in a format; settings that it lacks go to standard error."""
     from autotune.export.formats import FORMATS, remarks
     from autotune.export.writing import write_text
 
-    said = FORMATS[form](best)
+    rendered = FORMATS[form](best)
     if best.provisional:
         print(best.provenance["verdict"], file=sys.stderr)
-    for line in remarks(form, said):
+    for line in remarks(form, rendered):
         print(line, file=sys.stderr)
     if target in (None, STANDARD_OUTPUT):
-        hand_over(said.text)
+        hand_over(rendered.text)
         return
     try:
-        write_text(target, said.text)
+        write_text(target, rendered.text)
     except OSError as error:
         raise BadInput(f"{target} cannot be written: {error.strerror}") from None
     print(target)
 
 
 def best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":
-    """Return what a best.yaml says.
+    """Return the configuration in a best.yaml.
 
     Raises:
         BadInput: it cannot be read, or is no best.yaml.
@@ -159,7 +161,7 @@ def best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":
         return read(path)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # which names the file
+    except ValueError as error:  # its text names the file
         raise BadInput(str(error)) from None
 
 
@@ -169,7 +171,7 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     storage: StorageOption = None,
 ) -> None:
-    """Open the study in optuna-dashboard, on loopback only, for whoever has the address it prints."""
+    """Open the study in optuna-dashboard, on loopback only, at an address with a token."""
     from autotune.paths import dashboard_link
     from autotune.views.dashboard import opened, serve
 
@@ -179,8 +181,8 @@ def dashboard(
     with contextlib.ExitStack() as until_it_ends:
 
         def ready(address: str) -> None:
-            told = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
-            print(told, flush=True)
+            line = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
+            print(line, flush=True)
             if browser:
                 until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.arguments import (
+from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,
@@ -23,7 +23,7 @@ from autotune.cli.arguments import (
 )
 from autotune.errors import BadInput
 from autotune.views.terminal import PlainFormatter
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from storage import Repository, StoredStudy
@@ -52,8 +52,11 @@ def init(
         ),
     ] = False,
 ) -> None:
-    """Write a commented study.yaml to start from: of your launch command after `--`, which is run for a
-    few steps and looked at; else an example, and one of a workload of your own."""
+    """Write a commented study.yaml to start from.
+
+    With your launch command after `--`, which is run for a few steps and observed, it is a study of
+    that command; else an example, with one of a workload of your own.
+    """
     from autotune.standalone.starter import write_of_command, write_study, write_workload
 
     path, command = _path_and_command(words or [])
@@ -88,7 +91,7 @@ def start(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a study, or go on with it. Ctrl-C only stops following; the study runs on."""
+    """Run a study, or continue it. Ctrl-C only stops following; the study runs on."""
     from autotune.config import load
     from autotune.config.document import read
 
@@ -97,10 +100,10 @@ def start(
         from autotune.standalone.starter import write_of_command
 
         found = write_of_command(study, command, _tell, storage=url_of(storage))
-        said = f"{study} written: {found.seen}"
-        print(said, flush=True, file=sys.stderr if as_json else sys.stdout)
+        message = f"{study} written: {found.seen}"
+        print(message, flush=True, file=sys.stderr if as_json else sys.stdout)
     spec = load(study)
-    # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
+    # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
 
     url = url_of(storage, spec.storage)
@@ -117,8 +120,10 @@ def start(
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
-    """Return the study file, which comes first if it is there, and the command that follows. A single
-    word is a file, whatever its name, unless it is a script or a program."""
+    """Return the study file, which comes first if it is given, and the command that follows.
+
+    A single word is a file, whatever its name, unless it is a script or a program.
+    """
     is_file = len(words) == 1 and not (words[0].endswith(".py") or shutil.which(words[0]))
     if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
         return Path(words[0]), words[1:]
@@ -126,7 +131,7 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
 
 
 def _seconds(text: str | None) -> float | None:
-    """A time as the command line has it: `90`, `90s`, `20m`.
+    """Parse a time of the command line: `90`, `90s`, `20m`.
 
     Raises:
         BadInput: it is none.
@@ -135,7 +140,7 @@ def _seconds(text: str | None) -> float | None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
-    from autotune.config.units import Seconds
+    from autotune.config.quantities import Seconds
 
     try:
         return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
@@ -162,8 +167,11 @@ def resume(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a study that was stopped or has failed: by its name with its stored settings, by its
-    study.yaml with the budgets, deadlines and variables that stand there now."""
+    """Continue a study that was stopped or has failed.
+
+    By its name it has its stored settings, by its study.yaml the present budgets, deadlines and
+    variables.
+    """
     from autotune.config import load
     from autotune.service.submission import (
         move_to_this_machine,
@@ -181,7 +189,7 @@ def resume(
     if study == name:
         resume_study(repository, name)
     else:
-        repository.studies.named(name)  # which is there
+        repository.studies.named(name)  # fails unless it exists
         submit(repository, load(Path(study)), Path.cwd(), Path(study))
     _follow_until_done(repository, name, detach, foreground, as_json)
 
@@ -226,13 +234,13 @@ def daemon(
 def _follow_until_done(
     repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
 ) -> None:
-    """See that a submitted study runs, and follow it."""
+    """Make sure that a submitted study runs, and follow it."""
     from autotune.service.follow import conclusion, exit_code, follow
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
 
     study = repository.studies.named(name)
-    # The daemon works in the study's folder: a relative path must not be taken from there.
+    # The daemon works in the study's folder: a relative path would mean another file there.
     absolute = repository.database.url.render_as_string(hide_password=False)
     keep_alive = (
         _run_here(repository, study)
@@ -249,7 +257,7 @@ def _follow_until_done(
             f"{name} is {repository.studies.named(name).state}; autotune watch {name} follows it."
         )
         return
-    # What a script reads is the JSON alone; people still see the rest.
+    # Standard output has the JSON alone, for a program; the rest is still shown.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
         print(conclusion(repository, ended, export_path(ended)))
@@ -259,7 +267,7 @@ def _follow_until_done(
 
 
 def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
-    """Run the study in a thread of this process; returns a check that it is run."""
+    """Run the study in a thread of this process; return a check that it is running."""
     from autotune.service.daemon import Daemon
     from autotune.service.submission import InProcessRunner
 

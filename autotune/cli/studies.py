@@ -1,4 +1,4 @@
-"""Commands about studies that are there: what becomes of them, and where they stand."""
+"""Commands about existing studies: stop, delete, status and logs."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.arguments import (
+from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,
@@ -14,11 +14,11 @@ from autotune.cli.arguments import (
     open_storage,
     url_of,
 )
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 
 def stop(study: StudyArgument, storage: StorageOption = None) -> None:
-    """Stop a study; its running trial is given up, everything recorded stays."""
+    """Stop a study; its running trial is abandoned, all records stay."""
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     if repository.studies.named(name).state.ended:
@@ -38,7 +38,7 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
 
 
 def delete(study: StudyArgument, storage: StorageOption = None) -> None:
-    """Delete a study that has ended: what is recorded of it, its trials, its logs. best.yaml stays."""
+    """Delete a study that has ended, with its records, trials and logs. best.yaml stays."""
     from autotune.service import cleaning
 
     url, name = located(study, storage)
@@ -47,8 +47,11 @@ def delete(study: StudyArgument, storage: StorageOption = None) -> None:
 
 
 def clean(storage: StorageOption = None) -> None:
-    """Remove logs and compiled code of studies that have ended or are deleted, and copies of settings
-    files that no job has any more, and what trials have written that were killed; records stay."""
+    """Remove files that are not needed any more; records stay.
+
+    They are logs and compiled code of studies that have ended or are deleted, copies of settings
+    files that no job uses, and files of trials that were killed.
+    """
     from autotune.service import cleaning
 
     gone = cleaning.clean(open_storage(url_of(storage), existing=True), Path.cwd())
@@ -58,7 +61,7 @@ def clean(storage: StorageOption = None) -> None:
 def status(
     study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False
 ) -> None:
-    """Where a study stands."""
+    """Print the state of a study."""
     from autotune.views.overview import describe, status_of
 
     url, name = located(study, storage)
@@ -67,7 +70,7 @@ def status(
 
 
 def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
-    """All studies in the storage."""
+    """List all studies in the storage."""
     from autotune.views.overview import status_of, table
 
     repository = open_storage(url_of(storage), existing=True)
@@ -80,7 +83,7 @@ def logs(
     trial: Annotated[int | None, typer.Option(help="What the ranks of this trial printed.")] = None,
     storage: StorageOption = None,
 ) -> None:
-    """What a study's daemon had to say, or what a trial printed."""
+    """Print the log of a study's daemon, or the output of a trial."""
     from autotune.views.logs import study_log, trial_log
 
     url, name = located(study, storage)

@@ -1,4 +1,4 @@
-"""A configuration as arguments of the user's script: what the script turns by itself."""
+"""Configuration as arguments of the user's script: the knobs that the script sets by itself."""
 
 import itertools
 import re
@@ -10,10 +10,10 @@ from search_spaces.knob import written
 ENVIRONMENT = "$"
 ASSIGNMENT = "="
 FIELD = "::"
-"""Between what names a file and a field in it: see `autotune.config.fields`."""
+"""Separator between the name of a file and a field in it: see `autotune.config.fields`."""
 _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
-"""What a word gives a value to."""
+"""Name in front of a value in a word."""
 _LETTER = re.compile(r"-[A-Za-z]")
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
@@ -21,17 +21,17 @@ _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1"
 def changed(
     arguments: Sequence[str], flags: Mapping[str, str], knobs: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """The arguments with these knobs as they are to be.
+    """Return the arguments with these knobs set.
 
-    `--flag` takes its value as the next argument or after `=`, and a switch is there or not;
-    `key=` is an assignment in one argument (Hydra). What is not among the arguments is added at
+    `--flag` takes its value as the next argument or after `=`, and a switch is there or not; `key=`
+    is an assignment in one argument (Hydra). An option that is not among the arguments is added at
     their end. Variables of the environment are not arguments, see `variables`; nor are fields of
     files.
 
     Args:
         arguments: as the user gives them.
         flags: knob -> `--flag`, `key=` or `$VARIABLE`, or a field of a file.
-        knobs: those to be set, each with its value.
+        knobs: to be set, each with its value.
     """
     found = list(arguments)
     for name, value in knobs.items():
@@ -49,7 +49,7 @@ def changed(
 
 
 def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of the environment through which the script takes these knobs."""
+    """Return the variables of the environment through which the script takes these knobs."""
     named = {name: flags[name] for name in knobs if name in flags}
     return {
         flag.removeprefix(ENVIRONMENT): written(knobs[name])
@@ -59,7 +59,7 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
 
 
 def given(arguments: Sequence[str], flag: str) -> str | None:
-    """What the arguments say for a flag, the last time they say it; None if they do not."""
+    """Return the last value of a flag among the arguments; None if there is none."""
     if flag.endswith(ASSIGNMENT):
         values = [one.removeprefix(flag) for one in arguments if one.startswith(flag)]
         return values[-1] if values else None
@@ -75,8 +75,11 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def numbers(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Every word that gives something a whole number, `--flag 8`, `--flag=8`, `key=8`: the flag as
-    `changed` takes it, and the number. No parser is asked: a script may have one of its own."""
+    """Yield every whole number among the arguments, `--flag 8`, `--flag=8`, `key=8`, with its flag.
+
+    The flag has the form that `changed` takes. No parser is involved: a script may have one of its
+    own.
+    """
     for before, word in itertools.pairwise(["", *arguments]):
         name, sign, value = word.partition(ASSIGNMENT)
         if sign and _NAME.fullmatch(name) and value.isdecimal():
@@ -86,24 +89,27 @@ def numbers(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def _is_attached(word: str, flag: str) -> bool:
-    """Whether a number follows an option of one letter in the same word: `-b16`."""
+    """Return whether a number follows an option of one letter in the same word: `-b16`."""
     return bool(_LETTER.fullmatch(flag)) and word.startswith(flag) and word[2:].isdecimal()
 
 
 def truth(text: str | None) -> bool | None:
-    """What a word that stands for yes or no says; None if it is none."""
+    """Return the meaning of a word for yes or no; None if it is none."""
     word = (text or "").lower()
     return True if word in _OPPOSITES else False if word in _OPPOSITES.values() else None
 
 
 def may_be_switch(flag: str) -> bool:
-    """Whether it is an option that could stand by itself."""
+    """Return whether a flag is an option that could stand by itself."""
     return flag.startswith("-") and not flag.endswith(ASSIGNMENT) and FIELD not in flag
 
 
 def _spelt(text: str, today: str | None) -> str:
-    """A value as the user spells such: to Python Fire, `False` is no and `false` a text, and who writes
-    `off` today may know no other word."""
+    """Return a boolean in the user's own spelling.
+
+    To Python Fire, `False` is a boolean and `false` a text, and a script that takes `off` may know
+    no other word.
+    """
     if today is None or truth(today) is None or text not in ("true", "false"):
         return text
     pair = next(pair for pair in _OPPOSITES.items() if today.lower() in pair)
@@ -120,7 +126,7 @@ def _assign(found: list[str], flag: str, value: str) -> None:
 
 
 def _set(found: list[str], flag: str, value: str) -> None:
-    """Everywhere: most parsers take the last one."""
+    """Set an option everywhere: most parsers take the last one."""
     places = [
         place for place, given in enumerate(found) if given == flag and place + 1 < len(found)
     ]
@@ -137,7 +143,7 @@ def _set(found: list[str], flag: str, value: str) -> None:
 
 
 def _is_valued(found: Sequence[str], flag: str) -> bool:
-    """Whether a flag of yes or no is no switch: `--flag=true`, `--flag True`, `--flag off`."""
+    """Return whether a boolean flag has a value: `--flag=true`, `--flag True`, `--flag off`."""
     return truth(given(found, flag)) is not None
 
 
@@ -149,6 +155,6 @@ def _switch(found: list[str], flag: str, *, on: bool) -> None:
 
 
 def _add(found: list[str], *words: str) -> None:
-    """At the end of the options: nothing behind a bare `--` is one."""
+    """Add words at the end of the options: words behind a bare `--` are none."""
     end = found.index(_END) if _END in found else len(found)
     found[end:end] = words

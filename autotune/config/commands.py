@@ -1,5 +1,4 @@
-"""A study over a command that is no script of torch: which placeholders take its knobs, and where its
-throughput is read."""
+"""Study over a command without a script of torch: placeholders of its knobs, and its throughput."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,18 +11,18 @@ from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
 FOLDER = "folder"
-"""The placeholder that is no knob: a folder of the trial's own."""
+"""Placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
 _OF_SCRIPTS = ("args", "over_all_ranks", "in_proportion", "samples", "launch", "python_options")
 
 
 def placeholders(text: str) -> list[str]:
-    """The names in braces, in their order."""
+    """Return the names in braces, in their order."""
     return [found[3] for found in _BRACES.finditer(text) if found[3] is not None]
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
-    """The text with a value for each placeholder; `{{` and `}}` are braces."""
+    """Return the text with a value for each placeholder; `{{` and `}}` are braces."""
 
     def of(found: re.Match[str]) -> str:
         return written(values[found[3]]) if found[3] is not None else found[0][0]
@@ -32,7 +31,7 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 def argv(command: Sequence[str], knobs: Mapping[str, Any], folder: str) -> tuple[str, ...]:
-    """The command with a configuration.
+    """Return the command with a configuration.
 
     Args:
         command: as the study gives it.
@@ -42,11 +41,11 @@ def argv(command: Sequence[str], knobs: Mapping[str, Any], folder: str) -> tuple
     return tuple(filled(word, {**knobs, FOLDER: folder}) for word in command)
 
 
-# What is wrong with it
+# Validation
 
 
 def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
-    """What is wrong with the section by itself."""
+    """Return the mistakes in the section by itself."""
     problems: mistakes.Problems = {
         ("workload", field): "is for scripts only; take it out"
         for field in _OF_SCRIPTS
@@ -98,15 +97,15 @@ def of_knobs(
     fields: Collection[str],
     fixed_batch: bool,
 ) -> mistakes.Problems:
-    """Placeholders that nothing fills, knobs that nothing takes, and what is not known today.
+    """Return mistakes: placeholders without a value, knobs without effect, unknown present values.
 
     Args:
-        workload: of a command; nothing is wrong with it by itself.
+        workload: of a command, correct by itself.
         space: values to try, those of the study's own knobs as well.
-        own: names of the study's own knobs, whose values of today are known.
+        own: names of the study's own knobs, whose present values are known.
         baseline: as the study gives it.
         fields: names of knobs that are fields of files.
-        fixed_batch: only configurations with the baseline's global batch compete.
+        fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     command = workload.command or []
     problems: mistakes.Problems = {}
@@ -134,7 +133,7 @@ def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]
         hint = mistakes.did_you_mean(name, [FOLDER, *own, *CATALOGUE])
         return f"no such knob: {mistakes.in_yaml(name)}{hint}; {{folder}} and knobs stand in braces"
     if name not in baseline:
-        return f"takes {name}, whose value of today nobody knows; say it under baseline"
+        return f"takes {name}, whose present value is not known; say it under baseline"
     return None
 
 

@@ -1,4 +1,4 @@
-"""A YAML document with the line of every field, read with limits: no tags, no bombs, no surprises.
+"""YAML document with the line of every field, read with limits: no tags, no aliases.
 
 Scalars follow YAML 1.2: `no` is a text, `1e-4` is a number, only true and false are booleans.
 """
@@ -22,18 +22,18 @@ Path_ = tuple[str | int, ...]
 
 @dataclass
 class Document:
-    """Parsed data, and where each part of it stands."""
+    """Parsed data, with the line of each part."""
 
     name: str
     data: Any = None
     lines: dict[Path_, int] = field(default_factory=dict)
 
     def where(self, path: Path_) -> str:
-        """file:line of a field, or of the nearest enclosing one that exists."""
+        """Return file:line of a field, or of the nearest enclosing one that exists."""
         return f"{self.name}:{self.line(path)}"
 
     def line(self, path: Path_) -> int:
-        """Line of a field, or of the nearest enclosing one that exists."""
+        """Return the line of a field, or of the nearest enclosing one that exists."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -41,7 +41,7 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """The document in a file.
+    """Read the document in a file.
 
     Raises:
         SpecError: it cannot be read, is too large, or is not plain YAML.
@@ -65,7 +65,7 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """The document in a text; `name` stands for the file in messages.
+    """Parse a document; `name` stands for the file in messages.
 
     Raises:
         SpecError: it is not plain YAML.
@@ -97,7 +97,9 @@ def _compose(text: str) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         if error.context_mark and (mark is None or mark.index >= len(text.rstrip())):
-            mark = error.context_mark  # not the end of the file, but what is still open there
+            mark = (
+                error.context_mark
+            )  # the bracket that is still open, instead of the end of the file
         problem = error.problem or "cannot be read"
         if problem.startswith("but "):
             problem = f"{error.context}, {problem}"
@@ -109,7 +111,7 @@ def _compose(text: str) -> Node | None:
 
 
 def shown(text: str) -> str:
-    """A text of the user's as part of a one-line message."""
+    """Return a text of the user's as part of a one-line message."""
     text = text if len(text) <= 60 else f"{text[:57]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -130,7 +132,7 @@ _LONGEST_INT = 30
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; refuses what a study file has no use for while it does."""
+    """Loader that composes nodes only, and refuses features that a study file does not need."""
 
     nodes = 0
     depth = 0
@@ -156,7 +158,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Builder:
-    """Nodes -> plain data, noting lines; any mistake carries its line."""
+    """Builder of plain data from nodes, which records lines; any mistake carries its line."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

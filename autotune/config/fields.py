@@ -1,5 +1,7 @@
-"""A configuration as fields of files that the user's script reads: it is given copies, with these fields
-changed."""
+"""Configuration as fields of files that the user's script reads.
+
+The script is given copies of the files, with these fields changed.
+"""
 
 import hashlib
 import os
@@ -16,12 +18,12 @@ from autotune.worker.protocol import FileCopy
 from search_spaces.knob import KnobValue
 
 _DIGITS = 12
-"""Of the digest that tells one copy from another."""
+"""Digits of the digest that identifies a copy."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """How a script comes by a configuration.
+    """Ways by which a script is given a configuration.
 
     Attributes:
         arguments: of the script.
@@ -36,18 +38,18 @@ class Given:
 
 @dataclass(frozen=True)
 class Holder:
-    """What names a file: an argument, a variable, or the file's own name."""
+    """Name of a file: an argument, a variable, or the file's own name."""
 
     text: str
 
     @property
     def is_file(self) -> bool:
-        """Whether it is the file itself."""
+        """Return whether it is the file's own name."""
         is_argument = self.text.startswith(("-", ENVIRONMENT)) or self.text.endswith("=")
         return not is_argument
 
     def file(self, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
-        """The file; None where nothing names it.
+        """Return the file; None where it is not named.
 
         Args:
             given: arguments of the script.
@@ -61,7 +63,7 @@ class Holder:
 
 
 def parted(flag: str) -> tuple[Holder, str] | None:
-    """What names the file, and the field in it; None of a flag that is no field of a file."""
+    """Split a flag into the name of a file and a field; return None if it is no field of a file."""
     holder, sign, field = flag.rpartition(FIELD)
     return (Holder(holder), field) if sign else None
 
@@ -76,17 +78,18 @@ def given(
     folder: Path,
     in_process: bool = True,
 ) -> Given:
-    """Arguments, variables and files with these knobs as they are to be.
+    """Return arguments, variables and copies of files with these knobs set.
 
     Args:
         words: arguments of the script, as the user gives them.
         flags: knob -> `--flag`, `key=`, `$VARIABLE`, or a field of a file behind one of them.
-        knobs: those to be set, each with its value.
+        knobs: to be set, each with its value.
         variables: of the script's environment.
-        workdir: where it runs.
+        workdir: working directory of the script.
         folder: for the copies, which are yet to be written.
-        in_process: a copy can stand in for a file wherever that is opened; else the file is one of the
-            words, and the copy takes its place there.
+        in_process: whether a copy can stand in for a file wherever that is opened; else the file is
+            one of
+        the words, and the copy takes its place there.
 
     Raises:
         BadInput: a file or a field is not there.
@@ -97,7 +100,7 @@ def given(
     for holder, changes in _by_holder(flags, knobs):
         file = holder.file(words, variables)
         if file is None:
-            raise BadInput(_nobody_names(holder.text))
+            raise BadInput(_unnamed(holder.text))
         text = changed_text(workdir / file, changes)
         digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
         path = str(folder.absolute() / digest / Path(file).name)
@@ -118,7 +121,7 @@ def given(
 def files(
     flags: Mapping[str, str], words: Sequence[str], variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """What names a file with fields of knobs -> that file, from the working directory on.
+    """Return the name of each file with fields of knobs -> that file, from the working directory on.
 
     Args:
         flags: of knobs, as in `given`.
@@ -133,7 +136,7 @@ def files(
 def _by_holder(
     flags: Mapping[str, str], knobs: Mapping[str, Any]
 ) -> Iterator[tuple[Holder, dict[str, Any]]]:
-    """Per file what changes in it: field -> value."""
+    """Yield the changes of each file: field -> value."""
     changes: dict[Holder, dict[str, Any]] = {}
     for name, value in knobs.items():
         if found := parted(flags.get(name, "")):
@@ -143,10 +146,10 @@ def _by_holder(
 
 
 def changed_text(path: Path, changes: Mapping[str, KnobValue]) -> str:
-    """The text of a file with other values in these fields.
+    """Return the text of a file with other values in some fields.
 
     Raises:
-        BadInput: it cannot be.
+        BadInput: that is not possible.
     """
     try:
         text = path.read_text("utf-8")
@@ -162,19 +165,20 @@ def changed_text(path: Path, changes: Mapping[str, KnobValue]) -> str:
 def today(
     flag: str, given: Sequence[str], variables: Mapping[str, str], folders: Sequence[Path]
 ) -> tuple[Any, str | None]:
-    """What the file says today, and why it does not; for a flag that is a field of a file.
+    """Return the present value of a flag that is a field of a file, and why it has none.
 
     Args:
+        flag: as in `given`.
         given: arguments of the script.
         variables: of its environment.
-        folders: that it may run in; the first one that has the file counts.
+        folders: possible working directories; the first one that has the file counts.
     """
     found = parted(flag)
     assert found is not None
     holder, field = found
     file = holder.file(given, variables)
     if file is None:
-        return None, _nobody_names(holder.text)
+        return None, _unnamed(holder.text)
     path = next((f / file for f in folders if (f / file).is_file()), folders[0] / file)
     try:
         return read(path.read_text("utf-8"), path.suffix, field), None
@@ -184,7 +188,7 @@ def today(
         return None, f"{file}: {problem}"
 
 
-def _nobody_names(holder: str) -> str:
+def _unnamed(holder: str) -> str:
     if holder.startswith(ENVIRONMENT):
         return (
             f"the environment has no {holder}: have it name the file that the script reads today, in a "

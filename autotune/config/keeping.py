@@ -1,5 +1,7 @@
-"""Scripts and commands that keep their global batch by themselves: told one of micro-batch and
-accumulation, they derive the other."""
+"""Scripts and commands that keep their global batch by themselves.
+
+They are given either the micro-batch or the accumulation, and derive the other.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -19,13 +21,13 @@ def of_derived(
     *,
     fixed_batch: bool,
 ) -> mistakes.Problems:
-    """Find what contradicts `keeps_global_batch`.
+    """Return contradictions to `keeps_global_batch`.
 
     Args:
-        taken: knobs that the script or command is told.
+        taken: knobs that the script or command is given.
         space: values to try.
         baseline: as the study gives it.
-        fixed_batch: only configurations with the baseline's global batch compete.
+        fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     field = ("workload", "keeps_global_batch")
     mapped = [name for name in COUNTED if name in taken]
@@ -56,20 +58,21 @@ def of_derived(
 
 
 def derived(workload: WorkloadSpec) -> str | None:
-    """The knob that the script derives from the one that it is told; None if there is none."""
+    """Return the knob that the script derives from the one that it is given; None if there is none."""
     if not workload.keeps_global_batch:
         return None
-    return next((name for name in COUNTED if name not in workload.turned_by), None)
+    return next((name for name in COUNTED if name not in workload.settings_by_knob), None)
 
 
 def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
-    """The baseline with another micro-batch or accumulation and as many samples per step; None where
-    none has so many.
+    """Return the baseline with another micro-batch or accumulation, and as many samples per step.
+
+    The result is None where no configuration has so many.
 
     Args:
         baseline: a value for every knob.
-        name: of micro_batch and accumulation_steps one.
-        value: to which it is changed.
+        name: micro_batch or accumulation_steps.
+        value: new value of the knob.
     """
     other = next(knob for knob in COUNTED if knob != name)
     steps, rest = divmod(global_batch(baseline, 1), int(value))

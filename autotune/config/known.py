@@ -1,21 +1,20 @@
-"""What the files that a script reads say of its knobs today: part of the baseline, as if it stood in the
-study."""
+"""Present values of knobs in the files that a script reads, as a part of the baseline."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config import fields, mistakes, own, scripts
+from autotune.config import fields, mistakes, own_knobs, scripts
 from search_spaces import CATALOGUE
 
 
 def with_files(
     data: dict[str, Any], folders: Sequence[Path]
 ) -> tuple[dict[str, Any], mistakes.Problems]:
-    """The study with a baseline that has what the files say, and what is wrong with them.
+    """Return the study with values of files in its baseline, and mistakes in these values.
 
     Args:
-        data: of a study file, whatever is wrong with it.
+        data: of a study file, with or without mistakes.
         folders: in which the files are looked for, the first one that has it.
     """
     workload, problems = _mapping(data.get("workload")), mistakes.Problems()
@@ -30,7 +29,7 @@ def with_files(
         if why_not:
             problems[path] = why_not
         elif wrong := _misfit(data, name, today):
-            # The user may know what the script makes of it: `auto` is 8.
+            # The user may know the script's interpretation of a value: `auto` is 8.
             if name not in baseline:
                 problems[path] = f"{flag} is {mistakes.in_yaml(today)} today, {wrong}"
         elif baseline.setdefault(name, today) != today:
@@ -42,7 +41,7 @@ def with_files(
 
 
 def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
-    """Knobs that are a field of a file: where that stands, the name, the field."""
+    """Yield knobs that are a field of a file: place in the study, name, field."""
     workload = _mapping(data.get("workload"))
     problem = scripts.of_field if workload.get("command") else scripts.of_flag
     for name, flag in _mapping(workload.get("flags")).items():
@@ -59,15 +58,15 @@ def _is_field(flag: Any) -> bool:
 
 
 def _misfit(data: Mapping[str, Any], name: str, today: Any) -> str:
-    """Why a value is none of the knob's; empty if it is one."""
+    """Return why a value is none of the knob's; empty if it is one."""
     if name in CATALOGUE:
         problem = CATALOGUE[name].domain.problem(today)
         return f"and {name} {problem}; say under baseline what that comes to" if problem else ""
     values = _list(_mapping(_mapping(data.get("knobs")).get(name)).get("values"))
     if not isinstance(today, bool | int | float | str):
         return "which no knob can be; say under baseline what that comes to"
-    if values and own.kind(values[0]) != own.kind(today):
-        return f"and the values are each a {own.kind(values[0])}"
+    if values and own_knobs.kind(values[0]) != own_knobs.kind(today):
+        return f"and the values are each a {own_knobs.kind(values[0])}"
     return ""
 
 

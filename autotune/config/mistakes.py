@@ -1,4 +1,4 @@
-"""What is wrong with a study file, in words a user can act on: what is allowed, and what was given."""
+"""Mistakes in a study file, in words a user can act on: allowed values, and the given one."""
 
 import difflib
 import json
@@ -15,23 +15,23 @@ from search_spaces.constraints import global_batch, refused_global_batch
 
 FieldPath = tuple[str | int, ...]
 Problems = dict[FieldPath, str]
-"""Where -> what; one mistake each."""
+"""Place -> mistake; one for each place."""
 
 LARGEST = "max"
-"""Of micro_batch: the largest that fits in memory."""
+"""Value of micro_batch that stands for the largest that fits in memory."""
 _LONGEST_WORD = 100
 _MEMBERS_OF_UNIONS = ("str", "int", "float", "bool", "constrained-int")
 
 
 class Inconsistent(Exception):
-    """Mistakes that a validator has located by itself; passes through pydantic as it is."""
+    """Mistakes that a validator has located by itself; the exception passes through pydantic."""
 
     def __init__(self, problems: Problems) -> None:
         super().__init__(str(problems))
         self.problems = problems
 
 
-# Of several fields
+# Mistakes in several fields
 
 
 def of_search_space(
@@ -40,11 +40,12 @@ def of_search_space(
     *,
     may_be_empty: bool = False,
 ) -> Problems:
-    """Unknown presets and knobs, values outside a knob's domain, repeated values.
+    """Return mistakes: unknown presets and knobs, values outside a knob's domain, repeated values.
 
     Args:
+        space: of the study.
         own: names of the study's own knobs, whose values stand elsewhere.
-        may_be_empty: something else is searched.
+        may_be_empty: whether something else is searched.
     """
     if isinstance(space, str):
         return {} if space in preset_names() else {("search_space",): _no_space(space)}
@@ -83,7 +84,7 @@ def _of_values(name: str, values: Sequence[Any]) -> Problems:
 
 
 def of_baseline(baseline: Mapping[str, Any], own: Container[str] = ()) -> Problems:
-    """Unknown knobs and values outside a knob's domain; `own`: names of the study's own knobs."""
+    """Return mistakes: unknown knobs, values outside a domain; `own`: names of the study's own knobs."""
     problems: Problems = {}
     for name, value in baseline.items():
         if name in own:
@@ -97,9 +98,12 @@ def of_baseline(baseline: Mapping[str, Any], own: Container[str] = ()) -> Proble
 
 
 def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
-    """Variables of the environment that a knob of the study sets as well: ranks would have the study's.
+    """Return mistakes: variables of `env` that a knob of the study sets as well.
+
+    Ranks would have the study's value.
 
     Args:
+        env: names of variables.
         knobs: names of those that are searched or given.
     """
     problems: Problems = {}
@@ -107,17 +111,19 @@ def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
         known = CATALOGUE[name].variables if name in CATALOGUE else ()
         for variable in known:
             if variable in env:
-                told = f"is what the knob {name} of this study sets as well: take one of them out"
-                problems["env", variable] = told
+                text = f"is what the knob {name} of this study sets as well: take one of them out"
+                problems["env", variable] = text
     return problems
 
 
 def of_global_batch(
     fixed: int, workers: int, baseline: Mapping[str, Any], *, baseline_given: bool
 ) -> Problems:
-    """A fixed global batch that cannot be trained, or that the baseline does not have.
+    """Return mistakes: a fixed global batch that is impossible, or that the baseline does not have.
 
     Args:
+        fixed: global batch of the study.
+        workers: ranks.
         baseline: a value for every knob.
         baseline_given: whether the file has a baseline to point at.
     """
@@ -135,14 +141,16 @@ def of_global_batch(
     return {("objective", "global_batch"): f"the baseline {text}"}
 
 
-# Of single fields
+# Mistakes in single fields
 
 
 def of_fields(error: ValidationError, data: Any, model: type[BaseModel]) -> Problems:
-    """What pydantic found, a mistake once: it reports one per member of a union.
+    """Return pydantic's findings, each mistake once: it reports one per member of a union.
 
     Args:
         error: of validating `data` against `model`.
+        data: of the study.
+        model: of the data.
     """
     problems: Problems = {}
     for detail in error.errors(include_url=False, include_context=False):
@@ -178,7 +186,7 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
 
 
 def _reworded(message: str, kind: str, given: Any) -> str:
-    """Pydantic's message in our words; a message of ours as it is."""
+    """Return pydantic's message in autotune's words; other messages unchanged."""
     text = message.removeprefix("Input should be ").removeprefix("a valid ")
     if text == message:
         return text if "got" in text else f"{text}, got {in_yaml(given)}"
@@ -194,7 +202,7 @@ def _of_knob(name: str, given: Any) -> str:
 
 
 def _own_path(loc: tuple[int | str, ...], data: Any) -> FieldPath:
-    """The error's location less pydantic's names of union members."""
+    """Return the error's location without pydantic's names of union members."""
     path: list[str | int] = []
     for part in loc:
         inside = isinstance(data, dict) and part in data
@@ -230,11 +238,11 @@ def _is_union(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
-# Words
+# Texts
 
 
 def dotted(path: FieldPath) -> str:
-    """A field's place as people write it: search_space.micro_batch[2]."""
+    """Return a field's place in its usual form: search_space.micro_batch[2]."""
     text = ""
     for part in path:
         name = shown(str(part)) or "''"
@@ -243,7 +251,7 @@ def dotted(path: FieldPath) -> str:
 
 
 def in_yaml(value: Any) -> str:
-    """A value as YAML writes it, shortened to part of a line."""
+    """Return a value as YAML writes it, shortened to part of a line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
@@ -254,7 +262,7 @@ def in_yaml(value: Any) -> str:
 
 
 def unknown_knob(name: str) -> str | None:
-    """What to say when there is no knob of that name."""
+    """Return the message for an unknown knob; None for a known one."""
     if name in CATALOGUE:
         return None
     return (
@@ -263,7 +271,7 @@ def unknown_knob(name: str) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint at the nearest known word, or nothing."""
+    """Return a hint at the nearest known word, or nothing."""
     if len(word) > _LONGEST_WORD:
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)

@@ -10,11 +10,11 @@ from autotune.config.sections import WorkloadSpec
 
 
 def of_workload(workload: WorkloadSpec, of_flag: Callable[[str], str | None]) -> mistakes.Problems:
-    """Find what is wrong with `in_proportion` by itself.
+    """Return the mistakes in `in_proportion` by itself.
 
     Args:
         workload: of a script.
-        of_flag: says what is wrong with a setting.
+        of_flag: returns the mistake in a setting.
     """
     problems: mistakes.Problems = {}
     for knob, parts in workload.in_proportion.items():
@@ -32,7 +32,7 @@ def of_workload(workload: WorkloadSpec, of_flag: Callable[[str], str | None]) ->
 
 
 def of_baseline(workload: WorkloadSpec, baseline: Mapping[str, Any]) -> mistakes.Problems:
-    """Find knobs whose value of today is not said."""
+    """Return knobs whose present value is not given."""
     return {
         ("workload", "in_proportion", knob): f"then say under baseline what {knob} is today"
         for knob in workload.in_proportion
@@ -43,7 +43,7 @@ def of_baseline(workload: WorkloadSpec, baseline: Mapping[str, Any]) -> mistakes
 def turned(
     workload: WorkloadSpec, baseline: Mapping[str, Any], differing: Mapping[str, Any]
 ) -> dict[str, int]:
-    """The value of every setting that makes up a knob which differs from the baseline.
+    """Return the value of every setting that makes up a knob which differs from the baseline.
 
     Args:
         workload: of a script.
@@ -59,7 +59,7 @@ def turned(
 
 
 def rules(workload: WorkloadSpec, baseline: Mapping[str, Any]) -> Iterator[str]:
-    """Constraints under which every setting is a whole number."""
+    """Yield constraints under which every setting is a whole number."""
     for knob, parts in workload.in_proportion.items():
         size = granule(int(baseline[knob]), parts.values())
         if size > 1:
@@ -67,10 +67,10 @@ def rules(workload: WorkloadSpec, baseline: Mapping[str, Any]) -> Iterator[str]:
 
 
 def granule(whole: int, parts: Iterable[int]) -> int:
-    """The number of which a knob must be a multiple for all its settings to be whole numbers.
+    """Return the number of which a knob must be a multiple for whole numbers in all its settings.
 
     Args:
-        whole: the knob's value today.
-        parts: those of its settings.
+        whole: the knob's present value.
+        parts: present values of its settings.
     """
     return math.lcm(*(whole // math.gcd(whole, part) for part in parts))

@@ -1,5 +1,4 @@
-"""A study over a training script: which knobs the script turns, which can be turned from outside, and
-what it does today."""
+"""Study over a training script: knobs that it sets, knobs from outside, and present values."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from autotune.config import arguments, commands, fields, interpreter, mistakes, proportion
+from autotune.config import arguments, commands, fields, mistakes, proportion, python_options
 from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import ResourcesSpec, WorkloadSpec
 from autotune.worker.protocol import PYTHON, TORCHRUN
-from autotune.worker.surveyed import SETTINGS
+from autotune.worker.survey_result import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
 from search_spaces.constraints import global_batch
@@ -24,7 +23,7 @@ _FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
 
 def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
-    """What is wrong with the section by itself."""
+    """Return the mistakes in the section by itself."""
     kinds = [kind for kind in _KINDS if getattr(workload, kind) is not None]
     if not kinds:
         return {("workload", "name"): f"is missing; give one of {', '.join(_KINDS)}"}
@@ -65,7 +64,7 @@ def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def _of_launch(workload: WorkloadSpec) -> mistakes.Problems:
-    """Return what is wrong with the options of the interpreter."""
+    """Return the mistakes in the options of the interpreter."""
     if not workload.python_options:
         return {}
     if workload.launch != PYTHON:
@@ -73,13 +72,13 @@ def _of_launch(workload: WorkloadSpec) -> mistakes.Problems:
             "is for `launch: python`: other launchers start interpreters with options of their own"
         )
         return {("workload", "python_options"): text}
-    if problem := interpreter.refused(workload.python_options):
+    if problem := python_options.refused(workload.python_options):
         return {("workload", "python_options"): problem}
     return {}
 
 
 def launch_of(workload: WorkloadSpec, workers: int | None) -> str:
-    """Return what starts the ranks of a script.
+    """Return the launcher of a script's ranks.
 
     Args:
         workload: of a script.
@@ -92,16 +91,16 @@ def options_of(workload: WorkloadSpec, workers: int | None) -> list[str]:
     """Return the options of the interpreter that runs the user's code; `workers`: ranks, if known."""
     if workload.command is not None or launch_of(workload, workers) == PYTHON:
         return workload.python_options
-    return list(interpreter.OF_LAUNCHERS)
+    return list(python_options.OF_LAUNCHERS)
 
 
 def of_resources(
     workload: WorkloadSpec, resources: ResourcesSpec, launcher: str
 ) -> mistakes.Problems:
-    """Return what of the resources does not go with how the ranks are started.
+    """Return conflicts between resources and the launcher of ranks.
 
     Args:
-        workload: nothing is wrong with it by itself.
+        workload: correct by itself.
         resources: of a trial.
         launcher: of the study.
     """
@@ -137,7 +136,7 @@ def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def of_flag(flag: str) -> str | None:
-    """What is wrong with where a knob goes."""
+    """Return the mistake in the flag of a knob."""
     found = fields.parted(flag)
     if found is None:
         if _FLAG.fullmatch(flag):
@@ -158,7 +157,7 @@ def of_flag(flag: str) -> str | None:
 
 
 def of_field(flag: str) -> str | None:
-    """What is wrong with where a knob of a command goes, if not to a placeholder."""
+    """Return the mistake in the flag of a command's knob, which has no placeholder."""
     found = fields.parted(flag)
     if found and not found[0].text.startswith(arguments.ENVIRONMENT):
         return of_flag(flag)
@@ -177,21 +176,21 @@ def of_knobs(
     *,
     fixed_batch: bool,
 ) -> mistakes.Problems:
-    """Knobs that neither the script nor anybody from outside can turn, and what is not known today.
+    """Return mistakes: knobs that nothing can set, and unknown present values.
 
     Args:
-        workload: of a script; nothing is wrong with it by itself.
+        workload: of a script, correct by itself.
         space: values to try.
         baseline: as the study gives it.
         full_baseline: a value for every knob.
-        fixed_batch: only configurations with the baseline's global batch compete.
+        fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     problems = proportion.of_baseline(workload, baseline)
-    told = of_arguments(workload)
+    present = of_arguments(workload)
     for name, values in space.items():
-        flag = workload.turned_by.get(name)
+        flag = workload.settings_by_knob.get(name)
         if flag is None and name == derived(workload):
-            continue  # which of_derived refuses
+            continue  # of_derived refuses it
         if flag is None:
             why = not_from_outside(name, values, full_baseline[name])
             if why:
@@ -201,21 +200,21 @@ def of_knobs(
             problems["workload", "over_all_ranks"] = (
                 f"then say under baseline what {name} is for one rank today"
             )
-        elif name not in told and name not in baseline:
-            who = "it does not" if fields.parted(flag) else "workload.args do not"
+        elif name not in present and name not in baseline:
+            source = "it does not" if fields.parted(flag) else "workload.args do not"
             problems["workload", "flags", name] = (
-                f"{who} say what {flag} is today; add it there, or say under baseline "
+                f"{source} say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
     if workload.keeps_global_batch:
-        problems |= of_derived(workload.turned_by, space, baseline, fixed_batch=fixed_batch)
+        problems |= of_derived(workload.settings_by_knob, space, baseline, fixed_batch=fixed_batch)
     else:
         problems |= _of_split(workload, space, full_baseline, fixed_batch=fixed_batch)
     for name in baseline:
-        if name in told and told[name] != baseline[name]:
+        if name in present and present[name] != baseline[name]:
             problems["baseline", name] = (
                 f"is {mistakes.in_yaml(baseline[name])}, but workload.args say "
-                f"{mistakes.in_yaml(told[name])}; make them agree"
+                f"{mistakes.in_yaml(present[name])}; make them agree"
             )
     return problems
 
@@ -227,9 +226,9 @@ def _of_split(
     *,
     fixed_batch: bool,
 ) -> mistakes.Problems:
-    """Find a micro-batch that varies under a fixed global batch, with nothing to accumulate more."""
+    """Return a mistake if micro_batch varies under a fixed global batch without accumulation."""
     sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
-    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.turned_by:
+    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.settings_by_knob:
         return {}
     return {
         (
@@ -244,14 +243,15 @@ def _of_split(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration as a script takes it. What does not differ from the baseline stays as it is.
+    """Configuration as a script takes it. Knobs at their baseline stay as they are.
 
     Attributes:
         target: the script's file, or the module behind -m.
-        is_module: which of them.
-        flags: of the knobs that the script turns.
-        turned: those that it turns to another value, each as its argument says it; settings that make
-            up a knob together by their own names.
+        is_module: whether `target` is a module.
+        flags: of the knobs that the script sets.
+        turned: knobs that it sets to another value, each as its argument has it; settings that make
+            up a
+        knob together by their own names.
         changes: names of knobs that act from outside.
     """
 
@@ -269,13 +269,13 @@ def recipe(
     knobs: Mapping[str, Any],
     workers: int,
 ) -> Recipe:
-    """How a script comes by a configuration.
+    """Return a configuration as a script takes it.
 
     Args:
         workload: of a script.
-        flags: of all knobs that it turns by itself, the study's own as well.
+        flags: of all knobs that it sets by itself, the study's own as well.
         baseline: a value for every knob.
-        knobs: likewise.
+        knobs: a value for every knob.
         workers: ranks.
     """
     differing = {name: value for name, value in knobs.items() if value != baseline[name]}
@@ -298,32 +298,34 @@ def recipe(
 def samples_of_step(
     workload: WorkloadSpec, baseline: Mapping[str, Any], knobs: Mapping[str, Any]
 ) -> int | None:
-    """What one rank has in a step of a configuration, as the study tells it of the baseline: a larger
-    micro-batch has more. None where it tells nothing.
+    """Return the samples of one rank in a step of a configuration; None where the study has none.
+
+    The study gives those of the baseline; a larger micro-batch has more.
 
     Args:
         workload: of a script.
         baseline: a value for every knob.
-        knobs: likewise.
+        knobs: a value for every knob.
     """
     if not workload.samples:
         return None
     return round(workload.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
 
 
-def told(flags: Mapping[str, str]) -> bool:
-    """Whether samples count as the study tells them even if a loader shows others: the script turns
-    nothing that changes how many a step has.
+def samples_are_fixed(flags: Mapping[str, str]) -> bool:
+    """Return whether the study's samples count even if a loader shows others.
+
+    They do if the script sets no knob that changes the samples of a step.
 
     Args:
-        flags: of the knobs that it turns.
+        flags: of the knobs that it sets.
     """
     return not {*COUNTED} & flags.keys()
 
 
 def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
-    """What the script's arguments say of the knobs that it turns."""
-    told: dict[str, Any] = {}
+    """Return the values of a script's knobs in its arguments."""
+    present: dict[str, Any] = {}
     for name, flag in workload.flags.items():
         text = arguments.given(workload.arguments, flag)
         if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
@@ -331,11 +333,11 @@ def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
         is_boolean = isinstance(CATALOGUE[name].default, bool)
         value = arguments.truth(text) if is_boolean else _value(text)
         if text is not None:
-            told[name] = text if CATALOGUE[name].domain.problem(value) else value
-        # What follows a switch is an argument of its own.
+            present[name] = text if CATALOGUE[name].domain.problem(value) else value
+        # The word behind a switch is an argument of its own.
         if is_boolean and value is None and arguments.may_be_switch(flag):
-            told[name] = flag in workload.arguments
-    return {n: v for n, v in told.items() if not CATALOGUE[n].domain.problem(v)}
+            present[name] = flag in workload.arguments
+    return {n: v for n, v in present.items() if not CATALOGUE[n].domain.problem(v)}
 
 
 def _value(text: str | None) -> Any:

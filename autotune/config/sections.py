@@ -1,4 +1,4 @@
-"""The sections of a study file: their fields, and what each may hold by itself."""
+"""Sections of a study file: their fields, and the values that each may hold by itself."""
 
 import json
 from typing import Annotated, Any, Final, Literal
@@ -6,23 +6,23 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from autotune.config import mistakes
-from autotune.config.units import Bytes, Seconds
+from autotune.config.quantities import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces.knob import KnobValue
 
 KEEP: Final = "keep"
 FREE: Final = "free"
-"""Of objective.global_batch, besides numbers."""
+"""Values of objective.global_batch besides numbers."""
 
 
 class Section(BaseModel):
-    """Of a study file: what it does not know it refuses."""
+    """Section of a study file; it refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ThroughputSpec(Section):
-    """Where the throughput of a command is read."""
+    """Source of a command's throughput."""
 
     json_lines: str | None = Field(
         default=None,
@@ -36,7 +36,7 @@ class ThroughputSpec(Section):
 
 
 class WorkloadSpec(Section):
-    """What is trained: a workload of a contract, a training script as it is, or any command."""
+    """Training: a workload of a contract, a training script as it is, or any command."""
 
     name: str | None = Field(
         default=None,
@@ -45,7 +45,7 @@ class WorkloadSpec(Section):
     script: str | None = Field(
         default=None,
         min_length=1,
-        description="A training script that nobody has to change, from the study's folder on; its "
+        description="A training script, unmodified; its path is from the study's folder on; its "
         "process is the one that `launch` starts.",
     )
     module: str | None = Field(
@@ -111,30 +111,30 @@ class WorkloadSpec(Section):
 
     @property
     def is_script(self) -> bool:
-        """Whether a script or a command trains, which nobody has written for autotune."""
+        """Return whether a script or a command trains, which was not written for autotune."""
         return self.name is None
 
     @property
-    def turned_by(self) -> dict[str, str]:
-        """Knob -> the setting that turns it, or the first one of several."""
+    def settings_by_knob(self) -> dict[str, str]:
+        """Return knob -> setting that sets it, or the first one of several."""
         firsts = {knob: next(iter(parts), "") for knob, parts in self.in_proportion.items()}
         return {**self.flags, **firsts}
 
     @property
     def factory(self) -> str:
-        """`module:function`; empty where a script trains."""
+        """Return `module:function`; empty where a script trains."""
         return BUILT_IN.get(self.name, self.name) if self.name else ""
 
     @property
     def label(self) -> str:
-        """The workload, for people and for records."""
+        """Return a text for the workload, for messages and records."""
         if self.command:
             return " ".join(self.command)
         return self.name or self.script or f"-m {self.module}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of the script."""
+        """Return the arguments of the script."""
         return tuple(self.args) if isinstance(self.args, list) else ()
 
     @field_validator("name")
@@ -162,7 +162,7 @@ class WorkloadSpec(Section):
 
 
 class ResourcesSpec(Section):
-    """What one trial takes, and how many run at a time."""
+    """Resources of one trial, and the number of trials at a time."""
 
     workers: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
         default="auto",
@@ -210,12 +210,12 @@ class ResourcesSpec(Section):
 
     @property
     def known_workers(self) -> int | None:
-        """Ranks of a trial; None if the machine decides."""
+        """Return the ranks of a trial; None if the machine decides."""
         return None if self.workers == "auto" else self.workers
 
 
 class ObjectiveSpec(Section):
-    """What is maximised."""
+    """Objective that is maximised."""
 
     metric: Literal["samples_per_second", "tokens_per_second", "steps_per_second"] = Field(
         default="samples_per_second",
@@ -241,19 +241,19 @@ class ObjectiveSpec(Section):
         default=168.0,
         gt=0,
         le=10**6,
-        description="Hours that the job trains, a week if nobody says: the search ends when another "
+        description="Hours that the job trains; by default a week: the search ends when another "
         "trial costs more than its expected gain would save it (sampler: model).",
     )
 
     @field_validator("global_batch", mode="before")
     @classmethod
     def _as_stored_before(cls, given: Any) -> Any:
-        # Earlier versions stored nothing where any global batch was to compete.
+        # Earlier versions stored null for `free`.
         return FREE if given is None else given
 
 
 class BudgetSpec(Section):
-    """When the search ends: whichever comes first."""
+    """Limits at which the search ends: the first that is reached."""
 
     trials: int | None = Field(
         default=None,
@@ -281,12 +281,12 @@ class BudgetSpec(Section):
 
     @property
     def ends(self) -> bool:
-        """Whether any limit is given."""
+        """Return whether any limit is given."""
         return not (self.trials is None and self.wall_time is None and self.device_hours is None)
 
 
 class MeasurementSpec(Section):
-    """How long each trial is measured. The defaults suit GPUs; the quickstart is shorter."""
+    """Length of a trial's measurement. The defaults suit GPUs; the quickstart is shorter."""
 
     block_seconds: Seconds = Field(default=1.0, description="Length of a timed block.")
     min_steps: int = Field(
@@ -341,12 +341,12 @@ class MeasurementSpec(Section):
 
     @property
     def refuses_unchecked(self) -> bool:
-        """Whether what could not be checked is not recommended."""
+        """Return whether a configuration that could not be checked is not recommended."""
         return self.unchecked_numerics == "refuse"
 
 
 class OwnKnobSpec(Section):
-    """A knob of the user's own, which the script turns by itself."""
+    """Knob of the user's own, which the script sets by itself."""
 
     values: list[KnobValue] = Field(
         description="To try: all numbers, all texts or all booleans. Numbers are taken for a scale."

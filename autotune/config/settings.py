@@ -1,5 +1,4 @@
-"""Files of settings as people write them, YAML, JSON and TOML: a field read, and changed without
-touching anything else. Pure."""
+"""Settings files of YAML, JSON and TOML: read a field, and change it alone. Pure."""
 
 import copy
 import json
@@ -11,20 +10,20 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from autotune.worker.surveyed import SETTINGS
+from autotune.worker.survey_result import SETTINGS
 from search_spaces.knob import KnobValue, written
 
 _Keys = tuple[str | int, ...]
 _YAML_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
-"""An anchor and a tag stand before a scalar, and within its marks."""
+"""Anchor and tag in front of a scalar, within its marks."""
 
 
 class Unusable(Exception):
-    """A file or a field that cannot be read or changed, in words that say what to do."""
+    """File or field that cannot be read or changed; the text says what to do."""
 
 
 def read(text: str, suffix: str, field: str) -> Any:
-    """The value of a field.
+    """Return the value of a field.
 
     Args:
         text: of the file.
@@ -39,7 +38,7 @@ def read(text: str, suffix: str, field: str) -> Any:
 
 
 def scalars(text: str, suffix: str) -> Iterator[tuple[str, Any]]:
-    """Every field that holds a single value, with it; none where a file cannot be read."""
+    """Yield every field that holds a single value, with it; none where a file cannot be read."""
     try:
         yield from _flat(_parsed(text, suffix), ())
     except Unusable:
@@ -47,9 +46,9 @@ def scalars(text: str, suffix: str) -> Iterator[tuple[str, Any]]:
 
 
 def changed(text: str, suffix: str, field: str, value: KnobValue) -> str:
-    """The text with another value in a field: of the kind that it has today, as far as that can be.
+    """Return the text with another value in a field, of the present value's type if possible.
 
-    Comments, order and whatever else is in the file stay (of JSON, its spacing does not).
+    Comments, order and other content of the file stay (of JSON, its spacing does not).
 
     Raises:
         Unusable: there is no such field, or it cannot be changed alone.
@@ -60,7 +59,7 @@ def changed(text: str, suffix: str, field: str, value: KnobValue) -> str:
     wanted = copy.deepcopy(data)
     _put(wanted, keys, new)
     for candidate in _CHANGES[suffix.lower()](text, wanted, keys, new):
-        # What looks like the field may be another one, and an anchor stands for several.
+        # A text that looks like the field may be another one, and an anchor stands for several.
         if _same(_tried(candidate, suffix), wanted):
             return candidate
     raise Unusable(
@@ -70,7 +69,7 @@ def changed(text: str, suffix: str, field: str, value: KnobValue) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal in value and type: 1, 1.0 and true are three things."""
+    """Return whether two values are equal in value and type: 1, 1.0 and true all differ."""
     return repr(one) == repr(other)
 
 
@@ -85,7 +84,7 @@ def _tried(text: str, suffix: str) -> Any:
 
 
 def _keys(data: Any, field: str) -> _Keys:
-    """Of a field; a key may have dots in it."""
+    """Return the keys of a field; a key may have dots in it."""
     found = _resolved(data, field.split("."))
     if found is None:
         raise Unusable(f"there is no field {field}{_nearest(data, field)}")
@@ -111,7 +110,7 @@ def _resolved(data: Any, parts: list[str]) -> _Keys | None:
 
 
 def _nearest(data: Any, field: str) -> str:
-    """What is there of that name, or at all."""
+    """Return a hint at fields of that name, or at all fields."""
     last = field.rpartition(".")[2]
     fields = [name for name, _ in _flat(data, ())]
     alike = [name for name in fields if name.rpartition(".")[2] == last]
@@ -144,7 +143,7 @@ def _put(data: Any, keys: _Keys, value: Any) -> None:
 
 
 def _alike(value: KnobValue, today: Any) -> Any:
-    """The value as what is there today: a text stays a text, a number with a fraction has one."""
+    """Return the value with the present one's type: text stays text, a float stays a float."""
     if isinstance(today, str) and not isinstance(value, str):
         return written(value)
     whole = isinstance(value, int) and not isinstance(value, bool)
@@ -170,8 +169,8 @@ def _parsed(text: str, suffix: str) -> Any:
         raise Unusable(f"cannot be read: {error}") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """Takes values with tags that the user's own program knows for what they look like."""
+class _TagLoader(yaml.SafeLoader):
+    """Loader that takes values with tags of the user's program for what they look like."""
 
 
 def _of_any_tag(loader: yaml.SafeLoader, _: str, node: Node) -> Any:
@@ -183,20 +182,20 @@ def _of_any_tag(loader: yaml.SafeLoader, _: str, node: Node) -> Any:
     return loader.construct_scalar(node)
 
 
-_Loader.add_multi_constructor("", _of_any_tag)
-_Loader.add_implicit_resolver(
+_TagLoader.add_multi_constructor("", _of_any_tag)
+_TagLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
 )  # a number of YAML 1.2, as OmegaConf reads it
 
 
 def _yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
+    return yaml.load(text, _TagLoader)
 
 
 def _yaml_changes(text: str, _: Any, keys: _Keys, value: Any) -> Iterator[str]:
-    node = _node(yaml.compose(text, _Loader), keys)
+    node = _node(yaml.compose(text, _TagLoader), keys)
     if node is None:
-        return  # it comes from elsewhere, by `<<`
+        return  # its value is merged from another node, by `<<`
     start, end = node.start_mark.index, node.end_mark.index
     properties = _YAML_PROPERTIES.match(text, start, end)
     assert properties is not None
@@ -215,7 +214,7 @@ def _node(node: Node | None, keys: _Keys) -> ScalarNode | None:
 
 
 def _yaml_spellings(value: Any) -> Iterator[str]:
-    """Plain if it is that then; a float in YAML 1.1 has a dot."""
+    """Yield a plain spelling, then a quoted one; a float in YAML 1.1 has a dot."""
     if isinstance(value, float):
         number = repr(value)
         yield number if "." in number or "e" not in number else number.replace("e", ".0e")

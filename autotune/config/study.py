@@ -1,4 +1,7 @@
-"""study.yaml -> StudySpec. Every mistake names file, line, field and what is allowed."""
+"""Study file, validated: study.yaml -> StudySpec.
+
+Every mistake names file, line, field and what is allowed.
+"""
 
 import dataclasses
 import re
@@ -8,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from autotune.config import commands, document, known, mistakes, own, proportion, scripts
+from autotune.config import commands, document, known, mistakes, own_knobs, proportion, scripts
 from autotune.config.sections import (
     FREE,
     BudgetSpec,
@@ -32,7 +35,7 @@ _COUNTS: dict[str, Counts] = {
 }
 _IDENTITY = ("name", "storage")
 _USUAL_TRIALS = 30
-"""Of samplers that do not know what another one is worth."""
+"""Trials of samplers that do not estimate the value of another one."""
 
 
 def _env_name(name: str) -> str:
@@ -45,7 +48,7 @@ EnvName = Annotated[str, AfterValidator(_env_name)]
 
 
 class StudySpec(Section):
-    """A study: what to train, what may change, on what, and for how long."""
+    """Study: what to train, what may change, on what, and for how long."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
@@ -73,7 +76,7 @@ class StudySpec(Section):
     budget: BudgetSpec = BudgetSpec()
     sampler: Literal["model", "tpe", "gp", "random", "grid"] = Field(
         default="model",
-        description="Who suggests the next trial. model: autotune's own, which knows how the time of a "
+        description="Source of the next trial. model: autotune's own, which knows how the time of a "
         "step is made up; the others are Optuna's.",
     )
     measurement: MeasurementSpec = MeasurementSpec()
@@ -127,7 +130,7 @@ class StudySpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _so_many_trials(cls, given: Any) -> Any:
-        """Who does not know what a trial is worth makes a number of them."""
+        """Set a number of trials for samplers that cannot estimate the value of another one."""
         budget = given.get("budget", {}) if isinstance(given, dict) else None
         if not isinstance(budget, dict) or given.get("sampler", "model") == "model":
             return given
@@ -164,7 +167,7 @@ class StudySpec(Section):
         return self
 
     def _of_steps(self) -> mistakes.Problems:
-        """What is wrong with steps as the measure."""
+        """Return mistakes in steps as the measure."""
         if self.objective.metric != "steps_per_second":
             return {}
         if self.workload.command:
@@ -175,7 +178,7 @@ class StudySpec(Section):
         return {}
 
     def _of_turned(self) -> mistakes.Problems:
-        """Knobs that neither the script or command, nor anybody from outside, can turn."""
+        """Return mistakes: knobs that nothing can set."""
         values, fixed_batch = self.values(), self.objective.global_batch not in ("free", None)
         if self.workload.command:
             return commands.of_knobs(
@@ -195,20 +198,22 @@ class StudySpec(Section):
         )
 
     def _of_own(self, others: mistakes.Problems) -> mistakes.Problems:
-        """What is wrong with the knobs of the study's own; `others`: what is wrong besides."""
+        """Return mistakes in the study's own knobs; `others`: mistakes elsewhere."""
         if self.knobs and self.workload.name is not None:
             return {("knobs",): "are arguments of a script, and no script is trained; take it out"}
-        problems = own.of_knobs(self.knobs, of_command=self.workload.command is not None)
+        problems = own_knobs.of_knobs(self.knobs, of_command=self.workload.command is not None)
         if problems or any(path[0] == "workload" for path in others):
             return problems
-        return own.of_values_today(self.knobs, self.workload.arguments, self.env, self.baseline)
+        return own_knobs.of_values_today(
+            self.knobs, self.workload.arguments, self.env, self.baseline
+        )
 
     def _of_constraints(self) -> mistakes.Problems:
         batch_known = not self.workload.is_script or "micro_batch" in {
-            *self.workload.turned_by,
+            *self.workload.settings_by_knob,
             *self.baseline,
         }
-        return own.of_constraints(
+        return own_knobs.of_constraints(
             self.constraints,
             self.values(),
             self.full_baseline(),
@@ -218,8 +223,11 @@ class StudySpec(Section):
 
     @property
     def counts(self) -> Counts:
-        """What is counted per second. A script's batches may hold padding, more of it in a larger
-        micro-batch: where the global batch is kept, samples compare, and tokens do not."""
+        """Return the unit that is counted per second.
+
+        A script's batches may hold padding, more of it in a larger micro-batch: where the global
+        batch is kept, samples are comparable, and tokens are not.
+        """
         metric, keeps = self.objective.metric, self.objective.global_batch != FREE
         if metric == "tokens_per_second" and keeps and self.workload.is_script:
             return "samples"
@@ -227,7 +235,7 @@ class StudySpec(Section):
 
     @property
     def note_on_tokens(self) -> str:
-        """How the tokens of a script are counted, in a sentence; empty where none are asked for."""
+        """Return a sentence on how a script's tokens are counted; empty for other metrics."""
         if self.objective.metric != "tokens_per_second" or not self.workload.is_script:
             return ""
         if self.counts == "samples":
@@ -242,55 +250,59 @@ class StudySpec(Section):
 
     @property
     def unit(self) -> str:
-        """Unit of the rates, as it is printed."""
+        """Return the unit of the rates, as it is printed."""
         return f"{self.counts}/s"
 
     def values(self) -> dict[str, list[Any]]:
-        """The search space: values to try per knob, the preset resolved, knobs of its own last."""
+        """Return the values to try per knob: the preset resolved, the study's own knobs last."""
         space = self.search_space
         searched = preset(space) if isinstance(space, str) else space
         return {**searched, **{name: list(knob.values) for name, knob in self.knobs.items()}}
 
     @property
     def flags(self) -> dict[str, str]:
-        """Of all knobs that a script turns by itself."""
+        """Return the flags of all knobs that a script sets by itself."""
         own_flags = {name: knob.flag for name, knob in self.knobs.items() if knob.flag}
-        return {**self.workload.turned_by, **own_flags}
+        return {**self.workload.settings_by_knob, **own_flags}
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The study's constraints, and those under which all settings of a knob are whole numbers."""
+        """Return the study's constraints, and those that keep all settings of a knob whole."""
         return (*self.constraints, *proportion.rules(self.workload, self.full_baseline()))
 
     @property
     def harmless(self) -> frozenset[str]:
-        """Knobs of its own that cannot change what is computed."""
+        """Return names of the study's own knobs that cannot change the training."""
         return frozenset(name for name, knob in self.knobs.items() if not knob.numerics)
 
     @property
     def asks_for_largest(self) -> bool:
-        """Whether the largest micro-batch that fits is still to be found."""
+        """Return whether the largest micro-batch that fits is still to be found."""
         space = self.search_space
         return isinstance(space, dict) and mistakes.LARGEST in space.get("micro_batch", [])
 
     def global_batch(self, workers: int) -> int | None:
-        """Samples per optimizer step that every configuration has on so many ranks; None: any."""
+        """Return the samples per optimizer step that every configuration must have; None: any.
+
+        Args:
+            workers: ranks.
+        """
         wanted = self.objective.global_batch
         if wanted == FREE:
             return None
         return wanted if isinstance(wanted, int) else global_batch(self.full_baseline(), workers)
 
     def full_baseline(self) -> dict[str, Any]:
-        """The baseline with a value for every knob: of a script, what its arguments say."""
+        """Return the baseline with a value for every knob, including those in a script's arguments."""
         known = {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
-        return known | own.today(self.knobs, self.workload.arguments, self.env, self.baseline)
+        return known | own_knobs.today(self.knobs, self.workload.arguments, self.env, self.baseline)
 
 
 def load(path: Path) -> StudySpec:
-    """The study in a file; its folder is absolute.
+    """Return the study in a file; its folder is absolute.
 
     Raises:
-        SpecError: with one line per mistake.
+        SpecError: it has mistakes; one line for each.
     """
     beside = path.parent.absolute()
     spec = check(document.read(path), (Path.cwd(), beside))
@@ -299,8 +311,9 @@ def load(path: Path) -> StudySpec:
 
 
 def identified(path: Path) -> tuple[str, str | None]:
-    """Name and storage of the study in a file, whatever else stands there by now: it tells which stored
-    study is meant, and no more.
+    """Return name and storage of the study in a file, whatever else has changed there.
+
+    They identify a stored study.
 
     Raises:
         SpecError: one of these is wrong, or the file cannot be read.
@@ -314,13 +327,14 @@ def identified(path: Path) -> tuple[str, str | None]:
 
 
 def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec:
-    """The study in a document.
+    """Return the study in a document.
 
     Args:
-        folders: in which the files are that a script reads; without any they are not looked at.
+        written: document of a study.
+        folders: in which files are looked for that a script reads; without any they are not read.
 
     Raises:
-        SpecError: with one line per mistake.
+        SpecError: it has mistakes; one line for each.
     """
     if not isinstance(written.data, dict):
         raise SpecError(
@@ -338,7 +352,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     data, problems = known.with_files(data, folders) if folders else (data, {})
     objective = data.get("objective")
     if isinstance(objective, dict) and objective.get("global_batch", "") is None:
-        # In records of earlier versions nothing means `free`.
+        # In records of earlier versions null means `free`.
         text = "is empty; say keep or free, or leave it out"
         problems = {**problems, ("objective", "global_batch"): text}
     try:
@@ -358,7 +372,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
 
 
 def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Problems:
-    """Mistakes that concern several fields, in a study less those that are wrong by themselves."""
+    """Return mistakes that concern several fields, in a study without the fields wrong by themselves."""
     wrong = {path[0] for path in problems if path}
     wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
     wrong |= {"ray_address"} if "launcher" in wrong else set()
@@ -378,7 +392,7 @@ def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Probl
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a study file, for editors."""
+    """Return the JSON Schema of a study file, for editors."""
     schema = StudySpec.model_json_schema()
     properties = schema["properties"]
     properties["workload"] = {
@@ -393,7 +407,7 @@ def json_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
-        # Knobs of a study's own have their values of today there, too.
+        # Present values of the study's own knobs stand there, too.
         "if": {"not": {"required": ["knobs"]}},
         "then": {"properties": {"baseline": known_only}},
     }

@@ -1,7 +1,8 @@
-"""What may be kept of a study: neither where it is stored nor the values of variables that look secret.
+"""Parts of a study that may be stored: without its storage and values that look secret.
 
-Only the names of such variables go into the database and beside recorded tables. Their values are read
-again by these names whenever the study starts: from its study file, or the environment of its daemon.
+Only the names of such variables go into the database and beside recorded tables. Their values are
+read again by these names whenever the study starts: from its study file, or the environment of its
+daemon.
 """
 
 import re
@@ -14,21 +15,21 @@ from autotune.config.study import StudySpec
 from autotune.errors import BadInput, SpecError
 
 WITHHELD = "(not stored)"
-"""Stands for such a value."""
+"""Text in the place of such a value."""
 _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY")
 _ABBREVIATED = {"PAT", "PWD", "AUTH"}
 _FOLDERS = {"PWD", "OLDPWD"}
 _AGAIN = re.compile(r"(-\d{8}-\d{6})*$")
-"""Behind the name of a study that was queued once more: see `autotune.service.resubmit`."""
+"""Ending of the name of a study that was queued once more: see `autotune.service.resubmit`."""
 _WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """Whether a variable may hold a secret.
+    """Return whether a variable may hold a secret.
 
-    That is so if a word of its name (underscores part them) ends in token, secret, password, passwd,
-    passphrase, credential or key, in secrets or credentials, or is auth, pat or pwd; or if its value is
-    a URL with a password.
+    It does if a word of its name (separated by underscores) ends in token, secret, password,
+    passwd, passphrase, credential or key, in secrets or credentials, or is auth, pat or pwd; or if
+    its value is a URL with a password.
     """
     if name in _FOLDERS:
         return False
@@ -39,10 +40,11 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 
 def kept(spec: StudySpec, *, all_fields: bool = True) -> dict[str, Any]:
-    """The settings of a study as they may be written down; JSON-ready.
+    """Return the settings of a study that may be stored; JSON-ready.
 
     Args:
-        all_fields: those at their defaults, too.
+        spec: of the study.
+        all_fields: whether to include those at their defaults.
     """
     written = spec.model_dump(mode="json", exclude={"storage"}, exclude_defaults=not all_fields)
     if spec.env:
@@ -57,12 +59,12 @@ def kept(spec: StudySpec, *, all_fields: bool = True) -> dict[str, Any]:
 def restored(
     stored: Mapping[str, Any], file: Path | None, environment: Mapping[str, str]
 ) -> StudySpec:
-    """The settings of a study with the values that were not stored.
+    """Return the settings of a study with the values that were not stored.
 
     Args:
-        stored: what `kept` gave.
-        file: the study's own, where they are looked for first; None if it is not known.
-        environment: where they are looked for then.
+        stored: result of `kept`.
+        file: of the study, searched first for the values; None if it is not known.
+        environment: searched then.
 
     Raises:
         BadInput: a value is in neither of them.
@@ -83,8 +85,10 @@ def restored(
 
 
 def _written(file: Path | None, name: str) -> dict[str, str]:
-    """The variables that a study file gives this study, or the one that it repeats; none if it is gone,
-    or of another study now."""
+    """Return the variables that a study file gives this study, or the one that it repeats.
+
+    They are none if the file is gone, or of another study now.
+    """
     try:
         data = document.read(file).data if file and file.is_file() else None
     except (SpecError, OSError):

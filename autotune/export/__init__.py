@@ -1,1 +1,1 @@
-"""What other tools and training jobs load."""
+"""Files and settings that other tools and training jobs load."""

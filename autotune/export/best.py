@@ -1,6 +1,6 @@
-"""best.yaml: the recommended configuration, with where it comes from.
+"""best.yaml: the recommended configuration, with its provenance.
 
-Loaded in training jobs, so it imports the standard library and PyYAML only.
+Training jobs load this module, so it imports the standard library and PyYAML only.
 """
 
 import os
@@ -15,7 +15,7 @@ import yaml
 FORMAT = 2
 """Version of the file's layout; grows when a reader of the old one would misread the new one."""
 _FULL = 1
-"""The layout with a value for every knob, which is read as well."""
+"""Version of the layout with a value for every knob, which is read as well."""
 
 _OF_OLDER_FILES = {
     "static_graph": False,
@@ -28,7 +28,7 @@ _OF_OLDER_FILES = {
 
 @dataclass(frozen=True)
 class BestConfig(Mapping[str, Any]):
-    """A recommended configuration; a mapping from knob to value.
+    """Recommended configuration; a mapping from knob to value.
 
     Attributes:
         knobs: a value for every knob of the catalogue.
@@ -36,12 +36,14 @@ class BestConfig(Mapping[str, Any]):
         throughput: value, low, high and unit of the recommended configuration.
         speedup: over the baseline with low and high; None if there was none to compare with.
         provenance: study, trial, environment, verdict and time.
-        script: of a study over a script: which one, which of the knobs it turns by itself and how, and
-            which are changed from outside; or the command, with its placeholders. None of a workload.
-        unusual: knobs that differ from what PyTorch, or a plain script, does; None if not known.
-        provisional: it is what the study had in hand before its end, and nothing has confirmed it.
+        script: of a study over a script: its path, the knobs that it sets by itself and how, and
+            those
+        that are changed from outside; or the command, with its placeholders. None for a workload.
+        unusual: knobs that differ from the defaults of PyTorch or a plain script; None if not
+            known.
+        provisional: whether the study had not ended, and nothing has confirmed the configuration.
         own: knobs that the file names, as they belong to the job; None: all. The others have their
-            defaults.
+        defaults.
     """
 
     knobs: dict[str, Any]
@@ -55,20 +57,21 @@ class BestConfig(Mapping[str, Any]):
     own: tuple[str, ...] | None = None
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """Keyword arguments for DistributedDataParallel, as the trials were run with."""
+        """Return keyword arguments for DistributedDataParallel, as the trials had them."""
         from autotune.worker.effects.parallel import ddp_arguments
 
         return ddp_arguments({**_OF_OLDER_FILES, **self.knobs})
 
     def lost_without(self, *applied: str) -> dict[str, Any]:
-        """Return what a script would lose that applies `ddp_arguments` and these knobs only: all others
-        that are to differ from what PyTorch, or a plain script, does.
+        """Return settings that are lost in a script which applies only `ddp_arguments` and some knobs.
+
+        They are all others that differ from the defaults of PyTorch or a plain script.
 
         Args:
             applied: names of knobs.
 
         Raises:
-            ValueError: the file is of an earlier version, which does not tell.
+            ValueError: the file is of an earlier version, which does not have them.
         """
         if self.unusual is None:
             raise ValueError("this best.yaml does not say what is unusual in it: export it again")
@@ -88,7 +91,7 @@ class BestConfig(Mapping[str, Any]):
 
 
 def load(path: str | os.PathLike[str]) -> BestConfig:
-    """The configuration in a best.yaml. Warns if that is provisional.
+    """Return the configuration in a best.yaml. Warn if it is provisional.
 
     Raises:
         OSError, ValueError: as `read` does.
@@ -104,7 +107,7 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
 
 
 def read(path: str | os.PathLike[str]) -> BestConfig:
-    """The same without a word.
+    """Return the configuration in a best.yaml without a warning.
 
     Raises:
         OSError: the file cannot be read.
@@ -118,7 +121,7 @@ def read(path: str | os.PathLike[str]) -> BestConfig:
 
 
 def is_best(path: str | os.PathLike[str]) -> bool:
-    """Whether a file wants to be a best.yaml: it says where its settings come from."""
+    """Return whether a file is meant as a best.yaml: it has a provenance."""
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, yaml.YAMLError, ValueError, OverflowError, RecursionError):
@@ -127,7 +130,7 @@ def is_best(path: str | os.PathLike[str]) -> bool:
 
 
 def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
-    """The configuration in the content of a best.yaml.
+    """Return the configuration in the content of a best.yaml.
 
     Raises:
         ValueError: as `read` does; the message names the path.

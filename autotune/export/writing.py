@@ -1,4 +1,4 @@
-"""Writing best.yaml: what a study recommends, with where it comes from."""
+"""Writing of best.yaml: the recommendation of a study, with its provenance."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
 _WIDTH = 100
-"""Characters of a line that holds several knobs."""
+"""Width of a line that holds several knobs, in characters."""
 
 
 def document(
@@ -30,10 +30,16 @@ def document(
     created: str,
     script: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of best.yaml for a verdict that recommends something.
+    """Return the content of best.yaml for a verdict that recommends something.
 
     Args:
-        script: of a study over a script: how it comes by the configuration; see export.job.
+        verdict: with throughput and knobs.
+        unit: of the throughput.
+        world_size: ranks that it was measured with.
+        study: name of the study.
+        environment: that it was measured in.
+        created: time, ISO 8601.
+        script: how a script comes by the configuration, see export.tuned_job; None for a workload.
     """
     assert verdict.throughput is not None and verdict.knobs is not None
     content = {
@@ -59,7 +65,7 @@ def document(
 
 
 def document_of(best: BestConfig) -> dict[str, Any]:
-    """The content of the file that it was read from."""
+    """Return the content of the file that a configuration was read from."""
     content = {"format": FORMAT, **dataclasses.asdict(best)}
     if best.script is None:
         del content["script"]
@@ -69,7 +75,7 @@ def document_of(best: BestConfig) -> dict[str, Any]:
 
 
 def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What was recommended, with what files of earlier versions did not say."""
+    """Return a recommendation with entries that files of earlier versions lack."""
     unusual = [
         name
         for name, value in content["knobs"].items()
@@ -79,8 +85,11 @@ def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """Return the file. Under `knobs` are those of the job, and what is not as by default; all others
-    stand together in the end, so that the file says the same under another version."""
+    """Return the text of the file.
+
+    Under `knobs` are those of the job, and those that differ from their defaults; all others stand
+    together at the end, so that the file means the same under another version.
+    """
     named = {*content.get("own", content["knobs"]), *content.get("unusual", ())}
     knobs: dict[str, Any] = content["knobs"]
     own = {name: value for name, value in knobs.items() if name in named}
@@ -103,7 +112,7 @@ def _in_line(knobs: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write best.yaml: whoever reads the path sees the old file or the new one, never a part."""
+    """Write best.yaml. A reader of the path sees the old file or the new one, never a part."""
     write_text(path, as_text(content))
 
 
@@ -126,7 +135,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def not_ours(path: Path) -> str:
-    """Why what lies there is not to be replaced; empty: nothing does, or autotune wrote it."""
+    """Return why the file at a path must not be replaced; empty: there is none, or autotune wrote it."""
     if not path.exists() or is_best(path):
         return ""
     return (
@@ -136,7 +145,7 @@ def not_ours(path: Path) -> str:
 
 
 def is_of(path: Path, study: str) -> bool:
-    """Whether there is a best.yaml of this study."""
+    """Return whether there is a best.yaml of this study."""
     try:
         return bool(read(path).provenance.get("study") == study)
     except (OSError, ValueError):
@@ -144,7 +153,7 @@ def is_of(path: Path, study: str) -> bool:
 
 
 def _memory(verdict: Verdict) -> dict[str, Any]:
-    """Bytes of a rank, as far as they are known."""
+    """Return the bytes of a rank, as far as they are known."""
     memory = verdict.memory
     if memory is None or not memory.peak:
         return {}
@@ -153,7 +162,7 @@ def _memory(verdict: Verdict) -> dict[str, Any]:
 
 
 def _rounded(interval: Ratio) -> dict[str, float | None]:
-    """Six significant digits: more than any measurement means. None: without bound."""
+    """Round to six significant digits, more than any measurement means; None: without bound."""
     return {
         name: float(f"{value:.6g}") if math.isfinite(value) else None
         for name, value in vars(interval).items()

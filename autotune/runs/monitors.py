@@ -16,7 +16,7 @@ from autotune.measurement.numerics import (
     trajectory,
 )
 from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
-from autotune.worker.protocol import QUIET_STEPS, BlockReport, Knobs, TrialReport
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Knobs, TrialReport
 from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
 
@@ -115,7 +115,9 @@ class TrajectoryMonitor:
         self.seen.append(ObservedBlock(block, kept=False))
         if self._reference is None:
             return long_enough([seen.block.loss for seen in self.seen])
-        if len(self.seen) == QUIET_STEPS and refuted(self._run, self._reference, self._formats):
+        if len(self.seen) == STEPS_WITHOUT_DROPOUT and refuted(
+            self._run, self._reference, self._formats
+        ):
             return True
         return len(self.seen) >= len(self._reference.losses)
 

@@ -78,7 +78,7 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     env = {**_caches(spec, folder), **spec.env}
     if spec.workload.is_script:
         options = scripts.options_of(spec.workload, spec.resources.known_workers)
-        env |= interpreter.asked(options)
+        env |= interpreter.agent_variables(options)
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 
@@ -216,7 +216,7 @@ class Plan:
             workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
         )
         counted = scripts.samples_of_step(workload, self.baseline, asked.knobs)
-        if counted is None and "micro_batch" in {*workload.turned_by, *self.spec.baseline}:
+        if counted is None and "micro_batch" in {*workload.settings_by_knob, *self.spec.baseline}:
             counted = global_batch(asked.knobs, 1)
         given = fields.given(
             workload.arguments,
@@ -243,7 +243,8 @@ class Plan:
                 turned=tuple(
                     f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
                 ),
-                told=workload.samples is not None and scripts.told(recipe.flags),
+                fixed_samples=workload.samples is not None
+                and scripts.samples_are_fixed(recipe.flags),
                 kept=tuple(sorted({*self.spec.values()} - {*recipe.flags, *recipe.changes})),
             ),
         )
@@ -272,8 +273,11 @@ class Plan:
 
     @property
     def _is_quick(self) -> bool:
-        """True if the warm-up takes no more blocks than show that it is over: the study does not say how
-        long it is, and a process that starts for seconds is to be measured for about two."""
+        """Return whether the warm-up takes no more blocks than show that it is over.
+
+        It does if the study sets no length: a process that starts within seconds is measured for
+        about two.
+        """
         return self._on_device and "warmup" not in self.spec.measurement.model_fields_set
 
     @property

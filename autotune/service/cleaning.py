@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.export import held
+from autotune.export import config_copies
 from autotune.paths import StudyPaths
 from autotune.worker.sandbox import scratch
 from storage import Repository, StoredStudy
@@ -44,7 +44,7 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
     # Compared by name, which is unique: a folder may have another path, or have moved.
     names = {folder.name for folder in known}
     unknown = [folder for folder in found if folder.name not in names]
-    copies = [folder for place in sorted(places) for folder in held.sweep(place)]
+    copies = [folder for place in sorted(places) for folder in config_copies.sweep(place)]
     return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies + scratch.sweep()
 
 

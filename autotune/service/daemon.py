@@ -24,7 +24,7 @@ from autotune.errors import (
     NotHere,
     StorageUnreachable,
 )
-from autotune.export import offering, writing
+from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
@@ -439,7 +439,7 @@ class _Session:
         )
 
     def _export(self, verdict: Verdict, launcher: Launcher) -> None:
-        content = offering.content_of(
+        content = publish.content_of(
             verdict,
             self._study,
             self._spec,

@@ -11,7 +11,7 @@ from prometheus_client import (
 
 from autotune.measurement.drift import Promise
 from autotune.views.admission import ThisMachine
-from autotune.worker.inject.pace import Pace
+from autotune.worker.inject.speed_report import SpeedReport
 
 LOOPBACK = "127.0.0.1"
 
@@ -73,7 +73,7 @@ class Metrics:
         server.set_app(ThisMachine(make_wsgi_app(self._registry)))  # and not from web pages
         return int(server.server_port)
 
-    def block(self, pace: Pace) -> None:
+    def block(self, pace: SpeedReport) -> None:
         """Take in a rank's report of a block."""
         rank = str(pace.rank)
         self._step.labels(rank).set(pace.seconds / pace.steps)

@@ -81,8 +81,10 @@ def submit(
 
 
 def _may_change(name: str, spec: StudySpec) -> bool:
-    """Return whether a setting may change when a study goes on: not a variable by which its script
-    takes a knob."""
+    """Return whether a setting may change when a study goes on.
+
+    A variable by which its script takes a knob may not.
+    """
     if name in {f"env.{flag.removeprefix('$')}" for flag in spec.flags.values()}:
         return False
     return any(name == one or name.startswith(f"{one}.") for one in _CHANGEABLE)

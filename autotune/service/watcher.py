@@ -12,7 +12,7 @@ from autotune.export.best import BestConfig
 from autotune.measurement.drift import CHECKS_IN_A_ROW, Change, Drift, Promise, rate_of_job
 from autotune.service.metrics import LOOPBACK, Metrics
 from autotune.service.watch_options import WatchOptions
-from autotune.worker.inject.pace import Pace
+from autotune.worker.inject.speed_report import SpeedReport
 
 _LONGEST_REPORT = 65536
 
@@ -100,7 +100,7 @@ class Watcher:
     def hear(self, report: bytes) -> None:
         """Take in a report of a rank."""
         try:
-            pace = Pace.of_bytes(report)
+            pace = SpeedReport.of_bytes(report)
         except (ValueError, TypeError):
             return  # report of another version
         self._metrics.block(pace)
@@ -110,7 +110,7 @@ class Watcher:
         if self._due is None:
             self._due = self._clock() + self._options.every
 
-    def _units(self, pace: Pace) -> float:
+    def _units(self, pace: SpeedReport) -> float:
         """Return what the promise counts, of one rank: its share of the steps, which all ranks take."""
         counts = self._unit.partition("/")[0]
         if counts == "steps":

@@ -1,4 +1,4 @@
-"""Looking at the baseline of a study before anything is searched: what holds it back?"""
+"""Diagnosis of a study's baseline before anything is searched: what limits its speed."""
 
 import dataclasses
 import statistics
@@ -25,7 +25,7 @@ _PAIRS = 2
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """Result of a diagnosis.
 
     Attributes:
         findings: the largest share of the step first.
@@ -48,12 +48,12 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
     """Profile the baseline, and time it against twice its micro-batch.
 
     Args:
-        spec: the study.
+        spec: of the study.
         folder: for output and traces of the ranks.
-        workdir: where the ranks run.
+        workdir: working directory of the ranks.
 
     Raises:
-        BadInput: the baseline cannot run here, with the reason.
+        BadInput: the baseline cannot run here; the message has the reason.
     """
     if spec.workload.command:
         raise BadInput(
@@ -62,10 +62,10 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         )
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
-        return _looked_at(Probe(Plan(spec, launcher), folder, workdir))
+        return _profiled_baseline(Probe(Plan(spec, launcher), folder, workdir))
 
 
-def _looked_at(probe: Probe) -> Diagnosis:
+def _profiled_baseline(probe: Probe) -> Diagnosis:
     plan = probe.plan
     plan.check_baseline()
     judge = ProfileMonitor()
@@ -88,8 +88,9 @@ def _looked_at(probe: Probe) -> Diagnosis:
 
 
 def _speed(probe: Probe) -> tuple[float, float | None]:
-    """Throughput of the baseline, and that with twice the micro-batch over it, measured in turn; None if
-    that cannot run.
+    """Return the baseline's throughput, and the ratio of that with twice the micro-batch to it.
+
+    Both are measured alternately. The ratio is None if the larger micro-batch cannot run.
 
     Raises:
         BadInput: the baseline ends in a failure.
@@ -120,7 +121,7 @@ def _timed(probe: Probe, name: str, knobs: dict[str, Any]) -> AttemptResult:
 
 
 def described(diagnosis: Diagnosis) -> Iterator[str]:
-    """For people, on a terminal."""
+    """Yield the diagnosis as lines for a terminal."""
     more = f"; {diagnosis.rising:.2f}x with twice the micro-batch" if diagnosis.rising else ""
     yield f"Throughput of the baseline: {quantity(diagnosis.throughput)} {diagnosis.unit}{more}"
     yield ""

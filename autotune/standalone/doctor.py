@@ -1,4 +1,4 @@
-"""Checks of this machine: what a study needs, and what would make its figures wrong."""
+"""Checks of this machine: needs of a study, and sources of wrong figures."""
 
 import contextlib
 import dataclasses
@@ -22,11 +22,11 @@ from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import likeness, name_lookup
+from autotune.standalone import name_lookup, process_comparison
 from autotune.standalone.ray_safety import judged
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
@@ -39,31 +39,31 @@ _OPTIONAL = {
     "optuna-dashboard": "autotune dashboard",
     "pandas": "autotune export --trials",
 }
-"""Package -> what alone needs it."""
+"""Package -> the only feature that needs it."""
 BASELINE_RUN = "doctor"
-"""Name of the run of the baseline; others begin with it."""
+"""Name of the run of the baseline; names of other runs begin with it."""
 _LOOPBACK = "127.0.0.1"
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 _COMPILED_AGAIN = 3
-"""Steps at the end of a run, each with a compilation: after the second shape graphs are dynamic."""
+"""Number of last steps that all compile; after the second shape graphs are dynamic."""
 
 
 class _Doubt(AutotuneError):
-    """It runs, but something is wrong with it."""
+    """Finding that a check runs, but something is wrong with it."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """One finding; `level` is ok, warn or fail."""
+class CheckResult:
+    """Result of one check; `level` is ok, warn or fail."""
 
     name: str
     level: str
     text: str
 
 
-def examine(spec: StudySpec | None, storage: str) -> Iterator[Check]:
-    """All checks, cheap ones first.
+def examine(spec: StudySpec | None, storage: str) -> Iterator[CheckResult]:
+    """Yield the results of all checks, cheap ones first.
 
     Args:
         spec: of a study that is to run; None checks the machine alone.
@@ -78,62 +78,62 @@ def examine(spec: StudySpec | None, storage: str) -> Iterator[Check]:
     yield from _launched(spec)
 
 
-def _system() -> Check:
+def _system() -> CheckResult:
     ok = platform.system() == "Linux" and Path("/proc/self/stat").exists()
     text = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     advice = "" if ok else "; trials need Linux with /proc"
-    return Check("system", "ok" if ok else "fail", text + advice)
+    return CheckResult("system", "ok" if ok else "fail", text + advice)
 
 
-def _packages() -> Check:
+def _packages() -> CheckResult:
     found, missing = [], []
     for name in (*_PACKAGES, *_OPTIONAL):
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(f"; without {name}: no {_OPTIONAL.get(name, 'study')}")
-    return Check("packages", "ok", ", ".join(found) + "".join(missing))
+    return CheckResult("packages", "ok", ", ".join(found) + "".join(missing))
 
 
-def _shared_memory() -> Check:
+def _shared_memory() -> CheckResult:
     free = shutil.disk_usage("/dev/shm").free
     ok = free >= _LEAST_SHARED_MEMORY
     text = f"/dev/shm has {free / 2**30:.1f} GiB free"
     if not ok:
         text += "; NCCL and loader workers want 1 GiB: start the container with --shm-size"
-    return Check("shared memory", "ok" if ok else "warn", text)
+    return CheckResult("shared memory", "ok" if ok else "warn", text)
 
 
-def _load() -> Check:
+def _load() -> CheckResult:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     text = f"{cores} cores, load {load:.1f}"
     if load > _BUSY * cores:
-        return Check("load", "warn", text + "; other work disturbs what trials measure")
-    return Check("load", "ok", text)
+        return CheckResult("load", "warn", text + "; other work disturbs what trials measure")
+    return CheckResult("load", "ok", text)
 
 
-def _storage(url: str) -> Check:
+def _storage(url: str) -> CheckResult:
     return _tried("storage", lambda: f"{Database(url)} can be read and written")
 
 
-def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
+def _ray_security(spec: StudySpec | None) -> Iterator[CheckResult]:
     if spec is None or spec.launcher != "ray":
         return
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the launcher says so
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the launcher reports it
         version = importlib.metadata.version("ray")
         safe, text = judged(spec.ray_address, os.environ, version)
-        yield Check("Ray security", "ok" if safe else "warn", text)
+        yield CheckResult("Ray security", "ok" if safe else "warn", text)
 
 
-def _names(spec: StudySpec | None) -> Iterator[Check]:
+def _names(spec: StudySpec | None) -> Iterator[CheckResult]:
     if address := _where_ranks_meet(spec):
         soon, text = name_lookup.judged(address)
-        yield Check("name server", "ok" if soon else "warn", text)
+        yield CheckResult("name server", "ok" if soon else "warn", text)
 
 
 def _where_ranks_meet(spec: StudySpec | None) -> str:
-    """An address, of the cluster's head for all of its nodes; empty if it is not known."""
+    """Return the address of the ranks' store: the cluster's head; empty if it is not known."""
     if spec is None or spec.launcher != "ray" or spec.ray_address is None:
         return _LOOPBACK
     host = spec.ray_address.rpartition(":")[0].strip("[]")
@@ -143,7 +143,7 @@ def _where_ranks_meet(spec: StudySpec | None) -> str:
     return ""
 
 
-def _launched(spec: StudySpec | None) -> Iterator[Check]:
+def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
     kind = spec.launcher if spec else "local"
     try:
         with (
@@ -154,11 +154,14 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             devices = slot.environment["devices"]
             names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
             text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
-            yield Check(f"{kind} launcher", "ok", text)
+            yield CheckResult(f"{kind} launcher", "ok", text)
             for news in launcher.notices():
-                yield Check("nodes", "warn", news)
+                yield CheckResult("nodes", "warn", news)
             if spec and spec.workload.is_script and not spec.workload.command:
-                yield from (Check("process", "ok", text) for text in likeness.told(spec, launcher))
+                yield from (
+                    CheckResult("process", "ok", text)
+                    for text in process_comparison.comparison(spec, launcher)
+                )
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 baseline = baseline_of(probe)
@@ -167,9 +170,9 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
                 if spec.workload.is_script and baseline.level != "fail":
                     yield from _knobs(probe, settles=baseline.level == "ok")
     except DevicesTaken as error:
-        yield Check(f"{kind} launcher", "warn", str(error))
+        yield CheckResult(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
-        yield Check(f"{kind} launcher", "fail", str(error))
+        yield CheckResult(f"{kind} launcher", "fail", str(error))
 
 
 def _one_rank(folder: str) -> Launcher:
@@ -179,7 +182,7 @@ def _one_rank(folder: str) -> Launcher:
 
 def baseline_of(
     probe: Probe, judge: FitMonitor | None = None, shape: Shape = step_by_step
-) -> Check:
+) -> CheckResult:
     """Check that the baseline of a study trains.
 
     Args:
@@ -190,8 +193,8 @@ def baseline_of(
     return _tried("baseline", lambda: _baseline(probe, judge or FitMonitor(), shape))
 
 
-def of_machine() -> Iterator[Check]:
-    """Check what disturbs any study on this machine; nothing is run."""
+def of_machine() -> Iterator[CheckResult]:
+    """Check for disturbances of any study on this machine; nothing is run."""
     yield _shared_memory()
     yield _load()
 
@@ -200,7 +203,7 @@ def _baseline(probe: Probe, judge: FitMonitor, shape: Shape) -> str:
     """Build the workload and train it for a few steps.
 
     Raises:
-        AutotuneError: it cannot be.
+        AutotuneError: that is not possible.
     """
     probe.plan.check_baseline()
     result = probe.run(BASELINE_RUN, probe.plan.baseline, judge, shape)
@@ -212,30 +215,30 @@ def _baseline(probe: Probe, judge: FitMonitor, shape: Shape) -> str:
     return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
 
 
-def _protection(probe: Probe) -> Iterator[Check]:
-    """How the files of the user were protected from the baseline, if it is a script's or a command's."""
+def _protection(probe: Probe) -> Iterator[CheckResult]:
+    """Yield how the user's files were protected from the baseline of a script or a command."""
     workload = probe.plan.spec.workload
     if workload.may_write:
-        yield Check("files", "warn", "trials may change them: `workload.may_write` is true")
+        yield CheckResult("files", "warn", "trials may change them: `workload.may_write` is true")
         return
     record = probe.files("doctor").protection()
     if not workload.is_script or not record.is_file():
         return
-    told = json.loads(record.read_text())
-    if told["how"] == OVERLAY:
+    protection = json.loads(record.read_text())
+    if protection["how"] == OVERLAY:
         text = "what trials write is discarded: they run under an overlay of all file systems"
-        yield Check("files", "ok", text)
+        yield CheckResult("files", "ok", text)
         return
-    yield Check(
+    yield CheckResult(
         "files",
         "ok",
         "what trials write in Python goes to copies, which are discarded; other programs and libraries "
-        f"are refused to write (no overlay: {told['why']})",
+        f"are refused to write (no overlay: {protection['why']})",
     )
 
 
 def _compiled_again(blocks: Sequence[BlockReport]) -> str:
-    """What to say of a training in which every step compiles anew; empty if they do not.
+    """Return a warning if every one of the last steps compiles; empty if not.
 
     Args:
         blocks: of single steps.
@@ -250,12 +253,12 @@ def _compiled_again(blocks: Sequence[BlockReport]) -> str:
     )
 
 
-def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
+def _knobs(probe: Probe, *, settles: bool) -> Iterator[CheckResult]:
     """Check that each knob of the search takes effect in the script, by one value of each.
 
     Args:
         probe: of the study.
-        settles: the baseline does not compile anew at every step.
+        settles: whether the baseline stops compiling after its first steps.
     """
     plan = probe.plan
     # Alone, accumulation or a micro-batch cannot hold the global batch.
@@ -269,7 +272,9 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
             takes = functools.partial(_takes, probe, name, variants[other], settles=settles)
             yield _tried(f"knob {name}", takes)
         elif LARGEST in values:
-            yield Check(f"knob {name}", "ok", "not tried: max is looked for as the study starts")
+            yield CheckResult(
+                f"knob {name}", "ok", "not tried: max is looked for as the study starts"
+            )
         elif others:
             rule = next(broken(variants[others[0]], free), None)
             why = (
@@ -277,11 +282,11 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
                 if rule
                 else refused[others[0]][0]
             )
-            yield Check(f"knob {name}", "ok", f"not tried: {why}")
+            yield CheckResult(f"knob {name}", "ok", f"not tried: {why}")
 
 
 def _variant(plan: Plan, name: str, value: KnobValue) -> dict[str, Any]:
-    """Change one knob of the baseline, and what the script derives from it."""
+    """Return the baseline with one knob changed, and what the script derives from it."""
     alone = {**plan.baseline, name: value}
     if name in COUNTED and plan.spec.workload.keeps_global_batch:
         return split_otherwise(plan.baseline, name, value) or alone
@@ -312,15 +317,17 @@ def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> 
         return f"{written(value)} takes effect, from outside"
     if name in COUNTED and workload.keeps_global_batch:
         return _takes_together(probe, name, knobs)
-    # Samples tell of these two; nothing tells whether a script heeds any other argument.
+    # The number of samples shows the effect of these two; that of other arguments is not visible.
     if name in COUNTED and (not workload.samples or _is_seen(probe, name, knobs)):
         return f"{written(value)} takes effect, by {flag}"
     return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
 
 
 def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:
-    """The baseline's global batch split otherwise, where a study holds it and maps both parts: a script
-    may refuse one of them alone (DeepSpeed)."""
+    """Return the baseline's global batch split otherwise, if a study holds it and maps both parts.
+
+    A script may refuse one of the parts alone (DeepSpeed).
+    """
     mapped = name in COUNTED and {*COUNTED} <= plan.spec.flags.keys()
     if not mapped or plan.facts.global_batch is None:
         return None
@@ -328,15 +335,15 @@ def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:
 
 
 def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
-    """Look at the script with its global batch split otherwise.
+    """Survey the script with its global batch split otherwise.
 
     Raises:
-        AutotuneError: it does something else, or fails.
+        AutotuneError: it trains with other numbers, or fails.
     """
     run = f"doctor-{name}-together"
     if why := why_not(result := probe.run(run, knobs, FitMonitor(), surveyed)):
         raise AutotuneError(f"{written(knobs[name])}: {result.cause or why}")
-    seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
+    seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
     micro_batch, steps = (knobs[name] for name in COUNTED)
     if (seen.micro_batch, seen.accumulation_steps) != (micro_batch, steps):
         raise AutotuneError(
@@ -349,20 +356,23 @@ def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
 
 
 def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
-    """Whether a script whose samples nobody counts while it is timed has as many in a step, when it is
-    looked at. One that goes sequence first has them in its columns."""
+    """Return whether a survey shows the right number of samples in a step.
+
+    It is for a script whose samples are not counted while it is timed. A script with the sequence
+    first has its samples in the columns.
+    """
     run = f"doctor-{name}-seen"
     if why_not(probe.run(run, knobs, FitMonitor(), surveyed)):
         return False
-    seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
+    seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
     wanted = global_batch(knobs, 1)
     return wanted in (seen.samples, seen.columns * seen.accumulation_steps)
 
 
-def _tried(name: str, action: Callable[[], str]) -> Check:
+def _tried(name: str, action: Callable[[], str]) -> CheckResult:
     try:
-        return Check(name, "ok", action())
+        return CheckResult(name, "ok", action())
     except _Doubt as doubt:
-        return Check(name, "warn", str(doubt))
+        return CheckResult(name, "warn", str(doubt))
     except AutotuneError as error:
-        return Check(name, "fail", str(error))
+        return CheckResult(name, "fail", str(error))

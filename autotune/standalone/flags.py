@@ -1,7 +1,7 @@
-"""Which settings of a script may turn its micro-batch or its accumulation, and whether one did. Pure.
+"""Candidates among a script's settings for its micro-batch or accumulation, and their tests. Pure.
 
-A setting is a candidate if its value today equals what was seen; its name says only how soon it is
-tried. What counts is what the script does with another value.
+A setting is a candidate if its present value equals what was seen; its name only decides how soon
+it is tried. The proof is what the script does with another value.
 """
 
 import dataclasses
@@ -16,28 +16,28 @@ from autotune.config import settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, numbers
 from autotune.config.keeping import COUNTED
 from autotune.config.proportion import granule
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 
 MICRO_BATCH, ACCUMULATION = COUNTED
 _MOST_TRIED = 3
-"""Of a knob: each costs a start of the script."""
+"""Settings tried per knob: each costs a start of the script."""
 _MOST_IN_PROPORTION = 2
 _SAYS_NOTHING = 1
-"""A value that is everywhere in a command: with it the name must fit as well."""
+"""Value that occurs everywhere in a command: with it the name must fit as well."""
 _ELSEWHERE = {"eval", "evaluation", "val", "valid", "validation", "test", "generation"}
-"""Words of options that are about something besides training."""
+"""Words of options for something besides training."""
 _GLOBAL = {"global", "total"}
 _SHORT = {"b", "bs", "mb", "mbs"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Another value of a setting, and what that makes of a knob if it turns it.
+    """Another value of a setting, and the value of a knob that it should cause.
 
     Attributes:
-        option: the setting.
+        option: setting to change.
         value: of the knob, for one rank.
-        ranks: by which the setting counts the knob: all of them, or one.
+        ranks: number of ranks whose samples the setting counts together: all of them, or one.
     """
 
     option: Option
@@ -46,24 +46,26 @@ class Trial:
 
     @property
     def given(self) -> int:
-        """The value of the setting."""
+        """Return the value to give to the setting."""
         return self.value * self.ranks
 
 
-# What may turn a knob
+# Candidates for a knob
 
 
 def settings_of(
-    seen: Surveyed,
+    seen: SurveyResult,
     words: Sequence[str],
     variables: Mapping[str, str],
     fields: Sequence[Option] = (),
 ) -> tuple[Option, ...]:
-    """Everything that may tell the script a number: options of its parsers, words of its command line,
-    variables that the command sets, fields of files, and at last what is but a guess.
+    """Return all settings that may give the script a number.
+
+    They are options of its parsers, words of its command line, variables that the command sets,
+    fields of files, and at last guesses.
 
     Args:
-        seen: of the script.
+        seen: survey of the script.
         words: its arguments.
         variables: of its environment, as the command sets them.
         fields: of the files that it reads.
@@ -85,11 +87,12 @@ def settings_of(
 def fields(
     file: str, text: str, words: Sequence[str], variables: Mapping[str, str]
 ) -> Iterator[Option]:
-    """The settings in a file that the script has read: each by what names the file, then by the file's
-    own name.
+    """Yield the settings in a file that the script has read.
+
+    Each is named by the argument or variable that names the file, then by the file's own name.
 
     Args:
-        file: as it is named from the working directory on.
+        file: path from the working directory.
         text: of the file.
         words: arguments of the script.
         variables: that the command sets for it.
@@ -101,7 +104,7 @@ def fields(
 
 
 def _naming(file: str, words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """Arguments and variables whose value is the file."""
+    """Yield arguments and variables whose value is the file."""
     for before, word in itertools.pairwise(["", *words]):
         name, sign, value = word.partition(ASSIGNMENT)
         if sign and _is(file, value):
@@ -119,12 +122,12 @@ def _last(name: str) -> str:
     return name.removesuffix(ASSIGNMENT).rpartition(".")[2]
 
 
-def candidates(seen: Surveyed, workers: int = 1) -> dict[str, tuple[Trial, ...]]:
-    """Find the settings that may turn each knob, the most probable first, each with a value to try.
+def candidates(seen: SurveyResult, workers: int = 1) -> dict[str, tuple[Trial, ...]]:
+    """Return the settings that may set each knob, the most probable first, each with a value to try.
 
     Args:
-        seen: of the script, its settings among the options.
-        workers: ranks that ran it.
+        seen: survey of the script, its settings among the options.
+        workers: number of ranks that ran it.
     """
     other = another_split(seen)
     today = {MICRO_BATCH: seen.micro_batch, ACCUMULATION: seen.accumulation_steps}
@@ -140,12 +143,14 @@ def candidates(seen: Surveyed, workers: int = 1) -> dict[str, tuple[Trial, ...]]
     return {knob: several for knob, several in found.items() if several}
 
 
-def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
-    """Find settings that may make up a micro-batch together, each with its value: all that are named for
-    it where they sum up to it, or one of which it is a multiple (`--batch-size 4 --ratio 3`).
+def parts(seen: SurveyResult) -> tuple[dict[str, int], ...]:
+    """Return groups of settings that may make up a micro-batch together, each with its value.
+
+    They are all that are named for it where they sum up to it, or one of which it is a multiple
+    (`--batch-size 4 --ratio 3`).
 
     Args:
-        seen: of the script, its settings among the options.
+        seen: survey of the script, its settings among the options.
     """
     size = seen.micro_batch
     named = {
@@ -160,12 +165,12 @@ def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
     return tuple(itertools.islice(single, _MOST_IN_PROPORTION))
 
 
-def named(knob: str, seen: Surveyed) -> dict[str, int]:
-    """Settings that are named for a knob and have its value, each with that; a field of a file once.
+def named(knob: str, seen: SurveyResult) -> dict[str, int]:
+    """Return the settings that are named for a knob and have its value; a field of a file once.
 
     Args:
-        knob: of micro_batch and accumulation_steps one.
-        seen: of the script, its settings among the options.
+        knob: micro_batch or accumulation_steps.
+        seen: survey of the script, its settings among the options.
     """
     today = _of(knob, seen)
     found = {
@@ -178,14 +183,16 @@ def named(knob: str, seen: Surveyed) -> dict[str, int]:
 
 
 def other_whole(size: int, settings: Mapping[str, int]) -> int:
-    """Another micro-batch with which all settings that make it up are whole numbers."""
+    """Return another micro-batch for which all settings that make it up are whole numbers."""
     step = granule(size, settings.values())
     return max(step, size // 2 // step * step) if size > step else 2 * size
 
 
-def another_split(seen: Surveyed) -> tuple[int, int]:
-    """Another micro-batch and accumulation with as many samples a step where that can be: a script may
-    insist on it. The micro-batch is a smaller one, which fits in memory."""
+def another_split(seen: SurveyResult) -> tuple[int, int]:
+    """Return another micro-batch and accumulation, with as many samples a step if possible.
+
+    A script may insist on that number. The micro-batch is a smaller one, which fits in memory.
+    """
     size, samples = seen.micro_batch, seen.samples
     smaller = (part for part in range(size // 2, 0, -1) if samples % part == 0)
     larger = (part for part in range(2, samples + 1) if samples % part == 0)
@@ -195,9 +202,10 @@ def another_split(seen: Surveyed) -> tuple[int, int]:
     return micro_batch, 2 * known if rest or steps in (0, known) else steps
 
 
-def doubled(trial: Trial, seen: Surveyed) -> Trial | None:
-    """Return the trial with twice today's micro-batch: a script may fail with a smaller one, or with a
-    single sample do something else. None where that was tried.
+def doubled(trial: Trial, seen: SurveyResult) -> Trial | None:
+    """Return the trial with twice today's micro-batch; None where that was tried.
+
+    A script may fail with a smaller one, or do something else with a single sample.
 
     Args:
         trial: of a setting of the micro-batch.
@@ -208,9 +216,8 @@ def doubled(trial: Trial, seen: Surveyed) -> Trial | None:
     return dataclasses.replace(trial, value=2 * seen.micro_batch)
 
 
-def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) -> int:
-    """How many ranks a setting counts together if its value is what was seen of the knob; 0: it is
-    not."""
+def _ranks(knob: str, option: Option, seen: SurveyResult, today: int, workers: int) -> int:
+    """Return the number of ranks that a setting counts together; 0 if it does not fit the knob."""
     value = _whole(option)
     if option.switch or not value or not today:
         return 0
@@ -224,7 +231,7 @@ def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) 
 
 
 def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool, int]:
-    """Least for what is tried first."""
+    """Return a sort key; the least is tried first."""
     option, words = trial.option, _words_of(trial.option)
     return (
         not is_named(knob, option),
@@ -238,7 +245,7 @@ def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool,
 
 
 def knob_named(option: str) -> str | None:
-    """The knob that an option is named for; None if for none."""
+    """Return the knob that an option is named for; None if there is none."""
     words = set(words_in(option))
     if words & _ELSEWHERE:
         return None
@@ -252,7 +259,7 @@ def is_named(knob: str, option: Option) -> bool:
 
 
 def _words_of(option: Option) -> set[str]:
-    """Words of its names, and of what it lies in within a file; not those of the file's own name."""
+    """Return the words of a setting's names and of its path within a file, without the file's name."""
     _, _, path = option.flag.rpartition(FIELD)
     return {*words_in(option.name), *words_in(path)}
 
@@ -278,7 +285,7 @@ _KNOBS: Mapping[str, Callable[[set[str]], bool]] = {
 
 
 def _whole(option: Option) -> int:
-    """The value of a setting as a whole number; 0 if it is none."""
+    """Return the value of a setting as a whole number; 0 if it is none."""
     value = option.value
     if isinstance(value, bool) or not isinstance(value, int | str):
         return 0
@@ -292,46 +299,50 @@ def words_in(name: str) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", split.lower()) if word]
 
 
-# What a script did with another value
+# Effects of another value
 
 
-def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
-    """Whether the script did with that value what the knob is, and nothing else."""
+def answers(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
+    """Return whether the script changed this knob by that value, and nothing else."""
     other = _other(knob)
     return _turned(knob, trial, before, after) and _of(other, after) == _of(other, before)
 
 
-def keeps(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
-    """Whether the script did what the knob is, and held the samples of a step by the other one."""
+def keeps(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
+    """Return whether the script changed this knob, and kept the samples of a step by the other one."""
     return _turned(knob, trial, before, after) and after.samples == before.samples
 
 
-def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> Trial | None:
-    """The trial of a setting that may count all ranks together, where it was taken to count one: a
-    variable of a script without a parser may have been divided by the ranks since it was set."""
+def shared(knob: str, trial: Trial, after: SurveyResult, workers: int) -> Trial | None:
+    """Return a trial in which the setting counts all ranks, if the result suggests it; else None.
+
+    A variable of a script without a parser may have been divided by the ranks since it was set.
+    """
     may_be = workers > 1 and trial.ranks == 1 and not trial.option.sure
     if not may_be or _of(knob, after) * workers != trial.given:
         return None
     return dataclasses.replace(trial, ranks=workers)
 
 
-def split_as(micro_batch: int, steps: int, after: Surveyed) -> bool:
-    """Whether the script did what it was told of both."""
+def split_as(micro_batch: int, steps: int, after: SurveyResult) -> bool:
+    """Return whether the script trained with both numbers."""
     return (after.micro_batch, after.accumulation_steps) == (micro_batch, steps)
 
 
-def turned_round(trial: Trial, before: Surveyed, after: Surveyed) -> bool:
-    """Whether an option for the batch turns the columns of what the model is given, and not its rows: a
-    sequence comes first there (torch.nn.RNN's way)."""
+def changes_columns(trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
+    """Return whether an option for the batch changes the columns of the model's input instead of rows.
+
+    There the sequence is the first dimension (torch.nn.RNN's convention).
+    """
     changed = after.columns == trial.value != before.columns
     return changed and not before.loader and after.micro_batch == before.micro_batch
 
 
-def _turned(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+def _turned(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
     return _of(knob, after) == trial.value != _of(knob, before)
 
 
-def _of(knob: str, seen: Surveyed) -> int:
+def _of(knob: str, seen: SurveyResult) -> int:
     return seen.micro_batch if knob == MICRO_BATCH else seen.accumulation_steps
 
 

@@ -1,4 +1,4 @@
-"""The python of a launch command, and whether it is the one that runs autotune."""
+"""Python of a launch command, compared with the one that runs autotune."""
 
 import json
 import os
@@ -17,9 +17,10 @@ from autotune.standalone.launched import Launched
 _PYTHON = re.compile(r"python[0-9.]*")
 _LINE_BYTES = 4096
 _SHELL_TRICK = "'''exec'"
-"""How pip starts python where the path of the interpreter does not fit behind `#!`."""
+"""Beginning of the second line by which pip starts python where its path does not fit behind `#!`.
+"""
 _ANSWER_SECONDS = 120
-"""For an interpreter to say what it is; an environment manager may look for updates first."""
+"""Timeout for an interpreter's answer; an environment manager may look for updates first."""
 _ASKS = (
     "import importlib.util as u, json, sys; "
     "print(json.dumps([sys.prefix, sys.version.split()[0], u.find_spec('torch') is not None]))"
@@ -43,7 +44,7 @@ def found(program: str, env: Mapping[str, str]) -> Path | None:
 
 
 def of_file(path: Path) -> tuple[str, ...] | None:
-    """Return the python, with its options, that a file names in its first line; None: it names none."""
+    """Return the python, with its options, that a file names in its first line; None if none."""
     try:
         with path.open("rb") as file:
             first, second = file.readline(_LINE_BYTES), file.readline(_LINE_BYTES)
@@ -61,7 +62,7 @@ def of_file(path: Path) -> tuple[str, ...] | None:
 
 
 def of_launcher(program: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the python that a launcher such as torchrun runs in; nothing where it is not found."""
+    """Return the python that a launcher such as torchrun runs in; empty if it is not found."""
     path = found(program, env)
     if path is None:
         return ()
@@ -77,10 +78,10 @@ class _Identity:
 
 
 def check(launched: Launched) -> None:
-    """See that the command's python is the one of this process: trials run in forks of that one.
+    """Check that the command's python is the one of this process, which trials are forked from.
 
     Raises:
-        BadInput: it is another; with what to type.
+        BadInput: it is another; the message says what to type.
     """
     if not launched.interpreter or _is_own(launched.interpreter, launched.env):
         return
@@ -101,7 +102,7 @@ def check(launched: Launched) -> None:
 
 
 def _is_own(words: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether it is the same file in the same folder, so that nothing has to be run."""
+    """Return whether a command's python is this one by its path, so that nothing has to be run."""
     path = found(words[0], env) if len(words) == 1 else None
     here = Path(sys.executable)
     if path is None or {"PYTHONHOME", "PYTHONEXECUTABLE"} & env.keys():

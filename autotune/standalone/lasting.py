@@ -1,4 +1,4 @@
-"""Whether a script trains for long enough to be measured, and which of its settings say how long."""
+"""Check that a script trains for long enough to be measured, and find the settings of its length."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from autotune.worker.protocol import (
     BlockReport,
     TrialRequest,
 )
-from autotune.worker.surveyed import Option
+from autotune.worker.survey_result import Option
 
 _FEWEST_STEPS = COMPRESSION_WARM_UP + 4
 """Steps of the baseline that show whether it compiles anew at every step, however long they take."""
@@ -112,7 +112,7 @@ def _longer(option: Option, times: int | None) -> str:
 
 
 def settings(options: Sequence[Option], steps: int) -> list[Option]:
-    """Return the settings by whose names a script may be told how long to train.
+    """Return the settings whose names suggest that they limit the training.
 
     Args:
         options: settings of the script.

@@ -1,4 +1,4 @@
-"""What a launch command comes to: a script, and how the processes that run it are started."""
+"""Result of parsing a launch command: a script, and the processes that run it."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from autotune.worker.protocol import PYTHON
 
 
 class NoScript(BadInput):
-    """A command runs no script of torch, as far as it can be taken apart."""
+    """Error for a command in which no script of torch is found."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch command taken apart.
+    """Parsed launch command.
 
     Attributes:
         target: the script's file, or the module behind -m.
-        is_module: which of them.
+        is_module: whether `target` is a module.
         args: of the script.
         workers: ranks on all nodes; None where the launcher takes as many as there are devices.
         env: variables that the command sets for the script.
-        launch: whose rules its processes follow, as under workload.launch.
+        launch: launcher whose rules its processes follow, as under workload.launch.
         options: of the interpreter that runs the script.
-        nodes: that the ranks are spread over.
-        interpreter: words that start the command's python; none: it is not known.
+        nodes: number of nodes of the ranks.
+        interpreter: words that start the command's python; empty: it is not known.
     """
 
     target: str
@@ -40,22 +40,22 @@ class Launched:
 
     @property
     def workers_per_node(self) -> int | None:
-        """Ranks on each node; None where the launcher takes as many as there are devices."""
+        """Return the ranks on each node; None where the launcher takes as many as there are devices."""
         return None if self.workers is None else self.workers // self.nodes
 
     @property
     def script(self) -> tuple[str, ...]:
-        """The script with its arguments, as words that a launcher takes."""
+        """Return the script with its arguments, as words that a launcher takes."""
         return (*(("-m",) if self.is_module else ()), self.target, *self.args)
 
 
 def by_torchrun(script: Sequence[str], ranks: str, nodes: str = "1") -> str:
-    """Return the command that has torchrun start a script.
+    """Return the torchrun command for a script.
 
     Args:
         script: with its arguments.
-        ranks: on each node.
-        nodes: their number.
+        ranks: number on each node.
+        nodes: number of nodes.
     """
     several = ["--nnodes", nodes] if nodes != "1" else []
     return shlex.join(["torchrun", *several, "--nproc-per-node", ranks, *script])

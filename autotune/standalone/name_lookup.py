@@ -1,18 +1,18 @@
-"""How long this machine takes to find the name of an address: torch asks for it as ranks meet."""
+"""Time that this machine takes to look up the name of an address, as torch does for each rank."""
 
-from autotune.worker.node.names import SOON_SECONDS, LookUp, as_torch_asks
+from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks
 
 MOST_SECONDS = 3.0
-"""Nobody waits for longer to be told that it takes too long."""
+"""Longest wait for the lookup: beyond it, the result is the same."""
 
 
 def judged(address: str) -> tuple[bool, str]:
-    """(whether that is soon enough, what to do if not).
+    """Return whether the lookup is fast enough, and a description with advice.
 
     Args:
         address: of a node.
     """
-    asking = LookUp(address)
+    asking = NameLookup(address)
     asking.join(MOST_SECONDS)
     seconds = min(asking.seconds, MOST_SECONDS)
     more = " or more" if seconds >= MOST_SECONDS else ""

@@ -1,4 +1,4 @@
-"""Launchers of ranks that trials can follow, each taken apart by its own parser and its own rules."""
+"""Launchers of ranks that trials can follow; each command is parsed by the launcher's own parser."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 _MATPLOTLIB = "MPLCONFIGDIR"
 """Variable that names the folder of matplotlib's caches."""
 _OTHER_PROCESSES = ("no_python", "run_path", "virtual_local_rank", "numa_binding")
-"""Options of torchrun that make other processes of the ranks than trials have."""
+"""Options of torchrun that make the ranks' processes differ from those of trials."""
 
 
 def of_torchrun(words: Sequence[str]) -> Launched:
@@ -33,34 +33,34 @@ def of_torch_launch(words: Sequence[str]) -> Launched:
     """Return what `python -m torch.distributed.launch` makes of its arguments."""
     from torch.distributed.launch import parse_args
 
-    told = _parsed("torch.distributed.launch", parse_args, words)
-    return _by_torchrun(told, TORCHRUN if told.use_env else TORCH_LAUNCH)
+    args = _parsed("torch.distributed.launch", parse_args, words)
+    return _by_torchrun(args, TORCHRUN if args.use_env else TORCH_LAUNCH)
 
 
-def _by_torchrun(told: Namespace, launch: str) -> Launched:
-    if odd := [name for name in _OTHER_PROCESSES if getattr(told, name, None)]:
+def _by_torchrun(args: Namespace, launch: str) -> Launched:
+    if odd := [name for name in _OTHER_PROCESSES if getattr(args, name, None)]:
         raise _unlike("torchrun", [f"--{name.replace('_', '-')}" for name in odd])
-    nodes = int(str(told.nnodes).rpartition(":")[2])
-    ranks = _ranks(str(told.nproc_per_node))
+    nodes = int(str(args.nnodes).rpartition(":")[2])
+    ranks = _ranks(str(args.nproc_per_node))
     return Launched(
-        told.training_script,
-        bool(told.module),
-        tuple(told.training_script_args),
+        args.training_script,
+        bool(args.module),
+        tuple(args.training_script_args),
         None if ranks is None else nodes * ranks,
         launch=launch,
         nodes=nodes,
     )
 
 
-def _ranks(told: str) -> int | None:
+def _ranks(text: str) -> int | None:
     """Return torchrun's number of ranks; None: one per device."""
     import torch
     from torch.distributed.run import determine_local_world_size
 
-    if told == "gpu" or (told == "auto" and torch.cuda.is_available()):
+    if text == "gpu" or (text == "auto" and torch.cuda.is_available()):
         return None
     try:
-        return int(determine_local_world_size(told))
+        return int(determine_local_world_size(text))
     except ValueError as error:
         raise BadInput(f"torchrun does not take that: {error}") from None
 
@@ -79,32 +79,34 @@ def of_accelerate_launch(words: Sequence[str]) -> Launched:
         from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
     except ImportError:
         raise _not_installed("accelerate") from None
-    told = _parsed("accelerate launch", launch.launch_command_parser().parse_args, words)
-    if more := [*_more_than_ddp(told, _accelerate_file(told.config_file))]:
+    args = _parsed("accelerate launch", launch.launch_command_parser().parse_args, words)
+    if more := [*_more_than_ddp(args, _accelerate_file(args.config_file))]:
         raise _unlike("accelerate launch", more)
     try:
         with _quiet():
-            told, _, _ = launch._validate_launch_command(told)
-            several = bool(told.multi_gpu and not told.cpu)
+            args, _, _ = launch._validate_launch_command(args)
+            several = bool(args.multi_gpu and not args.cpu)
             env = (
-                prepare_multi_gpu_env(told) if several else prepare_simple_launcher_cmd_env(told)[1]
+                prepare_multi_gpu_env(args) if several else prepare_simple_launcher_cmd_env(args)[1]
             )
     except (ValueError, RuntimeError, AssertionError, OSError) as error:
         raise BadInput(f"accelerate launch does not take that: {error}") from None
     return Launched(
-        told.training_script,
-        bool(told.module),
-        tuple(told.training_script_args),
-        int(told.num_processes) if several else 1,
+        args.training_script,
+        bool(args.module),
+        tuple(args.training_script_args),
+        int(args.num_processes) if several else 1,
         {name: value for name, value in env.items() if os.environ.get(name) != value},
         launch=TORCHRUN if several else PYTHON,
-        nodes=int(told.num_machines or 1) if several else 1,
+        nodes=int(args.num_machines or 1) if several else 1,
     )
 
 
 def _accelerate_file(named: str | None) -> dict[str, Any]:
-    """Return what the launcher reads besides its arguments: the file that is named, or that of
-    `accelerate config`; nothing where there is none."""
+    """Return the configuration that the launcher reads; empty if there is none.
+
+    It is the file that is named, or that of `accelerate config`.
+    """
     from accelerate.commands.config.config_args import default_config_file
 
     path = Path(named or default_config_file)
@@ -117,12 +119,12 @@ def _accelerate_file(named: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _more_than_ddp(told: Namespace, file: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what accelerate is told that needs other processes than those of torchrun or python."""
+def _more_than_ddp(args: Namespace, file: Mapping[str, Any]) -> Iterator[str]:
+    """Yield options of accelerate that need other processes than those of torchrun or python."""
     for name in ("use_fsdp", "use_deepspeed", "use_megatron_lm", "tpu", "no_python"):
-        if getattr(told, name, False):
+        if getattr(args, name, False):
             yield f"--{name}"
-    if getattr(told, "mpirun_hostfile", None):
+    if getattr(args, "mpirun_hostfile", None):
         yield "--mpirun_hostfile"
     kind = str(file.get("distributed_type", "NO")).upper()
     if kind not in ("NO", "MULTI_CPU") and not kind.startswith("MULTI_"):
@@ -138,24 +140,24 @@ def of_deepspeed(words: Sequence[str]) -> Launched:
         from deepspeed.launcher.runner import parse_args
     except ImportError:
         raise _not_installed("deepspeed") from None
-    told = _parsed("deepspeed", parse_args, words)
+    args = _parsed("deepspeed", parse_args, words)
     odd = ("no_python", "bind_cores_to_rank", "elastic_training", "autotuning")
-    if more := [f"--{name}" for name in odd if getattr(told, name, None)]:
+    if more := [f"--{name}" for name in odd if getattr(args, name, None)]:
         raise _unlike("deepspeed", more)
-    nodes = max(1, told.num_nodes)
-    ranks = told.num_gpus if told.num_gpus > 0 else get_accelerator().device_count() or None
+    nodes = max(1, args.num_nodes)
+    ranks = args.num_gpus if args.num_gpus > 0 else get_accelerator().device_count() or None
     workers = nodes * ranks if ranks else None
-    if told.include or told.exclude:
-        workers = _included(told.include, told.exclude)
+    if args.include or args.exclude:
+        workers = _included(args.include, args.exclude)
     launched = Launched(
-        told.user_script,
-        bool(told.module),
-        tuple(told.user_args),
+        args.user_script,
+        bool(args.module),
+        tuple(args.user_args),
         workers,
         launch=DEEPSPEED,
         nodes=nodes,
     )
-    if told.no_local_rank:
+    if args.no_local_rank:
         instead = by_torchrun(launched.script, str(launched.workers_per_node or "gpu"))
         raise BadInput(
             "deepspeed is told --no_local_rank, and trials give the script --local_rank as deepspeed "
@@ -190,8 +192,8 @@ def of_fabric(words: Sequence[str]) -> Launched:
         raise _not_installed("fabric (pip install lightning)") from None
     try:
         with _quiet():
-            told = cli._main.commands["run"].make_context("fabric run", [*words[1:]]).params
-            args = Namespace(**told)
+            params = cli._main.commands["run"].make_context("fabric run", [*words[1:]]).params
+            args = Namespace(**params)
             env = _set_by(lambda: cli._set_env_variables(args))
             ranks = (
                 1
@@ -216,7 +218,7 @@ def of_fabric(words: Sequence[str]) -> Launched:
 
 @contextlib.contextmanager
 def _without_font_cache() -> Iterator[None]:
-    """Have matplotlib, which lightning imports, write its font cache into a folder that is removed."""
+    """Let matplotlib, which lightning imports, write its font cache into a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         before = os.environ.get(_MATPLOTLIB)
         os.environ[_MATPLOTLIB] = folder
@@ -229,7 +231,7 @@ def _without_font_cache() -> Iterator[None]:
 
 
 def _set_by(action: Callable[[], object]) -> dict[str, str]:
-    """Return the variables that an action sets in this process, which has them no more afterwards."""
+    """Return the variables that an action sets in this process, and restore the environment."""
     before = dict(os.environ)
     try:
         action()
@@ -239,9 +241,9 @@ def _set_by(action: Callable[[], object]) -> dict[str, str]:
         os.environ.update(before)
 
 
-def _unlike(launcher: str, told: Sequence[str]) -> BadInput:
+def _unlike(launcher: str, options: Sequence[str]) -> BadInput:
     return BadInput(
-        f"{launcher} is told {', '.join(told)}, by its arguments or its configuration file: trials "
+        f"{launcher} is told {', '.join(options)}, by its arguments or its configuration file: trials "
         "start ranks as torchrun does without it, and would measure another job; a study cannot take "
         "that over from there"
     )
@@ -253,13 +255,13 @@ def _not_installed(launcher: str) -> BadInput:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[io.StringIO]:
-    """Keep to itself what a launcher prints and warns of."""
-    said = io.StringIO()
+    """Suppress output and warnings of a launcher; yield the output."""
+    output = io.StringIO()
     off = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            yield said
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            yield output
     finally:
         logging.disable(off)
 
@@ -267,11 +269,11 @@ def _quiet() -> Iterator[io.StringIO]:
 def _parsed(
     launcher: str, parse: Callable[[list[str]], Namespace], words: Sequence[str]
 ) -> Namespace:
-    with _quiet() as said:
+    with _quiet() as output:
         try:
             return parse(list(words))
         except SystemExit:
-            last = said.getvalue().strip().splitlines()
+            last = output.getvalue().strip().splitlines()
             raise BadInput(f"{launcher} does not take that: {last[-1] if last else ''}") from None
 
 

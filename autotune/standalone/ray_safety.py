@@ -1,4 +1,4 @@
-"""Who could run code on the Ray of a study."""
+"""Access control of the Ray that a study uses."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from launchers.ray_token import MODE, SINCE
 
 
 def judged(address: str | None, environment: Mapping[str, str], version: str) -> tuple[bool, str]:
-    """(whether a token keeps strangers out, that in words).
+    """Return whether a token protects the cluster, and a description with advice.
 
     Args:
         address: of the study's cluster; None: autotune starts one of its own.
@@ -23,8 +23,8 @@ def judged(address: str | None, environment: Mapping[str, str], version: str) ->
             f"machines at least, runs code there; upgrade to {wanted}, or take launcher: local"
         )
     if mode == "token" or (mode is None and address is None):
-        told = f" ({MODE}=token)" if mode else ""
-        return True, f"{whose}: runs code for whoever has its token only{told}"
+        mode_shown = f" ({MODE}=token)" if mode else ""
+        return True, f"{whose}: runs code for whoever has its token only{mode_shown}"
     mend = f"unset {MODE}" if address is None else "see `ray get-auth-token --generate`"
     return False, (
         f"{whose}: without {MODE}=token whoever reaches its ports, every user of its machines at "

@@ -1,6 +1,6 @@
-"""Recording a replay table: all configurations of a search space, or a sample, measured in passes.
+"""Recording of a replay table: configurations of a search space, measured in passes.
 
-Every run goes to a journal as soon as it has ended; recording again goes on where the journal ends.
+Every run goes to a journal as soon as it has ended; recording again continues the journal.
 """
 
 import csv
@@ -37,13 +37,14 @@ from storage import NOT_ITS_OWN, AttemptState, disk
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
 _FIRST_BEHIND, _LAST_BEHIND = 0.25, 0.05
-"""How far behind the best a configuration may be to be run again, in the first and last pass."""
+"""Largest distance from the best at which a configuration is run again, in the first and last pass.
+"""
 _ANCHORS = 24
-"""Configurations that are run in every pass, whatever became of them in the first."""
+"""Number of configurations that are run in every pass, whatever their results."""
 _POLISHED = 10
-"""Rounds in which speeds of passes and rates of configurations are fitted in turn."""
+"""Rounds of the median polish, which fits speeds of passes and rates of configurations in turn."""
 _REPEATED = 3
-"""How often a run is made again whose agent died."""
+"""Number of attempts at a run whose agent dies."""
 _GO_ON = "what was measured is kept: once that is mended, the same command goes on"
 
 
@@ -67,10 +68,10 @@ class Run:
 
 
 class Journal:
-    """The runs so far, in a CSV file."""
+    """Runs so far, in a CSV file."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
-        """Open or begin it.
+        """Open a journal, or begin one.
 
         Raises:
             BadInput: it holds other knobs.
@@ -85,7 +86,7 @@ class Journal:
             self._append(self._columns)
 
     def add(self, run: Run) -> None:
-        """Keep a run; it is on disk when this returns."""
+        """Add a run; it is on disk when this returns."""
         shown = [shown_value(value) for value in run.params.values()]
         self._append(
             [run.number, *shown, shown_rate(run.throughput), f"{run.seconds:.3f}", run.state]
@@ -93,7 +94,7 @@ class Journal:
         self.runs.append(run)
 
     def _whole_lines(self) -> bool:
-        """Cut off half a line: the machine died while it was written. False if nothing is left."""
+        """Cut off an incomplete last line, left by a crash; return whether any line remains."""
         if not self._path.exists():
             return False
         content = self._path.read_bytes()
@@ -142,9 +143,9 @@ def record(
         most: configurations; a larger space is sampled at random, the baseline always included.
         passes: runs of each configuration, every pass in a new random order.
         refine: further passes of the leading ones, at first those within a quarter of the best, fewer
-            from pass to pass: who is best is a close race.
+            from pass to pass, as the best ones lie close together.
         workdir: where the ranks run.
-        say: takes a line of progress.
+        say: called with a line of progress.
 
     Returns:
         The output.
@@ -179,7 +180,7 @@ def record(
 def configurations(
     space: Space, spec: StudySpec, names: list[str], most: int
 ) -> list[dict[str, Any]]:
-    """Feasible configurations, the baseline first: all, or so many at random."""
+    """Return feasible configurations, the baseline first: all, or a random sample."""
     baseline = spec.full_baseline()
     found = {key(first := {name: baseline[name] for name in names}): first}
     for params in space.feasible(random.Random(spec.seed)):
@@ -201,7 +202,7 @@ class _Recorder:
     def make_pass(
         self, number: int, chosen: list[dict[str, Any]], say: Callable[[str], None]
     ) -> None:
-        """Run what the pass still lacks; what failed in an earlier one is not run again."""
+        """Run the configurations that the pass lacks, without those that failed in an earlier one."""
         order = list(chosen)
         random.Random(f"{self._spec.seed}/{number}").shuffle(order)
         done = {key(r.params) for r in self._journal.runs if r.number == number}
@@ -215,10 +216,10 @@ class _Recorder:
             say(f"pass {number + 1}, {place}/{len(order)}  {run.state}  {shown}")
 
     def _run(self, number: int, params: dict[str, Any]) -> Run:
-        """Of one configuration.
+        """Run one configuration.
 
         Raises:
-            LauncherError: nothing is known of it: what went wrong is none of its making.
+            LauncherError: its result is not known, for a reason outside the configuration.
         """
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
@@ -237,7 +238,7 @@ class _Recorder:
 def _leading(
     chosen: list[dict[str, Any]], runs: list[Run], progress: float
 ) -> list[dict[str, Any]]:
-    """The configurations close to the best, as far as that is known; `progress` from 0 to 1."""
+    """Return the configurations close to the best, as far as it is known; `progress` is 0 to 1."""
     behind = _FIRST_BEHIND + progress * (_LAST_BEHIND - _FIRST_BEHIND)
     rates = {key(params): _median_rate(own) for params, own in by_configuration(at_one_speed(runs))}
     best = max((rate for rate in rates.values() if rate is not None), default=0.0)
@@ -246,7 +247,7 @@ def _leading(
 
 def _median_rate(runs: list[Run]) -> float | None:
     rates = [run.throughput for run in runs if run.throughput is not None]
-    # One that ran out of memory once may do so again in a real job.
+    # A configuration that ran out of memory once may do so again in a real job.
     failed = any(run.state != "COMPLETE" for run in runs)
     return statistics.median(rates) if rates and not failed else None
 
@@ -277,7 +278,7 @@ def _write_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
 
 
 def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[Run]) -> None:
-    """Keep where the journal begins, or see that it began like this.
+    """Record the origin of a new journal, or check that of an old one.
 
     Raises:
         BadInput: its runs are of another study.
@@ -296,8 +297,11 @@ def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
 
 
 def at_one_speed(runs: list[Run]) -> list[Run]:
-    """The runs, their rates as if the machine had been as fast in every pass as in the first: a shared
-    machine is not, and a configuration that took part in fast passes only would look better."""
+    """Return the runs with rates corrected to the machine's speed in the first pass.
+
+    The speed of a shared machine varies, and a configuration that took part in fast passes only
+    would look better.
+    """
     speeds = pass_speeds(runs)
     return [
         replace(run, throughput=run.throughput / speeds[run.number]) if run.throughput else run
@@ -306,11 +310,12 @@ def at_one_speed(runs: list[Run]) -> list[Run]:
 
 
 def pass_speeds(runs: list[Run]) -> dict[int, float]:
-    """How fast the machine was in each pass against the first: a median polish of rate = configuration x
-    pass over the configurations that are run in all of them, whatever became of them. Those that are
-    run again because they were fast are slower the next time on any machine, and say nothing.
+    """Return the machine's speed in each pass relative to the first.
 
-    A journal without such configurations is judged by all that were run in several passes.
+    It is a median polish of rate = configuration x pass over the configurations that are run in all
+    passes, whatever their results. Those that are run again because they were fast are slower the
+    next time on any machine, and would bias it. A journal without such configurations is judged by
+    all that were run in several passes.
     """
     timed = [(key(run.params), run.number, run.throughput) for run in runs if run.throughput]
     anchors = [key(params) for params in _anchors(runs)]
@@ -327,7 +332,7 @@ def pass_speeds(runs: list[Run]) -> dict[int, float]:
 
 
 def _anchors(runs: list[Run]) -> list[dict[str, Any]]:
-    """The first configurations of the first pass, which is in random order, that completed."""
+    """Return the first completed configurations of the first pass, which is in random order."""
     first = [run.params for run in runs if run.number == 0 and run.throughput]
     return first[:_ANCHORS]
 
@@ -340,7 +345,7 @@ def _medians(found: Iterable[tuple[Any, float]]) -> dict[Any, float]:
 
 
 def run_noise(runs: list[Run]) -> float | None:
-    """Relative standard deviation between runs of one configuration, pooled over all (A/A)."""
+    """Return the relative standard deviation between runs of a configuration, pooled over all (A/A)."""
     spreads = []
     for _, own in by_configuration(runs):
         rates = [run.throughput for run in own if run.throughput is not None]
@@ -350,7 +355,7 @@ def run_noise(runs: list[Run]) -> float | None:
 
 
 def by_configuration(runs: list[Run]) -> Iterator[tuple[dict[str, Any], list[Run]]]:
-    """Each configuration with its runs, in the order of their first."""
+    """Yield each configuration with its runs, in the order of their first."""
     grouped: dict[Any, list[Run]] = {}
     for run in runs:
         grouped.setdefault(key(run.params), []).append(run)

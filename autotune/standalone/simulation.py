@@ -1,10 +1,10 @@
-"""A study over a recorded table: how many trials, how long, which verdict, before a cluster is touched.
+"""Study over a recorded table: number of trials, time and verdict, before a cluster is used.
 
-The tuner is the real one, over a launcher that replays. Speeds, failures and the time of a trial come
-from the table, the noise between runs from where it was recorded; blocks of a run are taken to scatter
-as much as runs do, and what takes turns to have little more than that: what runs one after another
-differ by is mostly the machine's doing, for all of them alike. Every loss is taken to follow its
-reference.
+The tuner is the real one, over a launcher that replays. Speeds, failures and the time of a trial
+come from the table, the noise between runs from its recording. Blocks of a run are assumed to
+scatter as much as runs do, and interleaved configurations little more: most differences between
+successive runs come from the machine, and are common to all of them. Every loss is assumed to
+follow its reference.
 """
 
 import random
@@ -34,21 +34,22 @@ from storage import Database, Repository
 
 _CLUSTER = "simulation"
 _LEASE_SECONDS = 1e6
-"""Nobody else knows of the database."""
+"""Lease for ever: no other process knows of the database."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What the study would have come to.
+    """Result of a simulated study.
 
     Attributes:
         trials: of the search.
-        launches: with those of calibration, numerics gate, confirmation and closer look.
+        launches: with those of calibration, numerics gate, confirmation and profile.
         seconds: that all of it would have taken.
-        missing: configurations of the study's space that the table does not hold; they are left out.
+        missing: configurations of the study's space that the table does not hold; they are left
+            out.
         verdict: its kind.
         sentence: the verdict in words.
-        recommended: what it changes, in words; None without a result.
+        recommended: changes of the recommended configuration, in words; None without a result.
         throughput: of that in the table; None without a result, or where it failed when recorded.
         best: throughput of the table's best row.
         unit: of both.
@@ -67,7 +68,7 @@ class Simulation:
 
     @property
     def shortfall(self) -> float | None:
-        """How far the recommendation lies below the best row, relative to that."""
+        """Return how far the recommendation lies below the best row, relative to that."""
         return None if self.throughput is None else 1 - self.throughput / self.best
 
 
@@ -76,11 +77,11 @@ def simulate(table: Path, spec: StudySpec | None = None, seed: int | None = None
 
     Args:
         table: a CSV file that `autotune record` has written; the .json beside it is needed, too.
-        spec: the study; None: the one that the table was recorded with.
+        spec: of the study; None: the one that the table was recorded with.
         seed: of sampler and noise; None: the study's.
 
     Raises:
-        BadInput: the table is none, or does not hold what the study asks for.
+        BadInput: the file is no table, or does not hold what the study asks for.
     """
     found, origin = read_table(table), read_origin(table)
     own = _study(origin, table)
@@ -96,7 +97,7 @@ def simulate(table: Path, spec: StudySpec | None = None, seed: int | None = None
 
 
 def described(found: Simulation) -> Iterator[str]:
-    """For people."""
+    """Yield the result as lines for a terminal."""
     yield f"{found.trials} trials, {found.launches} launches with those that prove the result"
     yield f"{found.seconds:,.0f} s on the machine of the table"
     if found.missing:
@@ -122,7 +123,7 @@ def _study(origin: Origin, table: Path) -> StudySpec:
 def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -> ReplayLauncher:
     nodes = [origin.environment, *origin.environment.get("others", ())]
     devices = sum(len(node["devices"]) for node in nodes)
-    said = origin.workers or own.resources.known_workers
+    known = origin.workers or own.resources.known_workers
     timed = own.measurement.warmup + own.measurement.longest
     noise = origin.noise or 0.0
     return ReplayLauncher(
@@ -132,7 +133,7 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
             block=noise,
             in_turn=min(noise, PRIOR_SIGMA),
         ),
-        workers=said or devices or DEFAULT_CPU_WORKERS,
+        workers=known or devices or DEFAULT_CPU_WORKERS,
         slots=wanted.resources.slots or 1,
         environment=origin.environment,
         seed=wanted.seed,
@@ -141,10 +142,10 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
 
 
 def _space(wanted: StudySpec, own: StudySpec, table: Table, launcher: ReplayLauncher) -> Space:
-    """What the study asks for.
+    """Return the space that the study asks for.
 
     Raises:
-        BadInput: with all that the table does not hold of it.
+        BadInput: the table lacks a part of it; the message lists all.
     """
     problems = list(_other_measurements(wanted, own, launcher))
     if wanted.asks_for_largest:
@@ -170,7 +171,7 @@ def _other_measurements(
 def _beyond(
     wanted: StudySpec, own: StudySpec, table: Table, launcher: ReplayLauncher
 ) -> Iterator[str]:
-    """Values of the study's space, baseline included, that no row has."""
+    """Yield values of the study's space, baseline included, that no row has."""
     space = _everything(wanted, launcher)
     recorded_space = _everything(own, launcher)
     constant = recorded_space.complete({})
@@ -193,15 +194,15 @@ def _beyond(
 
 
 def _everything(spec: StudySpec, launcher: ReplayLauncher) -> Space:
-    """What the study asks for, whether there is a row for it or not."""
+    """Return the space that the study asks for, whether or not the table holds it."""
     return Space(spec.values(), spec.full_baseline(), Plan(spec, launcher).facts)
 
 
 def _missing(space: Space, table: Table) -> int:
-    """Feasible configurations that no row has, though each of their values is in some row.
+    """Return the number of feasible configurations that no row has, though each value is in some row.
 
     Raises:
-        BadInput: they are so many that they cannot be counted.
+        BadInput: they are too many to be counted.
     """
     if not space.enumerable:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""The files that `autotune init` writes: a study with comments, and a workload of one's own."""
+"""Files that `autotune init` writes: a commented study, and a workload to start from."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ from autotune.errors import BadInput
 from autotune.views.presets import presets_listed
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
-    from autotune.standalone.command import Launched
+    from autotune.standalone.launch_command import Launched
     from autotune.standalone.survey import Allowed
 
 _WORKLOAD = "my_workload.py"
@@ -22,7 +22,7 @@ _NAMED = "workload:\n"
 
 
 def write_study(path: Path) -> None:
-    """Write a study with comments.
+    """Write a commented study.
 
     Raises:
         BadInput: the file exists, or cannot be written.
@@ -33,11 +33,11 @@ def write_study(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """A study that was written of a command.
+    """Study that was written for a command.
 
     Attributes:
-        seen: of the command, in a sentence.
-        is_complete: it can start; else what is marked TODO is to be filled in first.
+        seen: description of the command's training.
+        is_complete: whether it can start; if not, entries marked TODO must be filled in first.
     """
 
     seen: str
@@ -52,23 +52,24 @@ def write_of_command(
     storage: str | None = None,
     allowed: "Allowed | None" = None,
 ) -> Written:
-    """Look at what a launch command trains, and write a study of it that can start. Where no script of
-    torch is in it, nothing is run, and what is not known stands as TODO.
+    """Survey a launch command, and write a study of it that can start.
+
+    Where no script of torch is in it, nothing is run, and unknown entries are marked TODO.
 
     Args:
         path: of the study.
         command: the user's own.
-        say: told what is being done.
+        say: called with progress messages.
         storage: URL of the storage whose names are taken; None: no name is.
-        allowed: what runs of the command may do; None: as for any study.
+        startup: seconds that a start of the script may take; None: the default.
 
     Raises:
         BadInput: the file exists or cannot be written, or the command cannot be tuned; there is no
-            study then.
+        study then.
         LauncherError: there is no place to run it.
     """
-    from autotune.standalone import unseen
-    from autotune.standalone.command import NoScript, taken_apart
+    from autotune.standalone import init_command
+    from autotune.standalone.launch_command import NoScript, taken_apart
 
     if path.exists():
         raise _exists(path)
@@ -82,10 +83,10 @@ def write_of_command(
     except NoScript as reason:
         if shutil.which(command[0]) is None:
             raise BadInput(f"{reason}; there is no program {command[0]} either") from None
-        name = _free_name(unseen.name_of(command), storage, say)
-        if not _written(path, unseen.study(command, name)):
+        name = _free_name(init_command.name_of(command), storage, say)
+        if not _written(path, init_command.study(command, name)):
             raise _exists(path) from None
-        seen = f"a study over a command; fill in what is marked {unseen.TODO} there"
+        seen = f"a study over a command; fill in what is marked {init_command.TODO} there"
         return Written(seen, is_complete=False)
     seen, text = _of_script(path, command, launched, say, storage, allowed)
     if not _written(path, text):
@@ -101,21 +102,21 @@ def _of_script(
     storage: str | None,
     allowed: "Allowed | None",
 ) -> tuple[str, str]:
-    """What was seen of a script, and the text of a study of it that was run once."""
+    """Return a description of a script's training, and the text of a study that was run once."""
     from autotune.config import document, study
-    from autotune.standalone import scripted
+    from autotune.standalone import init_script
     from autotune.standalone.survey import Allowed, Findings, survey
 
     may = allowed or Allowed()
-    name = _free_name(scripted.name_of(launched), storage, say)
+    name = _free_name(init_script.name_of(launched), storage, say)
     done: list[tuple[str, str]] = []
 
     def write(found: Findings) -> study.StudySpec:
-        for doubt in found.turning.doubts:
+        for doubt in found.batch.doubts:
             say(f"Not mapped: {doubt}.")
         cpus = len(os.sched_getaffinity(0))
-        text = scripted.study(command, launched, found, cpus, name=name, allowed=may)
-        done.append((scripted.told(found), text))
+        text = init_script.study(command, launched, found, cpus, name=name, allowed=may)
+        done.append((init_script.description(found), text))
         folders = (Path.cwd(), path.parent.absolute())
         spec = study.check(document.parse(text, str(path)), folders)
         return spec.model_copy(update={"folder": str(path.parent.resolve())})
@@ -125,7 +126,7 @@ def _of_script(
 
 
 def _free_name(name: str, storage: str | None, say: Callable[[str], None]) -> str:
-    """The name, or with a number where the storage has a study of that name already."""
+    """Return the name, with a number if the storage has a study of that name already."""
     from storage import study_names
 
     taken = study_names(storage) if storage else frozenset()
@@ -141,7 +142,7 @@ def _exists(path: Path) -> BadInput:
 
 
 def write_workload(folder: Path) -> Path | None:
-    """Write a workload to start from; None if there is a file of its name, which is left as it was.
+    """Write a workload to start from; return None if its file exists, which is not changed.
 
     Raises:
         BadInput: it cannot be written.
@@ -163,7 +164,7 @@ def _template(name: str) -> str:
 
 
 def _is_text(word: str) -> bool:
-    """Whether it is UTF-8: what is not, Python holds as surrogates."""
+    """Return whether a word is UTF-8; Python represents other bytes as surrogates."""
     try:
         word.encode()
     except UnicodeEncodeError:
@@ -172,7 +173,7 @@ def _is_text(word: str) -> bool:
 
 
 def _written(path: Path, text: str) -> bool:
-    """Write a file that is not there yet; whether it was not.
+    """Write a new file; return False if it exists.
 
     Raises:
         BadInput: it cannot be written.

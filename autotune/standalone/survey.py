@@ -1,4 +1,4 @@
-"""A look at a launch command: what its script is made of, and what turns its knobs."""
+"""Survey of a launch command: the parts of its script, and the settings for its knobs."""
 
 import dataclasses
 import tempfile
@@ -13,51 +13,51 @@ from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import doctor, flags, interpreters
-from autotune.standalone.command import Launched
+from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
-from autotune.standalone.patience import reported
-from autotune.standalone.turning import Turning, turning
+from autotune.standalone.launch_command import Launched
+from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import Deadlines, TrialRequest
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from storage import AttemptResult, AttemptState
 
 _TAIL_BYTES = 4096
-"""Of the script's output, in which its last line is looked for."""
+"""Bytes of the script's output in which its last line is looked for."""
 _LINES_SHOWN = 20
 _SLOWER = 4.0
-"""Times the first run: a run with another setting may compile anew."""
+"""Factor over the first run's time: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about a script.
+    """Result of a survey.
 
     Attributes:
-        seen: as the command has it.
+        seen: training of the unchanged command.
         workers: ranks that ran it.
         device: 'cpu' or 'cuda'.
-        facts: what constraints may ask about this machine.
-        turning: what turns its micro-batch and accumulation.
+        facts: of this machine, for constraints.
+        batch: settings of its micro-batch and accumulation.
     """
 
-    seen: Surveyed
+    seen: SurveyResult
     workers: int
     device: str
     facts: Facts
-    turning: Turning = field(default_factory=Turning)
+    batch: BatchSettings = field(default_factory=BatchSettings)
 
     @property
     def flags(self) -> dict[str, str]:
-        """Of the knobs that the script turns: each is the setting that was seen to do so."""
-        return self.turning.turned_by
+        """Return knob -> setting that was seen to change it."""
+        return self.batch.settings_by_knob
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What runs of a script may do.
+    """Limits of a script's runs.
 
     Attributes:
         startup: seconds that a start may take; None: as for any study.
@@ -75,18 +75,19 @@ def survey(
     write: Callable[[Findings], StudySpec],
     allowed: Allowed,
 ) -> StudySpec:
-    """Run a script for a few steps, and again for each setting that may turn a knob; then run the
-    baseline of the study that is written of it, as `start` would.
+    """Run a script for a few steps, and again for each setting that may change a knob.
+
+    Then run the baseline of the study that is written of it, as `start` would.
 
     Args:
-        launched: the command.
-        workdir: where it runs.
-        say: told what is being done, as a script may take minutes to start.
-        write: writes a study of what was found; nothing to disk.
-        allowed: what its runs may do.
+        launched: parsed command.
+        workdir: its working directory.
+        say: called with progress messages, as a script may take minutes to start.
+        write: returns a study of the findings; writes nothing to disk.
+        allowed: limits of the runs.
 
     Raises:
-        BadInput: it cannot be run, no training was seen, or the study could not start; with the reason.
+        BadInput: it cannot be run, no training was seen, or the study could not start.
         LauncherError: there is no place for it.
     """
     if not launched.is_module and not (workdir / launched.target).exists():
@@ -100,11 +101,11 @@ def survey(
         for notice in launcher.notices():
             say(f"Note: {notice}")
         plan = Plan(spec, launcher)
-        look = _Look(Probe(plan, Path(folder), workdir), launched, workdir, say)
-        seen = look.at({})
+        runner = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
+        seen = runner.at({})
         seen = _with_settings(seen, launched, workdir)
-        _check(seen, launched, plan, look.output())
-        found = turning(look.at, seen, launcher.workers, say)
+        _check(seen, launched, plan, runner.output())
+        found = find_batch_settings(runner.at, seen, launcher.workers, say)
         if found.columns:
             seen = dataclasses.replace(seen, micro_batch=seen.columns)
         seen = _of_all_nodes(seen, found, launched)
@@ -116,7 +117,7 @@ def survey(
 
 
 def _check_start(
-    probe: Probe, launched: Launched, seen: Surveyed, say: Callable[[str], None]
+    probe: Probe, launched: Launched, seen: SurveyResult, say: Callable[[str], None]
 ) -> None:
     """Run the baseline of a study for as long as the shortest trial takes.
 
@@ -140,7 +141,7 @@ def _check_start(
 
 
 def _too_short(
-    launched: Launched, steps: int, per_step: float | None, plan: Plan, seen: Surveyed
+    launched: Launched, steps: int, per_step: float | None, plan: Plan, seen: SurveyResult
 ) -> str:
     return too_short(launched.target, steps, per_step, plan.longest_timed, seen.options)
 
@@ -154,7 +155,7 @@ def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
         "python_options": list(launched.options),
         "may_write": allowed.may_write,
     }
-    ranks = launched.workers_per_node  # a look at one of the nodes tells what all do
+    ranks = launched.workers_per_node  # a survey of one node stands for all
     return StudySpec.model_validate(
         {
             "name": "survey",
@@ -167,15 +168,15 @@ def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
     )
 
 
-def _of_all_nodes(seen: Surveyed, found: Turning, launched: Launched) -> Surveyed:
-    """Return what one rank of the whole job has, where ranks of one node were looked at."""
+def _of_all_nodes(seen: SurveyResult, found: BatchSettings, launched: Launched) -> SurveyResult:
+    """Return the survey of one rank of the whole job, from ranks of one node."""
     if MICRO_BATCH not in found.over_all_ranks:
         return seen
     return dataclasses.replace(seen, micro_batch=seen.micro_batch // launched.nodes)
 
 
-class _Look:
-    """Runs the script with some settings changed."""
+class _Runner:
+    """Runner of the script with some settings changed."""
 
     def __init__(
         self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
@@ -193,8 +194,8 @@ class _Look:
         """Return the end of what rank 0 printed in the last run."""
         return self._probe.files(self._last).tail(0, _TAIL_BYTES)
 
-    def at(self, settings: Mapping[str, int]) -> Surveyed:
-        """What rank 0 has seen.
+    def at(self, settings: Mapping[str, int]) -> SurveyResult:
+        """Return what rank 0 has seen.
 
         Args:
             settings: flag -> its value; others are as the command has them.
@@ -224,14 +225,16 @@ class _Look:
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self._usual = self._usual or result.wall_seconds
         self._last = name
-        seen = Surveyed.from_text(files.survey(0).read_text())
+        seen = SurveyResult.from_text(files.survey(0).read_text())
         if settings and not seen.steps:
             raise BadInput(seen.ended or "no optimizer step was seen")
         return seen
 
     def _limit(self) -> float:
-        """Seconds for the start of the next run: of one with another setting, which may wait for ever,
-        a few times what the first run took."""
+        """Return the seconds for the start of the next run.
+
+        A run with another setting, which may hang, has a multiple of the first run's time.
+        """
         if not self._usual:
             return self._startup
         return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self._usual))
@@ -261,8 +264,8 @@ def _with(given: fields.Given, startup: float) -> Shape:
     return shape
 
 
-def _with_settings(seen: Surveyed, launched: Launched, workdir: Path) -> Surveyed:
-    """What was seen, with everything that may tell the script a number among its options."""
+def _with_settings(seen: SurveyResult, launched: Launched, workdir: Path) -> SurveyResult:
+    """Return a survey with all settings that may give the script a number among its options."""
     found: list[Option] = []
     for file in seen.settings:
         try:
@@ -274,7 +277,7 @@ def _with_settings(seen: Surveyed, launched: Launched, workdir: Path) -> Surveye
     return dataclasses.replace(seen, options=options)
 
 
-def _check(seen: Surveyed, launched: Launched, plan: Plan, output: str) -> None:
+def _check(seen: SurveyResult, launched: Launched, plan: Plan, output: str) -> None:
     """See that a script trains, and for long enough.
 
     Args:
@@ -303,7 +306,7 @@ def _check(seen: Surveyed, launched: Launched, plan: Plan, output: str) -> None:
         )
 
 
-def _without_step(seen: Surveyed, launched: Launched, output: str) -> str:
+def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:
     how = seen.ended or "it never came to one"
     idle = seen.ended_by_itself and not seen.backwards
     return (

@@ -1,4 +1,4 @@
-"""Programs that stand before a script or its launcher in a command: what becomes of each of them."""
+"""Programs in front of a script or its launcher in a command, and how each is handled."""
 
 import os
 import re
@@ -25,8 +25,10 @@ _PASSING = {
     "command": ("", 0),
     "timeout": ("ks", 1),
 }
-"""Programs that leave a script's process as it is: their one-letter options with a value, and how many
-words stand before the command."""
+"""Programs that do not change a script's process.
+
+Each has its one-letter options with a value, and the number of words in front of the command.
+"""
 _BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
 _MANAGERS = (
     "uv",
@@ -52,18 +54,18 @@ _STARTS_RANKS = {
     "aprun": ("-n", "--pes"),
     "flux": ("-n", "--ntasks"),
 }
-"""Programs that start several processes of a script, and their options for how many."""
+"""Programs that start several processes of a script, and their options for the number."""
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What is left of a command.
+    """Rest of a command behind a program.
 
     Attributes:
         words: behind the program.
         python: words that start the command's python, where the program chooses it.
-        check: called with what the rest comes to; may raise.
+        check: called with the parsed rest; may raise.
     """
 
     words: tuple[str, ...]
@@ -72,11 +74,13 @@ class Passed:
 
 
 def taken_off(words: Sequence[str]) -> Passed | None:
-    """Return a command without the program that it begins with; None: that is none of these programs.
+    """Return a command without the program in front; None if it is not one of these programs.
 
     Raises:
         NoScript: no python follows.
-        BadInput: trials would not be what the program makes of the script; with what to type.
+        BadInput: trials cannot follow what the program does with the script; the message says what
+            to
+        type.
     """
     name = Path(words[0]).name
     if name == "env":
@@ -95,7 +99,7 @@ def taken_off(words: Sequence[str]) -> Passed | None:
 
 
 def unknown(words: Sequence[str]) -> BadInput:
-    """Return why a command that begins with a program nobody knows is not taken apart."""
+    """Return the error for a command that begins with an unknown program."""
     script = _script(words[1:])
     if not script:
         return NoScript(
@@ -210,7 +214,7 @@ def _number(words: Sequence[str], options: Sequence[str]) -> str | None:
 
 
 def _program_place(words: Sequence[str]) -> int:
-    """Return where the program stands that another one runs; behind the end if none is found."""
+    """Return the place of the program that another one runs; behind the end if there is none."""
     for place, word in enumerate(words[1:], start=1):
         name = Path(word).name
         if interpreters.is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
@@ -224,10 +228,10 @@ def _program_place(words: Sequence[str]) -> int:
 
 
 def _script(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the script in a command, with its arguments; nothing where there is none."""
+    """Return the script in a command, with its arguments; empty if there is none."""
     for place, word in enumerate(words):
-        if interpreters.is_python(word) and (told := parsed(words[place + 1 :])):
-            return (*(("-m",) if told.is_module else ()), told.target, *told.args)
+        if interpreters.is_python(word) and (python := parsed(words[place + 1 :])):
+            return (*(("-m",) if python.is_module else ()), python.target, *python.args)
         if word.endswith(".py") and " " not in word:
             return tuple(words[place:])
         if " " in word and (script := _script(word.split())):  # for a shell

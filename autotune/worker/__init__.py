@@ -1,1 +1,1 @@
-"""What runs beside the user's code. Imports the standard library, torch and itself, nothing else."""
+"""Code that runs beside the user's code. It imports the standard library and torch only."""

@@ -1,4 +1,4 @@
-"""Decoded JSON -> dataclasses, by their type hints."""
+"""Decode JSON into dataclasses, by their type hints."""
 
 import dataclasses
 import functools
@@ -12,17 +12,18 @@ Decoder = Callable[[Any], Any]
 
 @functools.cache
 def decoder(hint: Any) -> Decoder:
-    """What turns decoded JSON into a value of this type: a dataclass, tuple[T, ...], list[T],
-    dict[str, T], T | None, an enum, a TypedDict, or what JSON has itself, which is taken as it comes.
+    """Return a function that turns decoded JSON into a value of a type.
 
-    Of a dataclass, fields of a newer version are ignored, and those that have a default may be missing.
-    The keys of a TypedDict are taken as they come.
+    Types are a dataclass, tuple[T, ...], list[T], dict[str, T], T | None, an enum, a TypedDict, or
+    a type that JSON has itself, whose values are returned unchanged. Unknown fields of a dataclass
+    are ignored, and fields that have a default may be missing. The keys of a TypedDict are not
+    checked.
 
-    The decoder raises ValueError where the JSON has another form, a field is missing, or an enum has no
-    such value.
+    The decoder raises ValueError where the JSON has another form, a field is missing, or an enum
+    has no such value.
 
     Raises:
-        TypeError: a type of another kind: a message cannot hold it.
+        TypeError: a message cannot hold this type.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

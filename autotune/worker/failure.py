@@ -1,4 +1,4 @@
-"""What the exit status of a rank means, and which rank's end is the cause."""
+"""Classify the exit status of a rank, and find the rank whose end is the cause of a failure."""
 
 import dataclasses
 import signal
@@ -10,7 +10,7 @@ from autotune.worker.protocol import Outcome, RankEnd
 _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 # A rank that runs out of memory or crashes makes its peers raise: their errors are symptoms. A hang is
-# noted only while nothing else is wrong; what follows comes of asking the ranks for their stacks.
+# recorded only while no rank has failed; later errors come from the signal that dumps the stacks.
 _SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
 _SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)
@@ -23,27 +23,33 @@ _BROKEN_DEVICE = (
     "system not yet initialized",
     "gpu is lost",
 )
-"""What CUDA and NVML call that (cudaGetErrorString of errors 214, 220, 100, 46 and 802)."""
+"""Messages of CUDA and NVML for a broken device.
+
+cudaGetErrorString gives the first of them for errors 214, 220, 100, 46 and 802.
+"""
 
 
-def may_come_of_the_end(end: RankEnd) -> bool:
-    """Whether a rank ends like this also because others of its trial have been ended."""
+def may_follow_from_end(end: RankEnd) -> bool:
+    """Return whether this end may be a consequence of ending other ranks of the trial."""
     return end.outcome in _SYMPTOMS
 
 
 def broken_device(end: RankEnd) -> str:
-    """What has happened to the device of a rank, in words; empty if nothing has, as far as it says. No
-    configuration does that, and nothing can be measured there until somebody has seen to it."""
-    said = f"{end.cause}\n{end.log_tail}" if end.outcome is Outcome.CRASH else end.cause
-    if end.outcome not in _SYMPTOMS or not any(text in said.lower() for text in _BROKEN_DEVICE):
+    """Describe the failure of a rank's device; return an empty text if its end shows none.
+
+    No configuration causes such a failure, and the device cannot be measured on until it is
+    repaired.
+    """
+    text = f"{end.cause}\n{end.log_tail}" if end.outcome is Outcome.CRASH else end.cause
+    if end.outcome not in _SYMPTOMS:
         return ""
-    lines = said.splitlines()
-    told = next(line for line in lines if any(text in line.lower() for text in _BROKEN_DEVICE))
-    return f"a device has failed: rank {end.rank}: {told.strip()}"
+    lines = text.splitlines()
+    line = next((ln for ln in lines if any(known in ln.lower() for known in _BROKEN_DEVICE)), "")
+    return f"a device has failed: rank {end.rank}: {line.strip()}" if line else ""
 
 
-def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
-    """OOM or CRASH with its cause, by the exit status of a rank that reported nothing.
+def outcome_of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
+    """Return OOM or CRASH with its cause, by the exit status of a rank that reported nothing.
 
     Args:
         status: exit code, negative for a signal.
@@ -68,7 +74,7 @@ def _signal_name(number: int) -> str:
 
 
 def kernel_oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck so far, by its own counters."""
+    """Return the number of kills by the kernel's out-of-memory killer so far, by its own counters."""
     for path in _OOM_KILL_COUNTERS:
         try:
             lines = path.read_text().splitlines()
@@ -82,8 +88,10 @@ def kernel_oom_kills() -> int:
 
 
 def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The end that explains the others: the gravest, of hung ranks the one that the others wait for,
-    then the first. None if all went well."""
+    """Return the end that explains the others; None if all went well.
+
+    It is the gravest one; of hung ranks, the one that the others wait for; then the first.
+    """
     failed = [end for end in ends if end.outcome is not None]
     first = min(failed, key=_gravity, default=None)
     if first is None:

@@ -1,4 +1,4 @@
-"""Every file that a trial leaves on a node. The one owner of their names."""
+"""Every file that a trial leaves on a node, and the only place that knows their names."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 MOST_LOG_BYTES = 64 * 2**20
-"""A log that has grown beyond this is cut to its end."""
+"""Size above which a log is cut to its end."""
 _KEPT_LOG_BYTES = 2**20
 _TAKEN_LOG_BYTES = 2**20
 _TAKEN_TRACE_BYTES = 32 * 2**20
@@ -18,16 +18,17 @@ COMPILER_CACHES = {
 }
 """Variable that names a folder of compiled code -> its place in the study's folder of such code.
 
-To compile it again would cost each trial minutes."""
+Compiling it again would cost each trial minutes.
+"""
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder unless it is there, and those above it that are missing.
+    """Make a folder and its missing parents, readable for this user alone.
 
-    For this user alone: what trials print may hold secrets.
+    The output of trials may hold secrets.
 
     Raises:
-        OSError: it may not be made.
+        OSError: the folder cannot be made.
     """
     for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
         missing.mkdir(mode=_OF_USER, exist_ok=True)
@@ -35,21 +36,21 @@ def make_private(folder: Path) -> None:
 
 
 class TrialFiles:
-    """What is in the folder of a trial."""
+    """Paths of the files in a trial's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def progress(self, first_rank: int) -> Path:
-        """Counters of the ranks of a node, known by its first."""
+        """Return the file with the counters of a node's ranks, named by the first of them."""
         return self.folder / f"progress-{first_rank}"
 
     def log(self, rank: int) -> Path:
-        """What a rank prints."""
+        """Return the log of a rank."""
         return self.folder / f"rank-{rank}.log"
 
     def tail(self, rank: int, most: int) -> str:
-        """The end of what a rank has printed, however much that is: so many bytes, as text."""
+        """Return the end of a rank's log, at most this number of bytes, as text."""
         try:
             with self.log(rank).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - most))
@@ -58,32 +59,37 @@ class TrialFiles:
             return ""
 
     def cut(self, rank: int, most: int = MOST_LOG_BYTES) -> None:
-        """Leave the end of a rank's log if it has become too long. Who prints goes on behind that, as
-        logs are only ever added to; what is printed at this very moment may be lost."""
+        """Cut a rank's log to its end if it has grown too long.
+
+        The rank goes on behind that end, as logs are opened for appending. Output of this very
+        moment may be lost.
+        """
         log = self.log(rank)
         try:
             size = log.stat().st_size
             if size <= most:
                 return
             end = self.tail(rank, min(_KEPT_LOG_BYTES, most // 2))
-            said = f"[autotune: the log was longer than {most} bytes; here is its end]\n"
+            notice = f"[autotune: the log was longer than {most} bytes; here is its end]\n"
             with log.open("ab") as file:
                 file.truncate(0)
-                file.write((said + end).encode(errors="replace"))
+                file.write((notice + end).encode(errors="replace"))
         except OSError:
-            return  # it is gone, or the disk is full: which is for others to say
+            return  # it is gone, or the disk is full, which is reported elsewhere
 
     def logs(self) -> list[Path]:
-        """Of all ranks, as far as this machine has them."""
+        """Return the logs of all ranks that are on this machine."""
         return sorted(self.folder.glob("rank-*.log"))
 
     def taken(self, token: str) -> dict[str, bytes]:
-        """Logs and traces by name, for a machine that does not see this folder, which is gone then. Of a
-        long log it is the end; a trace that is too long is left out.
+        """Return logs and traces by name for another machine, and delete this folder.
+
+        A long log is cut to its end; a trace that is too long is left out.
 
         Args:
-            token: name of a file that whoever asks has made in the folder on its machine: where that is
-                here, it is the same folder, and stays.
+            token: name of a file that the caller has made in the folder on its own machine. Where
+                it is
+            found here, both are the same folder: nothing is returned or deleted.
         """
         if (self.folder / token).exists():
             return {}
@@ -99,25 +105,25 @@ class TrialFiles:
         return found
 
     def trace(self, rank: int) -> Path:
-        """The profiler's trace of a rank, which Perfetto opens."""
+        """Return the profiler's trace of a rank, which Perfetto opens."""
         return self.folder / f"trace-{rank}.json.gz"
 
     def survey(self, rank: int) -> Path:
-        """What a rank has seen of a script, for whoever writes a study of it."""
+        """Return the file with the survey of a script by a rank."""
         return self.folder / f"survey-{rank}.json"
 
     def protection(self) -> Path:
-        """How the user's files were protected on this node, as JSON."""
+        """Return the JSON file that says how the user's files were protected on this node."""
         return self.folder / "protection.json"
 
     def command(self) -> Path:
-        """The folder of a command for what it writes."""
+        """Return the folder that a command writes to."""
         return self.folder / "command"
 
     def copies(self) -> Path:
-        """The folder of copies of the files that a script reads its settings from."""
+        """Return the folder for copies of the files that a script reads its settings from."""
         return self.folder / "copies"
 
     def traces(self) -> list[Path]:
-        """Of all ranks, as far as this machine has them."""
+        """Return the traces of all ranks that are on this machine."""
         return sorted(self.folder.glob("trace-*.json.gz"))

@@ -1,8 +1,8 @@
-"""What building a workload imports, and importing it once for all trials instead of in each.
+"""Find what building a workload imports, and import it once for all trials.
 
 A rank is forked from a process that has torch imported. Libraries that the workload needs besides
 (transformers takes seconds) can be imported there too, as long as nothing that a rank can see comes
-out differently. The user's own modules stay out of it.
+out differently. The user's own modules are never among them.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from autotune.worker.protocol import Preload, TrialRequest
 from autotune.worker.sandbox import redirect
 
 PRELOAD_FILE = "AUTOTUNE_PRELOAD"
-"""Environment variable that tells a fork server where it stands what to import."""
+"""Environment variable that tells a fork server which file says what to import."""
 _DRIVER = "libcuda.so.1"
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED, the answer to every call before cuInit."""
 _DEVICES = "/dev/nvidia"
 
 
-class Brought:
-    """What a rank has more, once it has built its workload, than it had when this was made."""
+class ImportRecord:
+    """Record of modules, environment and sys.path before a rank builds its workload."""
 
     def __init__(self) -> None:
         self._modules = set(sys.modules)
@@ -38,15 +38,16 @@ class Brought:
         self._path = list(sys.path)
 
     def preload(self, request: TrialRequest, own: Iterable[str]) -> Preload:
-        """What to import beforehand in the trials to come.
+        """Return what to import beforehand in later trials.
 
         Args:
+            request: of the trial that has built its workload.
             own: names of environment variables that are set for this rank alone.
         """
         names = {*self._environment, *os.environ}
         # Without an overlay a fork server cannot find out which libraries write when they are imported.
         copying = redirect.VARIABLE in os.environ
-        environment = processes.of_study(request.env)
+        environment = processes.study_variables(request.env)
         return Preload(
             modules=() if copying else installed(self._modules, request.factory),
             environment=environment,
@@ -66,7 +67,7 @@ class Brought:
 
 
 def installed(before: Iterable[str], factory: str) -> tuple[str, ...]:
-    """Modules of installed libraries that were imported since, in the order in which that ended.
+    """Return modules of installed libraries imported since, in the order of their imports' ends.
 
     Args:
         before: names of the modules that were there then.
@@ -83,7 +84,7 @@ def installed(before: Iterable[str], factory: str) -> tuple[str, ...]:
 
 
 def load(wanted: Preload) -> str:
-    """Import modules into a process that ranks are to be forked from.
+    """Import modules into a process that ranks will be forked from.
 
     Returns:
         Why nothing should be forked from this process now; empty if all is well.
@@ -133,10 +134,10 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def running_beside(parent: int) -> str:
-    """As `load`, told in a fork of that process: whether its libraries have started anything.
+    """Return why nothing should be forked from `parent`; empty if all is well. Call it in a fork.
 
-    Thread pools of numerical libraries do not count: they end before a fork, and start again when they
-    are used.
+    Threads and processes that the imported libraries have started count; thread pools of numerical
+    libraries do not, as they end before a fork and start again on use.
     """
     if len(os.listdir(f"/proc/{parent}/task")) > 1:  # noqa: PTH208
         return "the libraries start threads when they are imported"
@@ -146,7 +147,7 @@ def running_beside(parent: int) -> str:
 
 
 def import_one(name: str) -> None:
-    """Import a module, and print why if that fails: the rank that imports it itself will tell."""
+    """Import a module; if that fails, print why. A rank that imports it itself reports the error."""
     try:
         importlib.import_module(name)
     except KeyboardInterrupt:
@@ -156,12 +157,12 @@ def import_one(name: str) -> None:
 
 
 def _comes_out_alike(name: str, changed: Mapping[str, str | None]) -> bool:
-    """Whether a variable that changes while the workload is built has the same value now."""
+    """Return whether a variable that building the workload changes has the same value now."""
     return name in changed and os.environ.get(name) == changed[name]
 
 
 def _shared() -> set[str]:
-    """Open files, and memory that a fork would share with this process; NVML's do no harm."""
+    """Return open files, and memory that a fork would share with this process, without NVML's."""
     mappings = Path("/proc/self/maps").read_text().splitlines()
     files = os.listdir("/proc/self/fd")  # noqa: PTH208
     return {line for line in mappings if line.split()[1].endswith("s") and _DEVICES not in line} | {

@@ -1,4 +1,4 @@
-"""The interpreter that ranks are forked from: of a script, started as its own command starts it."""
+"""The interpreter that ranks are forked from; for a script, started as its own command starts it."""
 
 import contextlib
 import json
@@ -14,23 +14,26 @@ from typing import Any
 _ASKED = "AUTOTUNE_INTERPRETER"
 """Environment variable that tells an agent the options of its fork server, as JSON."""
 _TYPED_PATH = "AUTOTUNE_PYTHONPATH"
-"""PYTHONPATH as the user has it, where the fork server needs another text of the same meaning."""
+"""PYTHONPATH of the user, where the fork server needs another text of the same meaning."""
 _TYPED_THREADS = "AUTOTUNE_OMP_NUM_THREADS"
-"""OMP_NUM_THREADS as the user has it, where the fork server has one of ours; empty: they have none."""
+"""OMP_NUM_THREADS of the user, where the fork server sets its own; empty: the user sets none."""
 _PATH = "PYTHONPATH"
 _THREADS = "OMP_NUM_THREADS"
 _ADDED = "AUTOTUNE_ADDED"
 """Names of the variables that an agent has set for itself and that its scripts are not to see,
 separated by spaces."""
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""A library that asks as it is imported whether there is a device is answered without CUDA: a process
-that has initialised CUDA cannot be forked into ranks."""
+"""Environment of the fork server, in which torch counts devices without CUDA.
+
+A library may ask for devices when it is imported, and a process that has initialised CUDA cannot be
+forked into ranks.
+"""
 _MAIN_PROCESS = "MainProcess"
 _NOTHING_TO_IMPORT = "/proc"
-"""`python -c` looks there first, while torch is imported: a folder that shadows no module."""
+"""Folder that shadows no module: `python -c` looks there first, while torch is imported."""
 
 
-def asked(options: Sequence[str]) -> dict[str, str]:
+def agent_variables(options: Sequence[str]) -> dict[str, str]:
     """Return the environment of an agent whose ranks run a script.
 
     Args:
@@ -50,12 +53,12 @@ def quiet(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def of_ranks() -> Iterator[None]:
-    """Have the fork server that is started meanwhile be what the ranks of the study need."""
+def fork_server_settings() -> Iterator[None]:
+    """Start fork servers meanwhile with what the ranks of the study need."""
     text = os.environ.pop(_ASKED, None)
     if text is None:
-        # Ranks of a workload have the threads of resources.cpus_per_worker, mostly one. Numerical
-        # libraries read it as they are loaded; a rank that has more tells them so.
+        # Ranks of a workload have resources.cpus_per_worker threads, mostly one. Numerical
+        # libraries read the number when they are loaded; a rank with more threads sets it again.
         os.environ[_TYPED_THREADS] = os.environ.get(_THREADS, "")
         os.environ[_THREADS] = "1"
     options = json.loads(text) if text else []
@@ -78,7 +81,7 @@ def _options(options: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _absolute_path() -> Iterator[None]:
-    """Have relative entries of PYTHONPATH mean what they mean here, whatever folder python starts in."""
+    """Make relative entries of PYTHONPATH absolute, as python starts in another folder."""
     typed = os.environ.get(_PATH)
     if typed:
         entries = typed.split(os.pathsep)
@@ -94,14 +97,14 @@ def _absolute_path() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Start:
-    """What an interpreter was started with, to be given to the scripts of its forks.
+    """Start of an interpreter, to be reproduced for the scripts of its forks.
 
     Attributes:
         path: sys.path, without the folder that `python -c` puts there.
         options: of python.
-        threads: OMP_NUM_THREADS of the user, where this process has another; empty: none.
-        added: variables that the agent has set for itself.
-        process: this one, as multiprocessing knows it.
+        threads: OMP_NUM_THREADS of the user where this process has its own; empty: unset; None: the
+            same.
+        process: this process, as multiprocessing knows it.
     """
 
     path: tuple[str, ...]
@@ -112,11 +115,11 @@ class _Start:
 
 
 _start: _Start | None = None
-"""Of the fork server, known in its forks."""
+"""Start of the fork server; its forks inherit it."""
 
 
-def look() -> None:
-    """Note how this process was started: a fork server, while it imports."""
+def record_start() -> None:
+    """Record how this process was started. A fork server calls it while it imports."""
     global _start
     words = sys.orig_argv
     options = words[1 : words.index("-c")] if "-c" in words else []
@@ -130,7 +133,7 @@ def look() -> None:
 
 
 def restore() -> None:
-    """Make a fork what python makes of a process before it runs a script."""
+    """Make a fork look as python makes a process before it runs a script."""
     if not _start:
         return
     sys.path[:] = _start.path
@@ -145,7 +148,7 @@ def restore() -> None:
 
 
 def _be_main_process(start: _Start) -> None:
-    """Have multiprocessing take this fork for a process that python has started, and no child."""
+    """Make multiprocessing take this fork for a main process instead of a child."""
     processes: Any = process
     start.process.name = _MAIN_PROCESS
     processes._current_process = start.process

@@ -1,4 +1,4 @@
-"""Finding and killing every process of a trial, whatever sessions its processes have opened.
+"""Find and kill every process of a trial, whatever sessions its processes have opened.
 
 Linux only. An agent is a child subreaper: a descendant whose parent dies is handed to the agent, so
 walking parent links from the agent finds all of them, whether they called setsid or not.
@@ -16,22 +16,25 @@ from pathlib import Path
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.002
 _PATIENCE_SECONDS = 30.0
-"""How long a process may take to die of SIGKILL: one that waits for a disk or a file system dies when
-that answers, or never."""
+"""Timeout for a process to die of SIGKILL.
+
+A process that waits for a disk or a file system dies when that answers, or never.
+"""
 _START_TIME = 19
-"""Its place in /proc/PID/stat behind the name of the program; see proc_pid_stat(5)."""
+"""Index of the start time in /proc/PID/stat behind the name of the program; see proc_pid_stat(5).
+"""
 _OOM_SCORE = 500
-"""Of 1000, on top of the share of memory that it has."""
+"""Points of 1000, on top of the share of memory that the process has."""
 _SHOWN = 60
-"""Characters of a command line."""
+"""Characters shown of a command line."""
 
 MARKER = "AUTOTUNE_AGENT"
 """Environment variable that names the agent in everything that descends from it."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a rank print the stacks of all its threads to its log."""
+"""Signal that makes a rank print the stacks of all its threads to its log."""
 STORAGE = "AUTOTUNE_STORAGE"
-"""Where studies are stored, maybe with a password: no rank needs to know it."""
+"""Variable with the address of the studies, maybe with a password; no rank needs to know it."""
 
 
 _OF_RANK = frozenset(
@@ -53,25 +56,26 @@ _OF_STEP = (
     *("TORCHELASTIC_", "SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_NODE", "SLURM_PMI"),
     *("PMI_", "PMIX_", "OMPI_", "PRTE_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"),
 )
-"""Beginnings of the names of variables that torchrun, srun and mpirun set for each process."""
+"""Prefixes of variables that torchrun, srun and mpirun set for each process."""
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants handed to this process."""
+    """Let the kernel hand orphaned descendants to this process."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_first_without_memory() -> None:
-    """Where memory runs out, have the kernel end this process and its children rather than the daemon,
-    an agent or a neighbour: it takes the one that scores most."""
+    """Let the kernel's out-of-memory killer prefer this process and its children.
+
+    The daemon, the agent and other users' processes then survive.
+    """
     own = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError):  # as where /proc is read-only
+    with contextlib.suppress(OSError):  # /proc may be read-only
         own.write_text(str(max(int(own.read_text()), _OOM_SCORE)))
 
 
-def of_study(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a study without those that are ours alone to set: the mark, the devices of a
-    slot, and where studies are stored."""
+def study_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a study's variables without those that autotune sets: mark, devices and storage."""
     ours = (MARKER, VISIBLE_DEVICES, STORAGE)
     return {name: value for name, value in env.items() if name not in ours}
 
@@ -82,7 +86,7 @@ def is_of_rank(name: str) -> bool:
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what an agent may take over of an environment.
+    """Return the part of an environment that an agent may inherit.
 
     A launch or a batch step that surrounds autotune has given its ranks to autotune, not to trials.
     """
@@ -91,12 +95,12 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_storage(environment: Mapping[str, str]) -> dict[str, str]:
-    """What may be passed on of an environment."""
+    """Return an environment without the address of the studies."""
     return {name: value for name, value in environment.items() if name != STORAGE}
 
 
 def descendants(root: int) -> set[int]:
-    """Process ids of all living descendants of `root`, zombies included."""
+    """Return the process ids of all living descendants of `root`, zombies included."""
     children: dict[int, list[int]] = {}
     for pid, parent, _ in _process_table():
         children.setdefault(parent, []).append(pid)
@@ -110,19 +114,18 @@ def descendants(root: int) -> set[int]:
 
 
 class Survivors(Exception):
-    """Processes that could not be killed; which, and why, in words."""
+    """Processes that could not be killed; the text says which, and why."""
 
 
 def kill_descendants(
     spare: set[int], timeout: float = _PATIENCE_SECONDS, *, keep: Collection[int] = ()
 ) -> None:
-    """SIGKILL every descendant of this process but `spare`, until none is left.
+    """SIGKILL every descendant of this process except `spare`, until none is left.
 
     Args:
-        spare: these processes alone.
+        spare: processes to leave alone; their descendants are killed.
         timeout: seconds.
-        keep: these as well, whatever descends from them, and what has left them and is in their
-            sessions still.
+        keep: processes to leave with all descendants and with orphans in their sessions.
 
     Raises:
         Survivors: some survived, e.g. stuck in an uninterruptible system call, or of another user.
@@ -135,15 +138,15 @@ def kill_descendants(
             raise Survivors(described(remaining))
         for pid in remaining:
             kill(pid)
-        # One that was listed alive may fork and die before it is looked at: its child is in no list
-        # yet, but it lies there dead. Hence none is left only when none of them had to be buried.
+        # A listed process may fork and die before it is signalled. Its child is in no list yet, but the
+        # process remains as a zombie: hence none is left only when no zombie had to be reaped.
         if not _reap_adopted(spare) and not remaining:
             return
         time.sleep(_POLL_SECONDS)
 
 
 def _kept(roots: Collection[int]) -> set[int]:
-    """Processes with all that is theirs: descendants, and who has lost its parent in their sessions."""
+    """Return processes with their descendants and the orphans in their sessions."""
     if not roots:
         return set()
     below = {pid for root in roots for pid in (root, *descendants(root))}
@@ -160,12 +163,12 @@ def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
     """SIGKILL every process that descends from a dead agent, found by the mark in its environment.
 
     Returns:
-        The process ids that were killed, or told to die; `marked` tells which still live.
+        The process ids that were signalled; `living_of` tells which still live.
     """
     give_up = time.monotonic() + timeout
     killed: list[int] = []
     quiet = 0
-    # One look may miss a child whose parent forks and dies while it is looked at.
+    # One pass may miss a child whose parent forks and dies meanwhile.
     while quiet < 2 and time.monotonic() < give_up:
         marked = living_of(agent_id)
         for pid in marked:
@@ -177,20 +180,21 @@ def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
 
 
 def living_of(agent_id: str) -> list[int]:
-    """Living processes with the mark of an agent, but for this one."""
+    """Return living processes with the mark of an agent, except this one."""
     mark = f"{MARKER}={agent_id}".encode()
     return [pid for pid, _, letter in _process_table() if _living_with(mark, pid, letter)]
 
 
 def new_agent_id() -> str:
-    """A mark that no other agent has. It tells who started the agent: this process."""
+    """Return a new, unique mark. It encodes which process starts the agent: this one."""
     me = os.getpid()
     return f"{_pid_space()}-{me}-{_started(me)}-{uuid.uuid4().hex}"
 
 
 def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
-    """SIGKILL what is left of agents whose starter is dead: where both were killed at once, nobody has
-    cleared away what had left their sessions.
+    """SIGKILL what is left of agents whose starter is dead.
+
+    Where both were killed at once, processes that had left their sessions remain.
 
     Returns:
         What survives, in words; empty if nothing does.
@@ -202,7 +206,7 @@ def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
 
 
 def _orphaned(pid: int, letter: str) -> list[str]:
-    """The mark of a process, if nobody is left who would clear it away."""
+    """Return the mark of a process if the starter of its agent is dead, else an empty list."""
     if pid == os.getpid() or letter in "ZX":
         return []
     named = f"{MARKER}=".encode()
@@ -213,19 +217,18 @@ def _orphaned(pid: int, letter: str) -> list[str]:
 def _starter_is_gone(mark: str) -> bool:
     parts = mark.split("-")
     if len(parts) != 4 or parts[0] != _pid_space():
-        return (
-            False  # of another version, or of a container, whose processes have other numbers there
-        )
+        # A mark of another version, or of a container with process ids of its own, is left alone.
+        return False
     return _started(int(parts[1])) != parts[2]
 
 
 def _pid_space() -> str:
-    """The number of this process's namespace of process ids."""
+    """Return the number of this process's namespace of process ids."""
     return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
 
 
 def _started(pid: int) -> str:
-    """When a process began, in ticks since boot; empty if it is gone or dead."""
+    """Return the start time of a process in ticks since boot; empty if it is gone or dead."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -235,12 +238,12 @@ def _started(pid: int) -> str:
 
 
 def described(pids: Iterable[int]) -> str:
-    """Processes that do not die, in words; empty if there are none."""
+    """Describe processes that do not die; return an empty text if there are none."""
     return ", ".join(_described(pid) for pid in sorted(set(pids)))
 
 
 def _described(pid: int) -> str:
-    """Of one: what it is, and why it may not die."""
+    """Describe one process, and why it may not die."""
     try:
         words = (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -253,7 +256,7 @@ def _described(pid: int) -> str:
 
 
 def is_marked(pid: int) -> bool:
-    """Whether a process descends from an agent, of whatever slot."""
+    """Return whether a process descends from an agent of any slot."""
     return any(variable.startswith(f"{MARKER}=".encode()) for variable in _environment(pid))
 
 
@@ -264,7 +267,7 @@ def _living_with(mark: bytes, pid: int, letter: str) -> bool:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """The variables that a process was started with; none if it is gone, or another user's."""
+    """Return the variables a process was started with; none if it is gone or of another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -272,18 +275,18 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, also to one that is already gone, or that another user has and that stays."""
+    """SIGKILL a process; ignore one that is gone or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def state(pid: int) -> str:
-    """The kernel's letter for what the process does (R, S, D, T, Z), or '?' if it is gone."""
+    """Return the kernel's letter for a process's state (R, S, D, T, Z), or '?' if it is gone."""
     return next((letter for number, _, letter in _process_table([pid]) if number == pid), "?")
 
 
 def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
-    """(pid, parent pid, state) of all processes, or of those asked for."""
+    """Return (pid, parent pid, state) of all processes, or of the given ones."""
     pids = _pids() if pids is None else pids
     table = []
     for pid in pids:
@@ -306,7 +309,7 @@ def _living(pids: set[int]) -> set[int]:
 
 
 def _reap_adopted(spare: set[int]) -> bool:
-    """Bury the dead children of this process; whether there were any."""
+    """Reap the dead children of this process; return whether there were any."""
     me = os.getpid()
     dead = [
         pid

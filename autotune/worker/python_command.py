@@ -1,4 +1,4 @@
-"""A command line of python, taken apart as python itself does it."""
+"""Parse a command line of python as python itself does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """What python is told.
+    """Parsed command line of python.
 
     Attributes:
         options: of the interpreter, without -m.
-        target: a file, or the module behind -m.
-        is_module: which of them.
+        target: file, or the module behind -m.
+        is_module: whether `target` is a module.
         args: of the script.
     """
 
@@ -29,7 +29,7 @@ def parsed(words: Sequence[str]) -> PythonCommand | None:
     """Return what python runs; None where that is no file or module (-c, standard input).
 
     Args:
-        words: behind `python`.
+        words: arguments behind `python`.
     """
     options: list[str] = []
     rest = list(words)

@@ -1,4 +1,4 @@
-"""`autotune.report`, for a program that a study runs as its command: how much it has trained."""
+"""`autotune.report`, by which a program that a study runs as its command reports its progress."""
 
 import json
 import os
@@ -15,16 +15,16 @@ _last: float | None = None
 def report(
     samples: float | None = None, *, tokens: float | None = None, seconds: float | None = None
 ) -> None:
-    """Say how much has been trained since the last report. Does nothing outside a study.
+    """Report how much has been trained since the last report. Does nothing outside a study.
 
-    Of several ranks the first one speaks, by `RANK` in the environment; the others may call this, too.
-    The device's work must be done: read the loss before, or synchronise.
+    Of several ranks only the first one reports, by `RANK` in the environment; the others may call
+    this, too. The device's work must be done: read the loss before, or synchronise.
 
     Args:
-        samples: over all ranks.
-        tokens: the same, for a study that counts tokens.
-        seconds: that they have taken; None: since the last report. The first one then only starts the
-            clock.
+        samples: number over all ranks.
+        tokens: number over all ranks, for a study that counts tokens.
+        seconds: time that they have taken; None: since the last report. The first report then only
+        starts the clock.
     """
     global _last
     path = os.environ.get(VARIABLE)

@@ -1,4 +1,4 @@
-"""The public contract by which a user names what is trained: a factory that returns a Workload."""
+"""Public contract by which a user names what is trained: a factory that returns a Workload."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ Batches = Callable[[int, int, int], Iterable[Any]]
 
 
 class Update(Protocol):
-    """What `Workload.step` is called with, when the gradients of all micro-batches of a step are there.
+    """Argument of `Workload.step`, which is called when the gradients of a step are complete.
 
     Attributes:
         number: of the step, from 0.
@@ -29,11 +29,13 @@ class Update(Protocol):
     optimizers: tuple[Optimizer, ...]
 
     def __call__(self, *optimizers: Optimizer) -> None:
-        """Update the weights, by these optimizers or by all, through the loss scaler if there is one."""
+        """Update the weights, by these optimizers or by all, through a loss scaler if there is one."""
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_ of all gradients, averaged over the ranks; returns the norm
-        before."""
+        """Clip the gradients, averaged over the ranks; return the norm before.
+
+        It stands for torch.nn.utils.clip_grad_norm_ of all parameters.
+        """
 
     def unscale(self) -> None:
         """Take the loss scale off the gradients, before anything but clip_grad_norm reads them."""
@@ -45,11 +47,11 @@ def _no_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank trains. A factory `module:function` builds it anew in every rank.
+    """Training of one rank. A factory `module:function` builds it anew in every rank.
 
     The factory is called with the `workload.args` of the study file as keyword arguments, after the
     process group is initialised and the random seeds are set; autotune moves the model to the device. A
-    factory with a parameter `device` is told which one that is.
+    factory with a parameter `device` receives it.
 
     Attributes:
         model: the bare module, neither wrapped for data parallelism nor moved to a device; one that
@@ -64,11 +66,11 @@ class Workload:
         collate: as for torch.utils.data.DataLoader; None takes the default.
         shorten: called as shorten(batch, tokens); returns the batch with samples of no more tokens;
             None: sequences always have their full length.
-        longest: called as longest(count); returns the places in a map-style `dataset` of so many of its
-            longest samples, or of as many as it likes to name. What the study chooses is run on them
-            once, to see that it fits. None: all are equally long, or nobody knows.
+        longest: called as longest(count); returns the places of about `count` of the longest samples in
+            a map-style `dataset`. The recommended configuration is run on them once, to see that it
+            fits. None: all are equally long, or the lengths are unknown.
         batches: in place of a data set: called as batches(rank, world_size, micro_batch), and again when
-            what it gave is used up; returns an iterable of collated batches of so many samples each.
+            its result is exhausted; returns an iterable of collated batches of `micro_batch` samples.
         step: called with an Update once per optimizer step, in place of the plain update, which it makes
             by calling it: for gradient clipping, schedules, several optimizers.
         optimizer_step: in place of optimizers: called as optimizer_step(model), it updates the weights
@@ -88,10 +90,10 @@ class Workload:
     optimizer_step: Callable[[nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
-        """See that the parts go together.
+        """Check that the parts fit together.
 
         Raises:
-            TypeError: they do not, or one is nothing that can be trained with.
+            TypeError: they do not, or one of them cannot be used for training.
         """
         problems = [*_of_model(self.model), *_of_data(self), *_of_updates(self)]
         if self.loss is _no_loss:
@@ -101,7 +103,7 @@ class Workload:
 
 
 _WRAPPED = ("FullyShardedDataParallel", "FSDPModule")
-"""Classes by name: importing them takes as long as half of torch."""
+"""Names of classes: importing them takes as long as half of torch."""
 
 
 def _of_model(model: object) -> Iterable[str]:
@@ -155,7 +157,7 @@ def _named(value: object) -> str:
 
 
 def optimizers_of(made: object) -> list[Optimizer]:
-    """What `Workload.optimizer` has made, as a list.
+    """Return what `Workload.optimizer` has made, as a list.
 
     Raises:
         TypeError: it is no optimizer, or one that computes the loss by itself.
@@ -178,7 +180,7 @@ def optimizers_of(made: object) -> list[Optimizer]:
 
 
 def check_loss(loss: object) -> None:
-    """See that it is what can be trained on.
+    """Check that a loss can be trained on.
 
     Raises:
         TypeError: it is no scalar tensor.
@@ -201,7 +203,7 @@ def build(
     device: torch.device | None = None,
     places: Sequence[str] = (),
 ) -> Workload:
-    """The workload that `module:function` builds.
+    """Build the workload of `module:function`.
 
     Args:
         factory: module and function.

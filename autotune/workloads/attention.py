@@ -70,13 +70,15 @@ class Attention(nn.Module):
 
 @functools.cache
 def _side_streams(device: torch.device) -> Triple[torch.cuda.Stream]:
-    """Kept: the allocator has a pool of memory for every stream that there ever was."""
+    """Return three streams of a device; they are kept, as the allocator pools memory per stream."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 def _side_by_side(layers: Triple[nn.Linear], sources: Triple[torch.Tensor]) -> Triple[torch.Tensor]:
-    """Each layer on a stream of its own. All of them wait for what was before, and what comes next for
-    all of them: none waits for another."""
+    """Apply each layer on a stream of its own.
+
+    All of them wait for earlier work, and later work waits for all of them; none waits for another.
+    """
     device = sources[0].device
     current, sides = torch.cuda.current_stream(device), _side_streams(device)
     for side in sides:
@@ -93,5 +95,5 @@ def _side_by_side(layers: Triple[nn.Linear], sources: Triple[torch.Tensor]) -> T
 
 
 def feed_forward(width: int, hidden: int, activation: nn.Module) -> nn.Sequential:
-    """The position-wise network of a transformer layer."""
+    """Return the position-wise network of a transformer layer."""
     return nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, width))

@@ -15,7 +15,7 @@ _MOMENTUM = 0.9
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch normalisation, and a way around them."""
+    """Two convolutions with batch normalisation, and a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ class Residual(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, width, height, breadth) -> the same shape."""
+        """Map (batch, width, height, breadth) to the same shape."""
         out: torch.Tensor = torch.relu(images + self.body(images))
         return out
 
 
 def build(*, size: int = 32, width: int = 32, blocks: int = 4) -> Workload:
-    """A strided convolution, residual blocks and a linear classifier, SGD with momentum.
+    """Build a strided convolution, residual blocks and a linear classifier, with SGD and momentum.
 
     Args:
         size: of the square images, pixels, at least 4.

@@ -25,7 +25,7 @@ class Block(nn.Module):
         self.network = feed_forward(width, 4 * width, nn.GELU())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) -> the same shape."""
+        """Map (batch, length, width) to the same shape."""
         normed = self.attention_norm(hidden)
         hidden = hidden + self.attention(normed, normed, causal=True)
         out: torch.Tensor = hidden + self.network(self.network_norm(hidden))
@@ -51,8 +51,10 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """Tokens (batch, length) -> logits (batch, length, vocabulary); with the tokens that follow,
-        the same shape -> mean cross-entropy."""
+        """Return logits (batch, length, vocabulary) of tokens (batch, length), or their loss.
+
+        With the following tokens, of the same shape, it is the mean cross-entropy.
+        """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
@@ -64,7 +66,7 @@ class Gpt(nn.Module):
 
 
 def build(*, layers: int = 4, d_model: int = 256, heads: int = 4, length: int = 128) -> Workload:
-    """A GPT with learned positions, AdamW.
+    """Build a GPT with learned positions, with AdamW.
 
     Args:
         layers: transformer blocks.
@@ -86,7 +88,7 @@ def build(*, layers: int = 4, d_model: int = 256, heads: int = 4, length: int = 
 
 
 def next_token_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of each next token; batch: (samples, length + 1)."""
+    """Return the mean cross-entropy of each next token; batch: (samples, length + 1)."""
     loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
     return loss
 

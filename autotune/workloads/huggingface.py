@@ -1,5 +1,7 @@
-"""A causal language model of Hugging Face transformers, built from a configuration: nothing is
-downloaded. Needs `pip install 'autotune[huggingface]'`."""
+"""Causal language model of Hugging Face transformers, built from a configuration.
+
+Nothing is downloaded. It needs `pip install 'autotune[huggingface]'`.
+"""
 
 from typing import Any
 
@@ -17,7 +19,7 @@ _TEXT_BYTES = 2_000_000
 def build(
     *, model_type: str = "gpt2", config: dict[str, Any] | None = None, length: int = 128
 ) -> Workload:
-    """Any causal language model that transformers knows, over bytes of real text, AdamW.
+    """Build a causal language model that transformers knows, over bytes of real text, with AdamW.
 
     Args:
         model_type: as in AutoConfig.for_model: gpt2, llama, qwen3...
@@ -50,6 +52,6 @@ def build(
 
 
 def own_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """The loss that the model computes itself inside forward; batch: tokens (samples, length)."""
+    """Return the loss that the model computes inside forward; batch: tokens (samples, length)."""
     loss: torch.Tensor = model(input_ids=batch, labels=batch).loss
     return loss

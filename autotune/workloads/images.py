@@ -1,4 +1,4 @@
-"""A small convolutional network over compressed images: decoding them takes longer than the network."""
+"""Small convolutional network over compressed images: decoding them takes longer than the network."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ _LEARNING_RATE = 1e-3
 
 
 class CompressedImages(Dataset[tuple[torch.Tensor, int]]):
-    """Images as a store holds them: compressed; unpacked, flipped and normalised when asked for."""
+    """Compressed images; each is unpacked, flipped and normalised when it is read."""
 
     def __init__(self, samples: int, size: int) -> None:
         # Few distinct pictures, so that building the dataset takes no time; each is unpacked anew.
@@ -45,7 +45,7 @@ class CompressedImages(Dataset[tuple[torch.Tensor, int]]):
 
 
 def build(*, size: int = 64, width: int = 8) -> Workload:
-    """Three strided convolutions and a linear classifier, AdamW.
+    """Build three strided convolutions and a linear classifier, with AdamW.
 
     Args:
         size: of the square images, pixels, at least 8.

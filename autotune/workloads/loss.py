@@ -14,7 +14,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Mean cross-entropy of logits = hidden x weight^T, as torch.nn.functional.cross_entropy has it.
+    """Return the mean cross-entropy of logits = hidden x weight^T, as torch's cross_entropy does.
 
     Args:
         hidden: (..., width).
@@ -45,8 +45,10 @@ def linear_cross_entropy(
 def _slice(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the logits of a slice, per token: log of their exponentials' sum, that of the target (0 where
-    it is in another slice), their sum."""
+    """Return per token, for the logits of a slice, log-sum-exp, the target's logit and their sum.
+
+    The target's logit is 0 where the target is in another slice.
+    """
     logits = functional.linear(hidden, weight).float()
     inside = (targets >= 0) & (targets < len(weight))
     picked = logits.gather(1, targets.clamp(0, len(weight) - 1)[:, None])[:, 0]

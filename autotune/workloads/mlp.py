@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: many parameters and little arithmetic, so communication dominates."""
+"""Multi-layer perceptron: many parameters and little arithmetic, so communication dominates."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ _LEARNING_RATE = 0.01
 
 
 def build(*, layers: int = 4, width: int = 1024) -> Workload:
-    """A perceptron with ReLU over random vectors whose class is a function of them, SGD.
+    """Build a perceptron with ReLU over random vectors whose class is a function of them, with SGD.
 
     Args:
         layers: hidden layers of `width` x `width` weights.
@@ -33,6 +33,6 @@ def build(*, layers: int = 4, width: int = 1024) -> Workload:
 
 
 def classification_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean cross-entropy; batch: inputs (samples, ...) and labels (samples,)."""
+    """Return the mean cross-entropy; batch: inputs (samples, ...) and labels (samples,)."""
     inputs, labels = batch
     return functional.cross_entropy(model(inputs), labels)

@@ -16,7 +16,7 @@ _EXCLUDED = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
 
 @lru_cache(maxsize=4)
 def source_text(size: int) -> bytes:
-    """The first `size` bytes of the standard library's sources, folder by folder in order of names.
+    """Return the first `size` bytes of the standard library's sources, in order of folders and names.
 
     Raises:
         ValueError: there is not so much text.
@@ -36,14 +36,14 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def byte_tokens(size: int) -> torch.Tensor:
-    """One token per byte: int64, shape (size,), values 0..255."""
+    """Return one token per byte: int64, shape (size,), values 0..255."""
     return torch.frombuffer(bytearray(source_text(size)), dtype=torch.uint8).long()
 
 
 def word_tokens(size: int, vocabulary: int) -> torch.Tensor:
-    """One token per white-space separated word of `size` bytes, hashed into the vocabulary.
+    """Return one token per white-space separated word of `size` bytes, hashed into the vocabulary.
 
-    Tokens 0 and 1 are left to padding and the start of a sequence.
+    Tokens 0 and 1 are reserved for padding and the start of a sequence.
     """
     if vocabulary <= _RESERVED:
         raise ValueError(f"a vocabulary of {vocabulary} leaves no token for text")

@@ -32,7 +32,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """(batch, n, width); `visible` (batch, 1, 1, n) is False at padding."""
+        """Map (batch, n, width) to the same shape; `visible` (batch, 1, 1, n) is False at padding."""
         attended = self.attention(source, source, mask=visible)
         source = self.norms[0](source + self.dropout(attended))
         out: torch.Tensor = self.norms[1](source + self.dropout(self.network(source)))
@@ -53,7 +53,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, target: torch.Tensor, memory: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """target (batch, m, width), memory (batch, n, width) of the encoder."""
+        """Map target (batch, m, width) to the same shape; memory: (batch, n, width) of the encoder."""
         attended = self.self_attention(target, target, causal=True)
         target = self.norms[0](target + self.dropout(attended))
         attended = self.cross_attention(target, memory, mask=visible)
@@ -87,8 +87,10 @@ class Transformer(nn.Module):
     def forward(
         self, source: torch.Tensor, target: torch.Tensor, labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Tokens (batch, n) and (batch, m) -> logits (batch, m, vocabulary); with the tokens to be
-        told (batch, m) -> mean label-smoothed cross-entropy."""
+        """Return logits (batch, m, vocabulary) of tokens (batch, n) and (batch, m), or their loss.
+
+        With labels (batch, m) it is the mean label-smoothed cross-entropy.
+        """
         visible = (source != _PADDING)[:, None, None, :]
         memory = self._embed(source)
         for encoder_layer in self.encoder:
@@ -115,7 +117,7 @@ class Transformer(nn.Module):
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> torch.Tensor:
-    """Position encodings (length, width), section 3.5 of the paper."""
+    """Return position encodings (length, width), section 3.5 of the paper."""
     places = torch.arange(length, device=device)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(_LONGEST_WAVE) / width))
     return torch.stack(((places * rates).sin(), (places * rates).cos()), dim=-1).flatten(1)
@@ -131,7 +133,7 @@ def build(
     length: int = 64,
     dropout: float = 0.1,
 ) -> Workload:
-    """The Transformer at its published size, learning to continue real text.
+    """Build the Transformer at its published size, learning to continue real text.
 
     A source is a window of words, its target the window that follows.
 
@@ -158,7 +160,7 @@ def build(
 
 
 def continuation_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Label-smoothed cross-entropy of the second half of each window, given the first."""
+    """Return the label-smoothed cross-entropy of the second half of each window, given the first."""
     source, target = batch.chunk(2, dim=1)
     shifted = torch.cat((torch.full_like(target[:, :1], _START), target[:, :-1]), dim=1)
     loss: torch.Tensor = model(source, shifted, target)
@@ -166,6 +168,6 @@ def continuation_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def shortened(batch: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Windows of so many tokens: their sources cut at the front, their targets at the end."""
+    """Cut windows to a number of tokens: their sources at the front, their targets at the end."""
     middle, half = batch.shape[1] // 2, tokens // 2
     return batch[:, middle - half : middle + half]

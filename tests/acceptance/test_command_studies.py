@@ -78,7 +78,7 @@ def test_what_may_change_the_loss_is_refused(tiny: StudyFolder) -> None:
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
     told = tiny.ask("report", tiny.name, "--storage", tiny.url).stdout
-    assert "nobody sees the loss of a command" in told
+    assert "the loss of a command is not seen" in told
     assert "unchecked_numerics: allow would recommend it" in told
     assert yaml.safe_load((tiny.folder / "best.yaml").read_text())["knobs"]["pause"] == 0.02
 

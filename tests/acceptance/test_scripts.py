@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from autotune.export.best import load
-from autotune.export.job import tuned
+from autotune.export.tuned_job import script_job
 from storage import Purpose
 from tests.steering import StudyFolder, quick_measurement
 
@@ -181,5 +181,5 @@ def test_knobs_of_ones_own_are_tuned(tiny: StudyFolder) -> None:
     best = yaml.safe_load((tiny.folder / "best.yaml").read_text())
     assert best["knobs"]["mode"] == best["script"]["turned"]["mode"] == "fast"
     command = ["torchrun", "--nproc-per-node", "2", "shared_batch.py", "--mode", "slow"]
-    job = tuned(load(tiny.folder / "best.yaml"), command, {})
+    job = script_job(load(tiny.folder / "best.yaml"), command, {})
     assert job.command[:6] == (*command[:5], "fast")

@@ -123,11 +123,11 @@ import os, sys
 from autotune.export.best import load
 from autotune.service.sidecar import watched
 from autotune.service.watch_options import WatchOptions
-from autotune.worker.inject.pace import ADDRESS
+from autotune.worker.inject.speed_report import ADDRESS
 wishes = WatchOptions(every=5.0, storage=os.environ.get("STORAGE"))
 with watched(load("best.yaml"), wishes) as address:
-    from autotune.export.job import tuned
-    job = tuned(load("best.yaml"), sys.argv[1:], os.environ)
+    from autotune.export.tuned_job import script_job
+    job = script_job(load("best.yaml"), sys.argv[1:], os.environ)
     variables = {**os.environ, **job.environment, ADDRESS: address}
     os.execvpe(job.command[0], list(job.command), variables)
 """

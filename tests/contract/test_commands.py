@@ -168,7 +168,7 @@ def test_a_command_that_is_not_there(bench: Bench) -> None:
 def test_nobody_sees_its_loss(bench: Bench, purpose: str) -> None:
     report = bench.python(_REPORTING, **{purpose: 3})
     assert report.outcome == Outcome.ERROR
-    assert "nobody sees the loss of a command" in report.cause
+    assert "the loss of a command is not seen" in report.cause
 
 
 def test_it_has_the_variables_of_the_user(bench: Bench) -> None:

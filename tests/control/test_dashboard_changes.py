@@ -29,7 +29,7 @@ def assert_told(played: Replayed) -> None:
     study = played.study()
     assert study.state == StudyState.FAILED
     assert study.error is not None
-    assert "somebody has renamed or deleted it in the dashboard" in study.error
+    assert "it was renamed or deleted in the dashboard" in study.error
 
 
 def test_renamed_and_named_back(played: Replayed) -> None:

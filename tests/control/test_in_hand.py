@@ -16,7 +16,7 @@ import autotune
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import rate_text
-from autotune.export import offering
+from autotune.export import publish
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
 from autotune.study import board
@@ -260,18 +260,18 @@ def test_an_end_while_it_is_exported_is_what_stays(
     study = played.study()
     answer = in_hand(played.repository, study)
     assert answer.provisional
-    write = offering.write
+    write = publish.write
 
     def write_late(*arguments: Any) -> None:
-        monkeypatch.setattr(offering, "write", write)
+        monkeypatch.setattr(publish, "write", write)
         played.repository.studies.enqueue(played.name)
         stopped.stops_at = None
         stopped.serve()
         write(*arguments)
 
-    monkeypatch.setattr(offering, "write", write_late)
+    monkeypatch.setattr(publish, "write", write_late)
     target = played.folder / "best.yaml"
-    assert not offering.export(played.repository, study, answer, target)
+    assert not publish.export(played.repository, study, answer, target)
     assert not autotune.load(target).provisional
     assert autotune.load(target).provenance["verdict"] == played.verdict["sentence"]
 

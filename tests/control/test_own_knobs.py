@@ -11,7 +11,7 @@ import yaml
 from autotune.analysis.verdict import Verdict
 from autotune.export.best import load
 from autotune.export.formats.script import argv
-from autotune.export.job import tuned
+from autotune.export.tuned_job import script_job
 from autotune.views.frame import attempts_frame
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
@@ -110,7 +110,7 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
     best = load(played.folder / "best.yaml")
     assert best["tensor_parallel"] == 8
     command = ["torchrun", "pretrain.py", "--tp", "2", "--recompute=none"]
-    job = tuned(best, command, {})
+    job = script_job(best, command, {})
     assert job.command == (
         *("torchrun", "pretrain.py", "--tp", "8", "--recompute=none"),
         *("--overlap", "--pp", "1"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.export.best import load
-from autotune.export.job import tuned
+from autotune.export.tuned_job import script_job
 from launchers.replay.behaviours import running_at
 from storage import StudyState
 from tests.control.replayed import Replayed
@@ -30,7 +30,7 @@ def test_the_winner_is_in_the_copy_that_the_job_is_given(
     monkeypatch.chdir(played.folder)
     Path("a.json").write_text('{"zero": {"stage": 1}}')
     played.on(running_at(lambda knobs: 100.0 * knobs["stage"])).run(**STUDY)
-    job = tuned(load(Path("best.yaml")), ["torchrun", "train.py", "--config", "a.json"], {})
+    job = script_job(load(Path("best.yaml")), ["torchrun", "train.py", "--config", "a.json"], {})
     assert json.loads(Path(job.command[3]).read_text()) == {"zero": {"stage": 3}}
     assert Path("a.json").read_text() == '{"zero": {"stage": 1}}'
 
@@ -43,7 +43,7 @@ def test_a_file_that_has_changed_since_is_said(
     played.on(running_at(lambda knobs: 100.0 * knobs["stage"])).run(**STUDY)
     Path("b.json").write_text('{"zero": {"stage": 1}, "layers": 24}')
     for file, differs in (("a.json", False), ("b.json", True)):
-        job = tuned(load(Path("best.yaml")), ["torchrun", "train.py", "--config", file], {})
+        job = script_job(load(Path("best.yaml")), ["torchrun", "train.py", "--config", file], {})
         told = "b.json is not as it was when it was tuned" in job.differences
         assert told == differs
 
@@ -51,8 +51,8 @@ def test_a_file_that_has_changed_since_is_said(
 BECOMES_A_JOB = """
 import os, sys
 from autotune.export.best import load
-from autotune.export.job import tuned
-job = tuned(load("best.yaml"), ["torchrun", "train.py", "--config", sys.argv[1]], {})
+from autotune.export.tuned_job import script_job
+job = script_job(load("best.yaml"), ["torchrun", "train.py", "--config", sys.argv[1]], {})
 os.execv("/bin/cat", ["/bin/cat", job.command[3], "-"])
 """
 

@@ -14,9 +14,9 @@ import autotune
 import search_spaces
 from autotune.worker.effects import binding, kernels, process
 from autotune.worker.protocol import BlockPlan, BlockReport
-from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import NonFiniteLoss
 from search_spaces import Facts
 from search_spaces.knob import Choice

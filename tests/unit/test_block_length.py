@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.worker.observers.timing import BlockLength, LengthInTurn
+from autotune.worker.observers.timing import BlockLength, InterleavedBlockLength
 from autotune.worker.protocol import BlockPlan
 from autotune.worker.rank.profiling import affordable
 
@@ -121,7 +121,7 @@ def test_a_profile_gives_way_to_long_steps(first, seconds, expected):
 
 
 def test_where_trials_take_turns_it_is_learnt_from_the_whole_warm_up_and_stays_after_the_first_rest():
-    length = LengthInTurn(BlockPlan(1.0, 2), 1)
+    length = InterleavedBlockLength(BlockPlan(1.0, 2), 1)
     length.learn(0, 30.0)
     assert length.steps == 2
     length.learn(1, 0.2)

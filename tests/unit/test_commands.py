@@ -15,12 +15,18 @@ import autotune
 from autotune.config import StudySpec, commands, load
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
-from autotune.export.command import command_of, recommended
 from autotune.export.formats import FORMATS
-from autotune.export.job import tuned
+from autotune.export.recommended_command import command_of, recommended
+from autotune.export.tuned_job import script_job
 from autotune.worker.protocol import BlockPlan
-from autotune.worker.rank.command import Blocks
-from autotune.worker.rank.readings import FileLines, Told, Unreadable, of_json, of_match
+from autotune.worker.rank.command_run import Blocks
+from autotune.worker.rank.readings import (
+    FileLines,
+    ProgressReport,
+    UnreadableReport,
+    parse_json,
+    parse_match,
+)
 from tests.steering import write_study
 
 COMMAND = {
@@ -63,8 +69,8 @@ def test_placeholders_are_filled(tmp_path: Path) -> None:
         ({"args": ["x"]}, {}, "workload.args: is for scripts only"),
         ({"samples": 2}, {}, "workload.samples: is for scripts only"),
         ({"script": "x.py"}, {}, "workload.command: does not go with script"),
-        ({}, {"baseline": {"tp": 1}}, "workload.command[1]: takes micro_batch, whose value of today"),
-        ({}, {"baseline": {"micro_batch": 8}}, "knobs.tp: nobody knows its value of today"),
+        ({}, {"baseline": {"tp": 1}}, "workload.command[1]: takes micro_batch, whose present value"),
+        ({}, {"baseline": {"micro_batch": 8}}, "knobs.tp: its present value is not known"),
         ({}, {"baseline": {"micro_batch": 8, "tp": "a"}}, "baseline.tp: must be a number"),
         ({}, {"knobs": {"tp": {"values": [1], "flag": "--tp"}}}, "knobs.tp.flag: is for scripts: a"),
         ({}, {"search_space": {"micro_batch": [8, "max"]}}, "search_space.micro_batch[1]: is not"),
@@ -99,39 +105,41 @@ def test_a_script_says_its_throughput_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"samples": 4, "seconds": 2}', Told(4, seconds=2)),
-        ('{"samples": 4, "throughput": 9, "loss": 0.5}', Told(4, loss=0.5)),
-        ('{"throughput": 9}', Told(rate=9)),
+        ('{"samples": 4, "seconds": 2}', ProgressReport(4, seconds=2)),
+        ('{"samples": 4, "throughput": 9, "loss": 0.5}', ProgressReport(4, loss=0.5)),
+        ('{"throughput": 9}', ProgressReport(rate=9)),
         ('{"epoch": 1}', None),
     ],
 )
-def test_lines_of_json_are_read(line: str, told: Told | None) -> None:
-    assert of_json(line, tokens=False) == told
+def test_lines_of_json_are_read(line: str, told: ProgressReport | None) -> None:
+    assert parse_json(line, tokens=False) == told
 
 
 @pytest.mark.parametrize(
     "line", ["x", "[1]", '{"samples": "4"}', '{"samples": 0}', '{"throughput": true}', '{"tokens": 1}']
 )  # fmt: skip
 def test_lines_that_are_no_reports_are_told(line: str) -> None:
-    with pytest.raises(Unreadable, match=re.escape(repr(line))):
-        of_json(line, tokens=False)
+    with pytest.raises(UnreadableReport, match=re.escape(repr(line))):
+        parse_json(line, tokens=False)
 
 
 def test_rates_are_matched() -> None:
-    reading = functools.partial(of_match, pattern=re.compile(r"(\S+) it/s"))
-    assert reading("at 2.5e1 it/s") == Told(rate=25)
+    reading = functools.partial(parse_match, pattern=re.compile(r"(\S+) it/s"))
+    assert reading("at 2.5e1 it/s") == ProgressReport(rate=25)
     assert reading("nothing") is None
-    with pytest.raises(Unreadable, match="finds no number above 0: 'at nan it/s'"):
+    with pytest.raises(UnreadableReport, match="finds no number above 0: 'at nan it/s'"):
         reading("at nan it/s")
 
 
 def test_reports_are_put_together_to_blocks() -> None:
     blocks = Blocks(BlockPlan(seconds=1.0))
-    assert not blocks.take([Told(8)], 100.0), "it only starts the clock"
-    (first,) = blocks.take([Told(8)], 100.5)
+    assert not blocks.take([ProgressReport(8)], 100.0), "it only starts the clock"
+    (first,) = blocks.take([ProgressReport(8)], 100.5)
     assert (first.reports, first.amount, first.seconds) == (1, 8, 0.5)
-    assert not blocks.take([Told(8)], 101.0)
-    second, third = blocks.take([Told(rate=8), Told(rate=8), Told(8, seconds=3)], 102.5)
+    assert not blocks.take([ProgressReport(8)], 101.0)
+    second, third = blocks.take(
+        [ProgressReport(rate=8), ProgressReport(rate=8), ProgressReport(8, seconds=3)], 102.5
+    )
     assert (second.reports, second.amount, second.seconds) == (2, 12, 1.0)
     assert (third.reports, third.amount, third.seconds) == (2, 12, 3.5)
 
@@ -175,7 +183,7 @@ def test_the_command_is_recommended_whole(tmp_path: Path) -> None:
     assert FORMATS["argv"](found).unsaid == {}
     assert FORMATS["deepspeed"](found).unsaid == {"tp": 2}
     with pytest.raises(BadInput, match="leave out `--`"):
-        tuned(found, ["./bench"], {})
+        script_job(found, ["./bench"], {})
     with pytest.raises(BadInput, match="give your launch command after"):
         recommended(BestConfig({}, 2, {}))
 

@@ -14,7 +14,7 @@ from autotune.worker.protocol import Outcome, RankEnd
 
 @pytest.mark.parametrize("status", [0, 1, 3, 86, 255])
 def test_an_exit_in_mid_training_is_a_crash(status):
-    outcome, cause = failure.of_exit(status, "", kernel_killed=True)
+    outcome, cause = failure.outcome_of_exit(status, "", kernel_killed=True)
     assert outcome is Outcome.CRASH
     assert str(status) in cause
 
@@ -22,26 +22,26 @@ def test_an_exit_in_mid_training_is_a_crash(status):
 def test_every_signal_is_a_crash_that_can_be_told():
     named = {number: number.name for number in signal.Signals}
     for number in sorted(signal.valid_signals()):
-        outcome, cause = failure.of_exit(-number, "", kernel_killed=False)
+        outcome, cause = failure.outcome_of_exit(-number, "", kernel_killed=False)
         assert outcome is Outcome.CRASH
         assert named.get(number, str(int(number))) in cause
 
 
 def test_the_kernels_killer_is_out_of_memory():
-    assert failure.of_exit(-signal.SIGKILL, "", kernel_killed=True)[0] is Outcome.OOM
-    assert failure.of_exit(-signal.SIGKILL, "", kernel_killed=False)[0] is Outcome.CRASH
-    assert failure.of_exit(-signal.SIGSEGV, "", kernel_killed=True)[0] is Outcome.CRASH
+    assert failure.outcome_of_exit(-signal.SIGKILL, "", kernel_killed=True)[0] is Outcome.OOM
+    assert failure.outcome_of_exit(-signal.SIGKILL, "", kernel_killed=False)[0] is Outcome.CRASH
+    assert failure.outcome_of_exit(-signal.SIGSEGV, "", kernel_killed=True)[0] is Outcome.CRASH
 
 
 def test_an_abort_for_want_of_memory_is_out_of_memory():
     tail = (
         "terminate called after throwing an instance of 'std::bad_alloc'\n  what(): std::bad_alloc"
     )
-    assert failure.of_exit(-signal.SIGABRT, tail, kernel_killed=False)[0] is Outcome.OOM
-    assert failure.of_exit(-signal.SIGABRT, "free(): invalid", kernel_killed=False)[0] is (
+    assert failure.outcome_of_exit(-signal.SIGABRT, tail, kernel_killed=False)[0] is Outcome.OOM
+    assert failure.outcome_of_exit(-signal.SIGABRT, "free(): invalid", kernel_killed=False)[0] is (
         Outcome.CRASH
     )
-    assert failure.of_exit(-signal.SIGSEGV, tail, kernel_killed=False)[0] is Outcome.CRASH
+    assert failure.outcome_of_exit(-signal.SIGSEGV, tail, kernel_killed=False)[0] is Outcome.CRASH
 
 
 @pytest.mark.parametrize(

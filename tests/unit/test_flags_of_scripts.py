@@ -4,12 +4,12 @@ import dataclasses
 
 from autotune.standalone import flags
 from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, answers, candidates, keeps
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 
 
 def seen(*options, micro_batch=8, accumulation_steps=2, **more):
     several = tuple(Option(f"--{name}", name, value) for name, value in options)
-    return Surveyed(
+    return SurveyResult(
         steps=4,
         micro_batch=micro_batch,
         accumulation_steps=accumulation_steps,

@@ -143,7 +143,7 @@ def test_a_variable_that_the_user_sets_before_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = module(tmp_path, "import os; HOME = os.environ.get('MY_HOME', '')", monkeypatch)
-    brought = imports.Brought()
+    brought = imports.ImportRecord()
     monkeypatch.setenv("MY_HOME", "/data")
     preload = brought.preload(REQUEST, ["RANK"])
     assert preload.changed == {"MY_HOME": "/data"}
@@ -176,7 +176,7 @@ def test_what_is_imported_beforehand_stands_where_a_rank_would_stand(
 
 def test_paths_that_the_workload_adds_are_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    brought = imports.Brought()
+    brought = imports.ImportRecord()
     sys.path.insert(0, "third_party")
     assert brought.preload(REQUEST, []).import_paths == ("mine", "third_party")
 

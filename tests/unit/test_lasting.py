@@ -1,7 +1,7 @@
 """Which settings of a script say how long it trains, and what is said of one that ends too early."""
 
 from autotune.standalone.lasting import settings, steps_taken, too_short
-from autotune.worker.surveyed import Option
+from autotune.worker.survey_result import Option
 
 
 def option(flag: str, value: object, *, sure: bool = True) -> Option:

@@ -10,8 +10,8 @@ from autotune.cli.running import _path_and_command
 from autotune.config.document import parse
 from autotune.errors import BadInput
 from autotune.standalone import interpreters
-from autotune.standalone.command import NoScript, taken_apart
-from autotune.standalone.scripted import _text
+from autotune.standalone.init_script import _text
+from autotune.standalone.launch_command import NoScript, taken_apart
 
 
 @pytest.mark.parametrize(

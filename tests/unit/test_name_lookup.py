@@ -33,10 +33,10 @@ import sys
 import threading
 from pathlib import Path
 from torch.distributed import TCPStore
-from autotune.worker.node import names
+from autotune.worker.node import reverse_lookup
 waits = threading.Thread.join
 threading.Thread.join = lambda thread, timeout=None: waits(thread)
-names.settle("127.0.0.1")
+reverse_lookup.settle("127.0.0.1")
 asked = Path(sys.argv[1], "asked")
 print(asked.stat().st_size)
 try:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import NotHere
-from autotune.worker.node import kind
+from autotune.worker.node import hardware
 from launchers.node_compat import (
     CommonKind,
     check_device,
@@ -28,7 +28,7 @@ def node(**changes: Any) -> dict[str, Any]:
 
 def test_a_look_says_what_an_agent_says() -> None:
     found = node_info()
-    assert found["cpu"] == kind.processor()
+    assert found["cpu"] == hardware.processor()
     assert CommonKind(found["autotune"], found["python"], found["torch"]).mismatch(found) == ""
 
 
@@ -85,6 +85,6 @@ def test_devices_are_named_by_the_driver(tmp_path: Path) -> None:
         folder = tmp_path / f"0000:0{number}:00.0"
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 1\n")
-    assert kind.devices(tmp_path) == [H100, A100]
-    assert kind.devices(tmp_path / "none") == []
+    assert hardware.devices(tmp_path) == [H100, A100]
+    assert hardware.devices(tmp_path / "none") == []
     assert device_kind({"devices": [A100, H100, H100]}, on_gpu=True) == f"{A100} + {H100}"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autotune.measurement.numerics import refuted, trajectory
-from autotune.worker.protocol import QUIET_STEPS
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
@@ -24,7 +24,7 @@ def first_steps(fault="", **changes):
     workload = regression(model, width=8, rate=0.1)
     if fault:
         workload = FAULTS[fault](workload, TRAINED["accumulation_steps"])
-    request = of_one_rank(knobs(**TRAINED, **changes), trajectory=QUIET_STEPS)
+    request = of_one_rank(knobs(**TRAINED, **changes), trajectory=STEPS_WITHOUT_DROPOUT)
     context, reports = RankContext(0, 0, 1, (CPU,)), []
     loop = TrainingLoop(workload, request, context, lambda: None)
     loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, reports.append))

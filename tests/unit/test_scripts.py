@@ -12,10 +12,10 @@ from autotune.config import StudySpec, arguments, load, scripts
 from autotune.config.sections import WorkloadSpec
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
-from autotune.export.job import script_of, tuned
+from autotune.export.tuned_job import script_job, script_of
 from autotune.runs.plan import resources
-from autotune.worker.inject.batches import samples
-from autotune.worker.inject.job import Order, runs
+from autotune.worker.inject.batch_samples import samples
+from autotune.worker.inject.job_order import Order, runs
 from search_spaces import defaults
 from tests.steering import write_study
 
@@ -202,7 +202,7 @@ def best(**script: Any) -> BestConfig:
 
 def test_the_users_own_command_is_what_was_tuned() -> None:
     command = ["torchrun", "--nproc-per-node", "2", "src/train.py", "--b", "8", "--b=9"]
-    job = tuned(best(), command, {"PYTHONPATH": "/mine"})
+    job = script_job(best(), command, {"PYTHONPATH": "/mine"})
     assert job.command == (
         "torchrun",
         "--nproc-per-node",
@@ -221,7 +221,7 @@ def test_the_users_own_command_is_what_was_tuned() -> None:
 
 def test_variables_of_the_study_are_the_jobs_too() -> None:
     config = best(env={"NCCL_DEBUG": "WARN", "MODE": "fast"})
-    job = tuned(config, ["python", "src/train.py"], {"MODE": "slow"})
+    job = script_job(config, ["python", "src/train.py"], {"MODE": "slow"})
     assert job.environment["NCCL_DEBUG"] == "WARN"
     assert "MODE" not in job.environment
     assert "MODE is slow, and was fast in the trials" in job.differences
@@ -239,24 +239,26 @@ def test_what_looks_secret_is_in_no_best_yaml(tmp_path: Path) -> None:
 def test_the_allocator_keeps_what_the_job_tells_it() -> None:
     config = dataclasses.replace(best(), knobs={**best().knobs, "expandable_segments": True})
     own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:False"}
-    found = tuned(config, ["python", "src/train.py"], own).environment["PYTORCH_CUDA_ALLOC_CONF"]
+    found = script_job(config, ["python", "src/train.py"], own).environment[
+        "PYTORCH_CUDA_ALLOC_CONF"
+    ]
     assert found == "max_split_size_mb:128,expandable_segments:True"
 
 
 def test_arguments_for_all_ranks_are_told_to_be_for_as_many() -> None:
     config = best(over_all_ranks={"flags": ["--b"], "ranks": 8})
-    job = tuned(config, ["python", "src/train.py"], {})
+    job = script_job(config, ["python", "src/train.py"], {})
     assert "--b counts what all ranks have together: here for the 8" in "; ".join(job.differences)
 
 
 def test_another_command_is_refused() -> None:
     with pytest.raises(BadInput, match=r"the command does not run train\.py"):
-        tuned(best(), ["torchrun", "other.py"], {})
+        script_job(best(), ["torchrun", "other.py"], {})
 
 
 def test_a_changed_script_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("pass")
-    job = tuned(best(digest="0" * 64), ["python", str(tmp_path / "train.py")], {})
+    job = script_job(best(digest="0" * 64), ["python", str(tmp_path / "train.py")], {})
     assert job.differences == (f"{tmp_path}/train.py has changed since it was tuned",)
 
 
@@ -321,15 +323,15 @@ def test_console_script_of_a_job_is_the_first_word() -> None:
     config = best(
         target="/env/bin/yolo", flags={"micro_batch": "batch="}, turned={"micro_batch": 32}
     )
-    job = tuned(config, ["yolo", "train", "batch=16"], {})
+    job = script_job(config, ["yolo", "train", "batch=16"], {})
     assert job.command == ("yolo", "train", "batch=32")
     assert runs(["python3", "/env/bin/yolo", "train"]) == ("yolo", False)
 
 
 def test_python_that_looks_at_no_variable_is_refused_what_acts_from_outside() -> None:
     with pytest.raises(BadInput, match="leave out PYTHONPATH"):
-        tuned(best(), ["python", "-uI", "src/train.py"], {})
-    assert tuned(best(changes=[]), ["python", "-I", "src/train.py"], {}).command[1] == "-I"
+        script_job(best(), ["python", "-uI", "src/train.py"], {})
+    assert script_job(best(changes=[]), ["python", "-I", "src/train.py"], {}).command[1] == "-I"
 
 
 @pytest.mark.parametrize(

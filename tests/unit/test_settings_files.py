@@ -15,12 +15,12 @@ from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.formats.process import env
 from autotune.export.formats.script import argv
-from autotune.export.job import script_of, tuned
+from autotune.export.tuned_job import script_job, script_of
 from autotune.standalone import flags
-from autotune.worker.inject import copies
-from autotune.worker.inject.job import VARIABLE, Order
+from autotune.worker.inject import settings_copies
+from autotune.worker.inject.job_order import VARIABLE, Order
 from autotune.worker.protocol import FileCopy
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 from tests.steering import write_study
 
 YAML = """\
@@ -267,7 +267,7 @@ def test_the_job_is_run_with_the_same_copies(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = best(tmp_path, {"micro_batch": 8, "warmup": 1.0})
-    job = tuned(config, ["python", "train.py", "--config", "train.yaml"], {})
+    job = script_job(config, ["python", "train.py", "--config", "train.yaml"], {})
     path = Path(job.command[3])
     assert path.is_relative_to(tmp_path / ".autotune")
     assert settings.read(path.read_text(), ".yaml", "training.batch_size") == 8
@@ -278,7 +278,7 @@ def test_the_job_is_run_with_the_same_copies(
     assert Path(standing_in.path).read_text() == YAML.replace("warmup: 2.0", "warmup: 1.0")
     assert (tmp_path / "train.yaml").read_text() == YAML
     with pytest.raises(BadInput, match="have no --config"):
-        tuned(config, ["python", "train.py"], {})
+        script_job(config, ["python", "train.py"], {})
 
 
 JOB = """
@@ -298,7 +298,7 @@ def test_a_job_reads_the_copy_and_is_told_of_what_it_does_not_read(
     config = best(tmp_path, {"micro_batch": 8, "warmup": 1.0})
     (tmp_path / "train.py").write_text(JOB.format(file=str(tmp_path / "train.yaml")))
     command = [sys.executable, "train.py", "--config", "train.yaml"]
-    job = tuned(config, command, {"PYTHONPATH": str(Path(__file__).parents[2])})
+    job = script_job(config, command, {"PYTHONPATH": str(Path(__file__).parents[2])})
     found = subprocess.run(
         job.command,
         env={**os.environ, **job.environment},
@@ -319,7 +319,7 @@ def test_formats_list_what_they_cannot_say(tmp_path: Path) -> None:
 
 def test_settings_in_files_are_tried_by_what_names_them() -> None:
     found = flags.fields("train.yaml", YAML, ["-v", "--config", "./train.yaml"], {})
-    seen = Surveyed(steps=1, micro_batch=16, accumulation_steps=1, options=tuple(found))
+    seen = SurveyResult(steps=1, micro_batch=16, accumulation_steps=1, options=tuple(found))
     assert [trial.option.flag for trial in flags.candidates(seen)["micro_batch"]][:2] == [
         "--config::training.batch_size",
         "train.yaml::training.batch_size",
@@ -331,10 +331,10 @@ def test_settings_in_files_are_tried_by_what_names_them() -> None:
 READER = """
 import io, json, os, sys
 from pathlib import Path
-from autotune.worker.inject.copies import Copies
+from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import FileCopy
 held = [FileCopy("a/c.json", sys.argv[1], "", True), FileCopy("-", sys.argv[2], "")]
-copies = Copies(held)
+copies = SettingsCopies(held)
 copies.begin()
 before = copies.unread()
 Path("a/c.json").exists()
@@ -357,7 +357,7 @@ def test_whoever_opens_the_file_gets_the_copy(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     first, second = tmp_path / "of" / "first.json", tmp_path / "of" / "second.json"
     for path in (first, second):
-        copies.write(FileCopy("", str(path), f"copy of {path.name}"))
+        settings_copies.write(FileCopy("", str(path), f"copy of {path.name}"))
     found = subprocess.run(
         [sys.executable, "-c", READER, str(first), str(second)],
         cwd=tmp_path,

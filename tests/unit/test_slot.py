@@ -16,10 +16,9 @@ import pytest
 from autotune.errors import LauncherError
 from autotune.worker.protocol import (
     PROTOCOL,
-    Alive,
     BlockReport,
-    Built,
     EndTrial,
+    Heartbeat,
     Hello,
     Message,
     NodeReport,
@@ -30,6 +29,7 @@ from autotune.worker.protocol import (
     TrialReport,
     TrialRequest,
     Turn,
+    WorkloadBuilt,
     from_line,
 )
 from launchers import agents
@@ -151,7 +151,7 @@ def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
     def train() -> None:
         for _ in range(4):
             time.sleep(0.3)
-            cluster.links[0].say(Alive("t").to_line())
+            cluster.links[0].say(Heartbeat("t").to_line())
         cluster.links[0].say(BLOCK.to_line())
 
     threading.Thread(target=train).start()
@@ -214,7 +214,7 @@ def test_a_trial_can_be_ended_while_a_node_keeps_a_command_waiting() -> None:
 
 @pytest.mark.fault(24)
 def test_nor_while_it_did_not_run_by_its_own_clock_even_if_that_is_heard_later() -> None:
-    late = {EndTrial: [Alive("t", still=35.0), cleared(1)]}
+    late = {EndTrial: [Heartbeat("t", still=35.0), cleared(1)]}
     report = Cluster(training(), late).run(enough)
     assert report.not_its_own == "node 1 stood still, or was cut off, for 35 s"
 
@@ -370,7 +370,7 @@ def test_one_that_says_that_it_is_there_is_waited_for(monkeypatch: pytest.Monkey
     def talk() -> None:
         while time.monotonic() < began + 1.5:
             for link in cluster.links:
-                link.say(Alive("t").to_line())
+                link.say(Heartbeat("t").to_line())
             time.sleep(0.1)
         for node, link in enumerate(cluster.links):
             link.say(cleared(node).to_line())
@@ -452,12 +452,12 @@ class TestWhatIsAway:
 
         def train() -> None:
             def alone() -> bool:
-                cluster.links[0].say(Alive("t").to_line())
+                cluster.links[0].say(Heartbeat("t").to_line())
                 return cluster.slot.unreachable() == ["node 1 fell silent"]
 
             seen.append(cluster.slot.unreachable())
             wait_for(alone, "it is missed")
-            cluster.links[1].say(Alive("t").to_line())
+            cluster.links[1].say(Heartbeat("t").to_line())
             wait_for(
                 lambda: cluster.slot.unreachable() in ([], ["node 0 fell silent"]),
                 "it is heard again",
@@ -473,7 +473,7 @@ class TestWhatIsAway:
 
     @pytest.mark.fault(23)
     def test_a_node_whose_agent_is_lost(self) -> None:
-        cluster = Cluster(training(), {StartTrial: [Alive("t")]})
+        cluster = Cluster(training(), {StartTrial: [Heartbeat("t")]})
         threading.Timer(0.3, lambda: cluster.links[1].say(b"")).start()
         cluster.run(go_on)
         assert cluster.slot.unreachable() == ["node 1 lost"], "until there is another"
@@ -489,7 +489,9 @@ def test_a_slot_without_a_place_says_so_whatever_its_agents_import() -> None:
         asked += 1
         if asked > 1:
             raise SlotGone("node-b was lost, and there is no room elsewhere")
-        return Scripted({StartTrial: [Built("t", 0, 9.0, Preload(("json",))), BLOCK], **ended(0)})
+        return Scripted(
+            {StartTrial: [WorkloadBuilt("t", 0, 9.0, Preload(("json",))), BLOCK], **ended(0)}
+        )
 
     slot = AgentSlot("s", [Node(connect, 2)], gpus_per_worker=0)
     assert slot.run(REQUEST, enough).outcome is None

@@ -12,7 +12,7 @@ from autotune.export.best import BestConfig
 from autotune.service.watch_options import WatchOptions
 from autotune.service.watcher import Watcher
 from autotune.worker.inject.meter import BLOCK_SECONDS, Meter
-from autotune.worker.inject.pace import Pace
+from autotune.worker.inject.speed_report import SpeedReport
 from search_spaces import defaults
 
 MINUTE = 60.0
@@ -48,7 +48,7 @@ class Job:
             for _ in range(6):
                 self.now += MINUTE / 6
                 for rank in range(ranks):
-                    pace = Pace(rank, ranks, 10, 10.0, rate * 10 / ranks, 0, problem)
+                    pace = SpeedReport(rank, ranks, 10, 10.0, rate * 10 / ranks, 0, problem)
                     self.watcher.hear(pace.to_bytes())
                 self.watcher.check()
         return self.said[before:]
@@ -111,7 +111,7 @@ def test_tokens_are_compared_where_tokens_were_promised() -> None:
     job = Job(throughput=promised, world_size=1)
     for _ in range(6):
         job.now += MINUTE / 5
-        job.watcher.hear(Pace(0, 1, 1, 2.0, 1, 98).to_bytes())
+        job.watcher.hear(SpeedReport(0, 1, 1, 2.0, 1, 98).to_bytes())
         job.watcher.check()
     assert "49 tokens/s in the first minute" in job.said[-1]
     assert job.metrics()["autotune_job_tokens_per_second"] == "49.0"
@@ -163,7 +163,7 @@ def ended() -> Iterator[int]:
 def test_the_watcher_leaves_with_the_job(ended: int) -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with here, there:
-        there.send(Pace(0, 2, 1, 1.0, 1, 0).to_bytes())
+        there.send(SpeedReport(0, 2, 1, 1.0, 1, 0).to_bytes())
         job = Job()
         job.watcher.attend(here, ended)
     assert job.metrics()['autotune_job_steps_total{rank="0"}'] == "1.0"
@@ -193,6 +193,6 @@ def test_blocks_are_of_whole_steps_and_a_second_or_more() -> None:
 
 
 def test_samples_are_as_the_study_tells_them_where_no_loader_shows_any() -> None:
-    assert metered(1.0, 2, loader=False, told=16) == [(1, 1.0, 16, 0)]
-    assert metered(1.0, 2, loader=True, told=16) == [(1, 1.0, 8, 0)]
-    assert metered(1.0, 2, loader=True, told=16, always=True) == [(1, 1.0, 16, 0)]
+    assert metered(1.0, 2, loader=False, step_samples=16) == [(1, 1.0, 16, 0)]
+    assert metered(1.0, 2, loader=True, step_samples=16) == [(1, 1.0, 8, 0)]
+    assert metered(1.0, 2, loader=True, step_samples=16, always=True) == [(1, 1.0, 16, 0)]

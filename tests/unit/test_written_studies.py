@@ -2,11 +2,11 @@
 
 import yaml
 
-from autotune.standalone import scripted
-from autotune.standalone.command import Launched
+from autotune.standalone import init_script
+from autotune.standalone.batch_settings import BatchSettings
+from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Findings
-from autotune.standalone.turning import Turning
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
 
 COMMAND = Launched("train.py", is_module=False, args=("--batch-size", "8"), workers=2)
@@ -14,8 +14,10 @@ COMMAND = Launched("train.py", is_module=False, args=("--batch-size", "8"), work
 
 def study(flags: dict[str, str], **seen: object) -> str:
     usual = {"steps": 4, "micro_batch": 8, "loader": True, "ddp": True, "optimizer": "SGD"}
-    found = Findings(Surveyed(**{**usual, **seen}), 2, "cpu", Facts("cpu", 2), Turning(flags=flags))
-    return scripted.study(["torchrun", "train.py"], COMMAND, found, cpus=2, name="train")
+    found = Findings(
+        SurveyResult(**{**usual, **seen}), 2, "cpu", Facts("cpu", 2), BatchSettings(flags=flags)
+    )
+    return init_script.study(["torchrun", "train.py"], COMMAND, found, cpus=2, name="train")
 
 
 def test_a_search_for_unused_parameters_is_not_taken_from_a_script() -> None:

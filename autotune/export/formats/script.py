@@ -6,14 +6,15 @@ from typing import Any
 from autotune.config import arguments
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.export.command import is_of_command, recommended
 from autotune.export.formats.telling import Said, told
+from autotune.export.recommended_command import is_of_command, recommended
 from search_spaces.words import Fields, Knobs, Words
 
 
 def argv(best: BestConfig) -> Said:
-    """Return one line for a shell, to follow the arguments that the script has today: parsers take the
-    last. Of a study over a command it is the whole command.
+    """Return one line for a shell, to follow the arguments that the script has today.
+
+    Parsers take the last of two values. For a study over a command it is the whole command.
 
     Raises:
         BadInput: there is no script.

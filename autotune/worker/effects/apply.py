@@ -1,7 +1,7 @@
-"""All effects of a configuration together, in the order in which they go with each other.
+"""All effects of a configuration together, in the order in which they fit each other.
 
-The built-in loop is the first caller. What has to be so before a model is built (threads, environment,
-allocator) is not here: effects.process has it, and a rank sees to it first.
+The built-in loop is the first caller. Settings that must precede the model (threads, environment,
+allocator) are in effects.process, and a rank applies them first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ from autotune.worker.workload import Workload, optimizers_of
 
 
 class Applied:
-    """A configuration at work in one training.
+    """Configuration applied to one training.
 
-    Called once, in this order: `model` or `take_over`, `updates`, `source`, `batches`. Then, for every
-    optimizer step, `step` for its micro-batches, each with its `forward` and `backward`, and what
-    `updates` gave takes the step.
+    Call once, in this order: `model` or `take_over`, `updates`, `source`, `batches`. Then, for
+    every optimizer step, call `step` for its micro-batches, each with its `forward` and `backward`;
+    the result of `updates` takes the step.
     """
 
     def __init__(
@@ -43,15 +43,16 @@ class Applied:
         shorten: schedules.Shorten | None = None,
         tokens_per_sample: int = 0,
     ) -> None:
-        """Prepare.
+        """Prepare the configuration.
 
         Args:
             knobs: a value for every knob.
             devices: of this rank; the first holds the model and takes the batches.
-            shorten: as in Workload; so is tokens_per_sample.
+            shorten: as in Workload.
+            tokens_per_sample: as in Workload.
 
         Raises:
-            ValueError: a knob asks for samples to be shortened, which these cannot be.
+            ValueError: a knob shortens samples, and these cannot be shortened.
         """
         self.scaler = precision.gradient_scaler(knobs, devices[0])
         self._knobs = knobs
@@ -61,13 +62,14 @@ class Applied:
         self._curriculum = schedules.Curriculum(knobs, shorten, tokens_per_sample)
 
     def model(self, model: nn.Module, loss: Loss) -> nn.Module:
-        """The bare model, on the device, as the configuration has it and wrapped for its parallelism.
+        """Move the bare model to the device, apply the model's knobs, and wrap it for its parallelism.
 
         Args:
+            model: bare, on any device.
             loss: of the training; some configurations compute it inside the model.
 
         Raises:
-            ValueError: a knob acts on something that the model has not.
+            ValueError: a knob acts on something that the model does not have.
         """
         knobs = self._knobs
         self._tf32 = precision.float32_matmul(knobs)
@@ -88,8 +90,11 @@ class Applied:
         return self._model
 
     def take_over(self, before: "Applied") -> nn.Module:
-        """The model as an earlier configuration has wrapped it, from which this one differs in what acts
-        on a step alone (search_spaces.residency). The earlier one must not be used any more."""
+        """Return the model as an earlier configuration has wrapped it.
+
+        This one differs from it in per-step knobs alone (search_spaces.residency). The earlier one
+        must not be used any more.
+        """
         before._tf32.undo()
         self._tf32 = precision.float32_matmul(self._knobs)
         self._layers, self._model = before._layers, before._model
@@ -97,19 +102,19 @@ class Applied:
             self._optimizers = before._optimizers
         else:
             for optimizer in before._optimizers:
-                optimizer.state.clear()  # also where somebody holds on to it
+                optimizer.state.clear()  # also where other references to it remain
         return self._model
 
     def loss(self, loss: Loss) -> Loss:
-        """What computes the loss of a batch with the wrapped model."""
+        """Return a function that computes the loss of a batch with the wrapped model."""
         return replicas.loss(self._knobs, loss) if self._one_process else loss
 
     def updates(self, workload: Workload) -> updating.Updates:
-        """Of the weights of the wrapped model, as the workload has them.
+        """Return the updates of the wrapped model's weights, as the workload defines them.
 
         Raises:
-            ValueError: a knob acts on something that the workload has not.
-            TypeError: what it has made is no optimizer.
+            ValueError: a knob acts on something that the workload does not have.
+            TypeError: it has made something else than optimizers.
         """
         updating.check(self._knobs, workload)
         if workload.optimizer is not None and not self._optimizers:
@@ -127,17 +132,17 @@ class Applied:
     def source(
         self, workload: Workload, *, rank: int, world_size: int, seed: int, replicas: int
     ) -> Iterator[Any]:
-        """Batches of one rank without end: see feeding.source."""
+        """Return batches of one rank without end: see feeding.source."""
         return feeding.source(
             workload, self._knobs, rank=rank, world_size=world_size, seed=seed, replicas=replicas
         )
 
     def batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The loader's batches on the device, as the model takes them."""
+        """Move the loader's batches to the device, and cut them as the model takes them."""
         return map(self._curriculum.cut, feeding.on_device(batches, self._knobs, self._devices[0]))
 
     def step(self, number: int) -> Iterator[AbstractContextManager[None]]:
-        """One optimizer step: its micro-batches, each a context for its forward and backward pass.
+        """Yield the micro-batches of a step: a context for each one's forward and backward pass.
 
         Args:
             number: of the step, from 0.
@@ -158,25 +163,28 @@ class Applied:
             yield
 
     def forward(self) -> AbstractContextManager[Any]:
-        """Around the forward pass and the loss."""
+        """Return a context for the forward pass and the loss."""
         return precision.autocast(self._knobs, self._devices[0])
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The gradients of a micro-batch, with its share of the step."""
+        """Compute the gradients of a micro-batch, with its share of the step."""
         self.scaler.scale(loss / self._knobs["accumulation_steps"]).backward()
 
     @property
     def part(self) -> float:
-        """Of a full sample that a sample of this step is, in tokens."""
+        """Return the share of a full sample's tokens that a sample of this step has."""
         return self._curriculum.part
 
     @property
     def fewest_steps(self) -> int:
-        """Of a block that is to stand for the whole training."""
+        """Return the fewest steps of a block that stands for the whole training."""
         return schedules.fewest_steps(self._knobs)
 
     @property
     def inspectable(self) -> bool:
-        """Whether one may look at operators one by one: it would keep torch.compile from compiling, for
-        good, and does not see what the threads of several devices do."""
+        """Return whether operators may be inspected one by one.
+
+        Inspection would stop torch.compile from compiling, for good, and does not see the operators
+        in the threads of several devices.
+        """
         return bool(self._knobs["compile"] == "none" and len(self._devices) == 1)

@@ -1,4 +1,4 @@
-"""Where a rank runs: on the processors that are near its device, or on a share of its own."""
+"""Binding of a rank to processors: those near its device, or a share of its own."""
 
 import contextlib
 import ctypes
@@ -16,25 +16,24 @@ _ADDRESS_BYTES = 32
 
 
 def near_device(knobs: Knobs, device: torch.device) -> None:
-    """numa_binding: all threads of this process, and those to come, on the processors of the device's
-    NUMA node.
+    """Bind this process to the processors of its device's NUMA node (numa_binding).
 
     Raises:
-        ValueError: which those are is not known, or none of them may be used.
+        ValueError: they are not known, or none of them may be used.
     """
     if knobs["numa_binding"]:
         bind(pci_address(device.index))
 
 
 def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
-    """All threads of this process, on those of its processors that are near a PCI device.
+    """Bind all threads of this process, and those to come, to processors near a PCI device.
 
     Args:
         address: of the device, as in 0000:3b:00.0.
-        devices: the folder in which Linux describes them.
+        devices: folder in which Linux describes them.
 
     Raises:
-        ValueError: which those are is not known, or none of them may be used.
+        ValueError: they are not known, or none of them may be used.
     """
     source = devices / address / "local_cpulist"
     try:
@@ -50,11 +49,13 @@ def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
 
 
 def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
-    """cpu_affinity: all threads of this process, and processes to come, on this rank's share of the
-    node's processors: they are divided among the ranks, evenly, in the order of sockets and cores.
-    Where there are fewer than ranks, the system goes on dividing them.
+    """Bind this process and its children to its rank's share of the node's processors (cpu_affinity).
+
+    They are divided evenly among the ranks, in the order of sockets and cores. Where there are
+    fewer than ranks, the system goes on scheduling them.
 
     Args:
+        knobs: of the trial.
         local_rank: of this process, from 0.
         ranks: of its training on this node.
     """
@@ -66,8 +67,10 @@ def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
 
 
 def share_of_job(knobs: Knobs) -> bool:
-    """The same for a rank of the user's own job; whether it was done: not where the launcher does not
-    say which rank this is, or has given it processors already."""
+    """Bind a rank of the user's own job to its share; return whether that was possible.
+
+    It is not where the launcher sets no rank, or has bound the rank to processors already.
+    """
     local_rank, ranks = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if not (local_rank.isdecimal() and ranks.isdecimal() and int(local_rank) < int(ranks)):
         return False
@@ -78,31 +81,32 @@ def share_of_job(knobs: Knobs) -> bool:
 
 
 def in_order(numbers: Iterable[int], processors: Path = _PROCESSORS) -> list[int]:
-    """Of processors: by socket, die, core and number.
+    """Sort processors by socket, die, core and number.
 
     Args:
-        processors: the folder in which Linux describes them; what it does not tell counts as 0.
+        numbers: of the processors.
+        processors: folder in which Linux describes them; a missing value counts as 0.
     """
 
-    def told(number: int, what: str) -> int:
+    def level_of(number: int, what: str) -> int:
         try:
             return int((processors / f"cpu{number}" / "topology" / what).read_text())
         except (OSError, ValueError):
             return 0
 
     levels = ("physical_package_id", "die_id", "core_id")
-    return sorted(numbers, key=lambda n: (*(told(n, level) for level in levels), n))
+    return sorted(numbers, key=lambda n: (*(level_of(n, level) for level in levels), n))
 
 
 def _bind_threads(numbers: set[int]) -> None:
-    """All threads of this process, and those to come, on these processors."""
+    """Bind all threads of this process, and those to come, to some processors."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
             os.sched_setaffinity(int(task.name), numbers)
 
 
 def _numbers(listed: str) -> set[int]:
-    """From a list as in 0-3,8,10-11."""
+    """Parse a list as in 0-3,8,10-11."""
     found: set[int] = set()
     for part in filter(None, listed.strip().split(",")):
         first, _, last = part.partition("-")
@@ -111,7 +115,11 @@ def _numbers(listed: str) -> set[int]:
 
 
 def pci_address(ordinal: int) -> str:
-    """Of a visible device; older versions of torch do not tell it, the driver does."""
+    """Return the PCI address of a visible device, by the driver, as older versions of torch lack it.
+
+    Raises:
+        ValueError: the driver does not know it.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     handle = ctypes.c_int()
     address = ctypes.create_string_buffer(_ADDRESS_BYTES)

@@ -1,11 +1,13 @@
-"""The repeated blocks of a model: what is sharded or checkpointed one by one."""
+"""Repeated blocks of a model, which are sharded or checkpointed one by one."""
 
 from torch import nn
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules of the longest lists (nn.ModuleList, nn.Sequential) of modules of one class each;
-    empty if there is no list of at least two."""
+    """Return the modules of the longest lists (nn.ModuleList, nn.Sequential) of one class each.
+
+    The result is empty if there is no list of at least two.
+    """
     lists = [
         list(module.children())
         for module in model.modules()
@@ -17,7 +19,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def repeated(model: nn.Module, knob: str) -> list[nn.Module]:
-    """The blocks, for a knob that needs them.
+    """Return the blocks, for a knob that needs them.
 
     Raises:
         ValueError: there is no list of at least two.

@@ -1,4 +1,4 @@
-"""In which form gradients travel under DDP: narrower formats, low rank, one bit."""
+"""Forms in which gradients are exchanged under DDP: narrower formats, low rank, one bit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,16 +15,16 @@ HOOKED = ("gradient_compression", "powersgd_rank")
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _BITS = 8
 _LEAST_VARIANCE = 0.01
-"""Of the mean second moment of a tensor."""
+"""Smallest second moment relative to the mean of its tensor."""
 
 
 def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
-    """gradient_compression, powersgd_rank: the hook, but for one_bit, which is the optimizer's."""
+    """Register the hook of gradient_compression and powersgd_rank; one_bit is in the optimizer."""
     wanted, low_rank = knobs["gradient_compression"], knobs["powersgd_rank"]
     if wanted in _HOOKS:
         model.register_comm_hook(None, _HOOKS[wanted])
     elif wanted == "powersgd":
-        # Imported where needed: few trials want it.
+        # Imported where needed: few trials use it.
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         state = powerSGD_hook.PowerSGDState(
@@ -38,7 +38,7 @@ def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
 def compressed_momentum(
     knobs: Knobs, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> torch.optim.Optimizer:
-    """gradient_compression: one_bit takes the exchange over from DDP.
+    """Return an optimizer that takes the exchange over from DDP (gradient_compression: one_bit).
 
     Raises:
         ValueError: the optimizer is not plain Adam or AdamW.
@@ -63,7 +63,7 @@ def _while_warming_up(
 
 
 def averaged_gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The gradients of all ranks' samples, also where ranks exchange something else."""
+    """Yield the mean gradients over all ranks, also where ranks exchange something else."""
     own_only = isinstance(optimizer, OneBitAdam) and optimizer.compresses
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if parameter.grad is not None:
@@ -78,10 +78,11 @@ def averaged_gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tenso
 class OneBitAdam(torch.optim.Optimizer):
     """Adam whose ranks exchange one bit per parameter (Tang et al. 2021, 1-bit Adam).
 
-    After a warm-up of plain Adam the second moments stay as they are. From then on every rank updates
-    the momentum with its own gradient and sends the signs, with one scale per tensor; what that loses
-    is added to the next momentum. Every rank sends to every other: bytes grow with the number of ranks.
-    What had no gradient during the warm-up stays as it is, as its second moment says nothing.
+    After a warm-up of plain Adam the second moments are fixed. From then on every rank updates the
+    momentum with its own gradient and sends the signs, with one scale per tensor; the rounding
+    error is added to the next momentum. Every rank sends to every other: bytes grow with the number
+    of ranks. A parameter that had no gradient during the warm-up does not change, as its second
+    moment is meaningless.
     """
 
     def __init__(self, plain: torch.optim.Optimizer, warm_up: int = COMPRESSION_WARM_UP) -> None:
@@ -110,12 +111,12 @@ class OneBitAdam(torch.optim.Optimizer):
 
     @property
     def compresses(self) -> bool:
-        """Whether the warm-up is over."""
+        """Return whether the warm-up is over."""
         return self._steps >= self._warm_up
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update, from averaged gradients in the warm-up, then from the rank's own."""
+        """Update once: from averaged gradients in the warm-up, then from the rank's own."""
         if self.compresses:
             parameters = [p for group in self.param_groups for p in group["params"]]
             known = (p for p in parameters if p.grad is not None and "exp_avg" in self.state[p])
@@ -172,13 +173,13 @@ def _everyones(mine: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _packed(signs: torch.Tensor) -> torch.Tensor:
-    """Eight signs to a byte."""
+    """Pack eight signs into a byte."""
     whole = torch.nn.functional.pad(signs.to(torch.uint8), (0, -len(signs) % _BITS))
     return (whole.view(-1, _BITS) << _places(signs.device)).sum(dim=1, dtype=torch.uint8)
 
 
 def _unpacked(packed: torch.Tensor, length: int) -> torch.Tensor:
-    """1 and -1."""
+    """Unpack signs as 1 and -1."""
     bits = (packed[:, None] >> _places(packed.device)) & 1
     return bits.flatten()[:length].to(torch.float32).mul_(2).sub_(1)
 
@@ -188,6 +189,6 @@ def _places(device: torch.device) -> torch.Tensor:
 
 
 def _spread(scales: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The scale of each tensor at each of its elements."""
+    """Return the scale of each tensor at each of its elements."""
     sizes = torch.tensor([tensor.numel() for tensor in tensors], device=scales.device)
     return scales.repeat_interleave(sizes)

@@ -1,4 +1,4 @@
-"""How batches reach the device."""
+"""Delivery of batches to the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -24,10 +24,10 @@ OF_WORKERS = ("persistent_workers", "prefetch_factor")
 def source(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
 ) -> Iterator[Any]:
-    """Batches of one rank without end: from the loader of its data set, or those that it makes itself.
+    """Return batches of one rank without end, from its dataset's loader or made by the workload.
 
     Raises:
-        ValueError: there is none, or a knob acts on a loader that the workload has not.
+        ValueError: there is none, or a knob acts on a loader that the workload does not have.
     """
     if workload.batches is not None:
         return _made(workload.batches, knobs, rank, world_size, replicas)
@@ -39,7 +39,7 @@ def source(
 def _made(
     batches: Batches, knobs: Knobs, rank: int, world_size: int, replicas: int
 ) -> Iterator[Any]:
-    """pin_memory: of the batches that the workload makes itself; each has the samples that it should."""
+    """Return batches that the workload makes itself, checked for size and pinned (pin_memory)."""
     if knobs["loader_workers"]:
         raise ValueError(
             f"loader_workers={knobs['loader_workers']}: the workload makes its batches itself "
@@ -58,10 +58,10 @@ def _pinned(batch: Any, knobs: Knobs) -> Any:
 
 
 def _of_size(batch: Any, size: int) -> Any:
-    """The batch; it would count for more, or fewer, samples than it has, if its size were another.
+    """Return the batch if its size is right; another size would be counted wrongly.
 
     Raises:
-        ValueError: no dimension of any of its tensors is that of so many samples.
+        ValueError: no dimension of its tensors has that size.
     """
     shapes: list[tuple[int, ...]] = []
     mapped(batch, lambda tensor: shapes.append(tuple(tensor.shape)) or tensor)  # type: ignore[func-returns-value]
@@ -75,7 +75,7 @@ def _of_size(batch: Any, size: int) -> Any:
 
 
 def _again_and_again(epoch_of: Callable[[int], Iterable[Any]], nothing: str) -> Iterator[Any]:
-    """Batches of epoch after epoch.
+    """Yield batches of epoch after epoch.
 
     Raises:
         ValueError: an epoch has none; the message begins with `nothing`.
@@ -124,7 +124,7 @@ def loader(
 def _sampler(
     dataset: Dataset[Any], knobs: Knobs, rank: int, world_size: int, seed: int, replicas: int
 ) -> Sampler[Any] | None:
-    """Shuffled; None for what is iterable only.
+    """Return a shuffling sampler; None for an iterable dataset.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.
@@ -141,7 +141,7 @@ def _sampler(
 
 
 def endless(source: DataLoader[Any]) -> Iterator[Any]:
-    """Batches of epoch after epoch, each shuffled anew.
+    """Yield batches of epoch after epoch, each shuffled anew.
 
     Raises:
         ValueError: an epoch has none.
@@ -159,9 +159,12 @@ def endless(source: DataLoader[Any]) -> Iterator[Any]:
 
 
 def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Iterator[Any]:
-    """stream_prefetch: batches on the device, the next one copied on a side stream if asked for;
-    channels_last: tensors of four dimensions in that format; precision: floats as the weights are. Both
-    only once they are there: what a host has changed is not pinned any more."""
+    """Return batches on the device (stream_prefetch, channels_last, precision).
+
+    stream_prefetch copies the next batch on a side stream; channels_last gives tensors of four
+    dimensions that format; precision gives floats the weights' format. Both formats are set on the
+    device: a batch that the host has changed is not pinned any more.
+    """
 
     def prepared(batch: Any) -> Any:
         batch = move(batch, device)
@@ -177,12 +180,12 @@ def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Ite
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device."""
+    """Return the batch with every tensor in it on the device."""
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def mapped(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with the function applied to every tensor; lists, tuples and dicts are followed."""
+    """Apply a function to every tensor of a batch, in lists, tuples and dicts."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

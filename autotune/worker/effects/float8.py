@@ -1,4 +1,4 @@
-"""Matrix products in FP8, by torchao: an optional extra, imported by ranks that were asked for it."""
+"""Matrix products in FP8 by torchao, an optional extra, imported by ranks that use it."""
 
 import dataclasses
 from types import ModuleType
@@ -10,12 +10,11 @@ from autotune.worker.effects.parallel import SHARDING
 from autotune.worker.protocol import Knobs
 
 _MULTIPLE = 16
-"""Of the dimensions of a matrix that FP8 products take."""
+"""Divisor of the dimensions of a matrix that FP8 products take."""
 
 
 def converted(knobs: Knobs, model: nn.Module) -> nn.Module:
-    """float8: the model with torchao's linear layers in the place of its own, which they share the
-    weights of.
+    """Replace the model's linear layers by torchao's, which share their weights (float8).
 
     Raises:
         ValueError: torchao is missing, or the model has no layer that it could replace.
@@ -38,8 +37,10 @@ def converted(knobs: Knobs, model: nn.Module) -> nn.Module:
 
 
 def scale_after_updates(knobs: Knobs, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """float8: tensorwise under FSDP2: the scales of all weights by one exchange after every update, not
-    one per weight when it is gathered."""
+    """Compute all weights' scales by one exchange after every update (float8: tensorwise).
+
+    Under FSDP2 there would be one exchange per weight when it is gathered.
+    """
     if _gathered(knobs):
         float8 = _library()
         optimizer.register_step_post_hook(
@@ -48,12 +49,12 @@ def scale_after_updates(knobs: Knobs, optimizer: torch.optim.Optimizer, model: n
 
 
 def _gathered(knobs: Knobs) -> bool:
-    """Whether FSDP2 gathers weights in FP8; those that are scaled by rows it cannot."""
+    """Return whether FSDP2 gathers weights in FP8; it cannot gather weights scaled by rows."""
     return knobs["float8"] == "tensorwise" and knobs["parallelism"] in SHARDING
 
 
 def takes_float8(module: nn.Module) -> bool:
-    """Whether float8 would replace the module."""
+    """Return whether float8 would replace the module."""
     return (
         isinstance(module, nn.Linear)
         and not module.in_features % _MULTIPLE

@@ -1,4 +1,4 @@
-"""Which kernels run, and what they keep: compilation, attention, layout, streams, recomputation."""
+"""Choice of kernels and of what they keep: compilation, attention, layout, recomputation."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,13 +24,13 @@ _ATTENTION = {
 
 @runtime_checkable
 class SplitProjection(Protocol):
-    """An attention module that can issue its Q, K and V projections on CUDA streams of their own."""
+    """Attention module that can issue its Q, K and V projections on CUDA streams of their own."""
 
     qkv_streams: bool
 
 
 def qkv_streams(knobs: Knobs, model: nn.Module) -> None:
-    """qkv_streams: set on every attention module that offers it.
+    """Set qkv_streams on every attention module that has the attribute.
 
     Raises:
         ValueError: it is asked for and no module of the model offers it.
@@ -54,13 +54,13 @@ def _must_offer(offering: Sequence[object], asked: str, name: str, instead: str)
 
 @runtime_checkable
 class ChunkedLoss(Protocol):
-    """A model that computes its loss in its forward pass, in slices of the vocabulary if asked to."""
+    """Model that computes its loss in its forward pass, optionally in slices of the vocabulary."""
 
     loss_chunks: int
 
 
 def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
-    """loss_chunks: set on the module that offers it.
+    """Set loss_chunks on the module that has the attribute.
 
     Raises:
         ValueError: it is asked for and no module of the model offers it.
@@ -75,13 +75,13 @@ def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
 
 
 def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
-    """compile, compile_scope: the model, or each of its blocks, through torch.compile, before it is
-    wrapped.
+    """Compile the model, or each of its blocks, before it is wrapped (compile, compile_scope).
 
-    Block by block where FSDP2 gathers and frees the parameters of each: its hooks would break the graph
-    of a whole model there, and what is compiled again after every break shares nothing.
+    It is compiled block by block where FSDP2 gathers and frees the parameters of each: its hooks
+    would break the graph of a whole model there, and graphs compiled after every break share
+    nothing.
 
-    Not in place: Module.compile leaves an nn.Sequential uncompiled, without a word (torch 2.13).
+    Module.compile is not used: it silently leaves an nn.Sequential uncompiled (torch 2.13).
 
     Raises:
         ValueError: blocks are to be compiled and the model has none.
@@ -99,9 +99,9 @@ def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
 
 
 def _compile_blocks(found: Sequence[nn.Module], mode: str) -> None:
-    """Every block's forward, so that the model keeps its modules, their names and their hooks."""
-    # Equal blocks share what was compiled of the first; such as differ in a number are compiled one by
-    # one, and torch.compile would leave the ninth as it is, without a word.
+    """Compile every block's forward; the model keeps its modules, their names and hooks."""
+    # Equal blocks share the code of the first. Blocks that differ in a number are compiled one by
+    # one, and torch.compile would silently leave the ninth uncompiled.
     dynamo = torch._dynamo.config
     dynamo.cache_size_limit = max(dynamo.cache_size_limit, 2 * len(found))
     for block in found:
@@ -109,16 +109,16 @@ def _compile_blocks(found: Sequence[nn.Module], mode: str) -> None:
 
 
 def cudnn_benchmark(knobs: Knobs) -> None:
-    """cudnn_benchmark: for this process; where it is off, as the user's code has it."""
+    """Turn cudnn_benchmark on for this process; off leaves the user's own setting."""
     if knobs["cudnn_benchmark"]:
         torch.backends.cudnn.benchmark = True
 
 
 def flash_attention(knobs: Knobs) -> None:
-    """attention: flash3 takes the place of torch's own FlashAttention, for this process.
+    """Replace torch's own FlashAttention in this process (attention: flash3).
 
     Raises:
-        ValueError: this torch, or its surroundings, has it not.
+        ValueError: this torch does not support it, or its module is missing.
     """
     if knobs["attention"] != "flash3":
         return
@@ -138,14 +138,13 @@ def flash_attention(knobs: Knobs) -> None:
 
 
 def attention(knobs: Knobs) -> AbstractContextManager[Any]:
-    """attention: the one implementation that scaled_dot_product_attention may choose, for forward and
-    backward pass."""
+    """Return a context that selects the implementation of attention for forward and backward pass."""
     backend = _ATTENTION.get(knobs["attention"])
     return sdpa_kernel(backend) if backend else nullcontext()
 
 
 def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
-    """activation_checkpointing: of every k-th block of the model's longest list of equal modules.
+    """Checkpoint every k-th block of the longest list of equal modules (activation_checkpointing).
 
     Raises:
         ValueError: the model has no list of at least two modules of one class.
@@ -168,13 +167,13 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def channels_last(knobs: Knobs, model: nn.Module) -> None:
-    """channels_last: convolution weights with the channel innermost; feeding sees to batches."""
+    """Store convolution weights with the channel innermost (channels_last); feeding converts batches."""
     if knobs["channels_last"]:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
-    """optimizer_kernels: foreach and fused implementations, before the first step.
+    """Choose foreach or fused kernels of an optimizer before the first step (optimizer_kernels).
 
     Raises:
         ValueError: the optimizer has no such implementation.
@@ -189,5 +188,5 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
                 "implementation; take the value out of the search space"
             )
         group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
-    if wanted == "fused":  # as the constructor does: the kernel takes the loss scale itself
+    if wanted == "fused":  # as the constructor does: the kernel applies the loss scale itself
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]

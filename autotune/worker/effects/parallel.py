@@ -1,4 +1,4 @@
-"""How ranks share model, gradients and optimizer state."""
+"""Distribution of model, gradients and optimizer state over ranks."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -36,9 +36,9 @@ SHARDING = ("fsdp", "fsdp_keep", "hsdp")
 
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
-    """parallelism: the model, on the device, bare, under DDP or sharded by FSDP2."""
+    """Move the model to the device: bare, under DDP, or sharded by FSDP2 (parallelism)."""
     if knobs["parallelism"] in SHARDING:
-        # FSDP2 brings each part there by itself: the whole model may be larger than the device.
+        # FSDP2 moves each part by itself: the whole model may be larger than the device.
         return _sharded(knobs, model, device)
     model = model.to(device)
     if knobs["parallelism"] == "none":
@@ -54,17 +54,17 @@ def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def first_bucket(knobs: Knobs) -> None:
-    """first_bucket_mb: read by DDP when it is built, and only where the bucket size is its own."""
+    """Set first_bucket_mb, which DDP reads when it is built, if its bucket size is the default."""
     size = int(knobs["first_bucket_mb"] * _MIB)
     dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]
 
 
 def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
-    """Parameters, gradients and optimizer state in parts, each gathered when its block needs it.
+    """Shard parameters, gradients and optimizer state; each block is gathered when it is needed.
 
-    fsdp gathers them again for the backward pass, fsdp_keep does not; hsdp shards over the ranks of a
-    node and replicates over nodes. What is in no block is kept for the backward pass, which begins with
-    it.
+    fsdp gathers parameters again for the backward pass, fsdp_keep does not; hsdp shards over the
+    ranks of a node and replicates over nodes. Parameters outside blocks are kept for the backward
+    pass, which begins with them.
     """
     # Imported where needed: half of what importing torch itself takes.
     from torch.distributed.device_mesh import init_device_mesh
@@ -94,7 +94,7 @@ def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _prefetch(knobs: Knobs, model: nn.Module) -> None:
-    """fsdp_prefetch: every block asks for the parameters of those that come after it.
+    """Let every block request the parameters of the following ones (fsdp_prefetch).
 
     Raises:
         ValueError: it is asked for and the model has no blocks.
@@ -111,8 +111,8 @@ def _prefetch(knobs: Knobs, model: nn.Module) -> None:
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
     """Return the arguments of DistributedDataParallel: DDP_ARGUMENTS, and what layer_keep needs.
 
-    PyTorch's own default of 25 MiB comes with a first bucket of 1 MiB, which a 25 that is passed
-    explicitly has not. 25 therefore means to leave the argument out.
+    PyTorch's own default of 25 MiB has a first bucket of 1 MiB,
+    which an explicit 25 has not: for 25 the argument is left out.
     """
     arguments: dict[str, Any] = {argument: knobs[name] for name, argument in DDP_ARGUMENTS.items()}
     if knobs["layer_keep"] < 1:  # blocks that are left out have no gradient
@@ -125,7 +125,7 @@ def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
 
 
 def gradient_sync(model: nn.Module, *, last_micro_batch: bool) -> AbstractContextManager[Any]:
-    """accumulation_steps: gradients travel once per optimizer step, with the last micro-batch."""
+    """Exchange gradients once per optimizer step, with the last micro-batch (accumulation_steps)."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last_micro_batch else model.no_sync()
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2's
@@ -136,10 +136,13 @@ def gradient_sync(model: nn.Module, *, last_micro_batch: bool) -> AbstractContex
 def optimizer(
     knobs: Knobs, plain: torch.optim.Optimizer, model: nn.Module
 ) -> torch.optim.Optimizer:
-    """parallelism: zero1 keeps the state of each parameter on one rank only;
-    gradient_compression: one_bit sends momentum instead of gradients.
+    """Return the optimizer of the wrapped model (parallelism, gradient_compression).
+
+    zero1 keeps the state of each parameter on one rank only; one_bit sends momentum instead of
+    gradients.
 
     Args:
+        knobs: of the trial.
         plain: made for all parameters of the model, which it may have sorted into groups.
         model: as it was wrapped.
     """

@@ -1,4 +1,4 @@
-"""In which number format the model computes."""
+"""Number format in which the model computes."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -13,20 +13,20 @@ PURE_BF16 = "pure_bf16"
 
 
 class Convolutions(NamedTuple):
-    """Whether cuDNN might use TF32 before that was set here; None: it was not."""
+    """Earlier setting of TF32 in cuDNN; None if this configuration has not changed it."""
 
     before: bool | None
 
     def undo(self) -> None:
-        """Have it as it was."""
+        """Restore the earlier setting."""
         if self.before is not None:
             torch.backends.cudnn.allow_tf32 = self.before
 
 
 def float32_matmul(knobs: Knobs) -> Convolutions:
-    """precision: whether fp32 matrix products may run in TF32, for this process.
+    """Set whether fp32 matrix products may run in TF32, for this process (precision).
 
-    cuDNN's convolutions do so whatever is said here, unless the user's code forbids it: PyTorch's own
+    cuDNN's convolutions do so in any case, unless the user's code forbids it: PyTorch's own
     default, and so that of a plain script.
     """
     relaxed = knobs["precision"] == "tf32"
@@ -39,22 +39,22 @@ def float32_matmul(knobs: Knobs) -> Convolutions:
 
 
 def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[Any]:
-    """precision: the context for forward and loss."""
+    """Return the context for forward and loss (precision)."""
     dtype = AUTOCAST_DTYPES.get(knobs["precision"])
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
 def gradient_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
-    """precision: fp16 needs its loss scaled; for the others the scaler passes everything through."""
+    """Return a loss scaler, enabled for fp16 (precision)."""
     return torch.amp.GradScaler(device.type, enabled=knobs["precision"] == "fp16")
 
 
 def weights(knobs: Knobs, model: nn.Module) -> None:
-    """precision: pure_bf16 keeps weights, gradients and the optimizer's state in bf16."""
+    """Keep weights, gradients and the optimizer's state in bf16 (precision: pure_bf16)."""
     if knobs["precision"] == PURE_BF16:
         model.to(torch.bfloat16)
 
 
 def batch_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """precision: what a model of bf16 weights takes for a float tensor of a batch."""
+    """Return a float tensor of a batch as a model of bf16 weights takes it (precision)."""
     return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor

@@ -45,7 +45,7 @@ VARIABLES = tuple(name for names in VARIABLES_OF.values() for name in names)
 
 
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
-    """cpu_threads: of this process, for each of its replicas; 0 leaves the number that it is given."""
+    """Return the threads of this process for all its replicas (cpu_threads); 0 keeps `given`."""
     return int(knobs["cpu_threads"]) * replicas or given
 
 
@@ -56,8 +56,10 @@ def threads_of(environment: Mapping[str, str]) -> int:
 
 
 def limit_threads(count: int) -> None:
-    """Of torch, and of numerical libraries that were loaded before the fork: those have read another
-    OMP_NUM_THREADS than this process has."""
+    """Limit the threads of torch and of numerical libraries loaded before the fork.
+
+    Those libraries have read another OMP_NUM_THREADS than this process has.
+    """
     torch.set_num_threads(count)
     for path in _thread_pools():
         with contextlib.suppress(OSError):
@@ -66,13 +68,13 @@ def limit_threads(count: int) -> None:
 
 def _limit_pool(library: ctypes.CDLL, count: int) -> None:
     for getter, setter in _GETTERS_AND_SETTERS:
-        # OpenBLAS starts its threads when it is told their number, and they spin for 0.1 s.
+        # OpenBLAS starts its threads when their number is set, and they spin for 0.1 s.
         if hasattr(library, setter) and getattr(library, getter)() != count:
             getattr(library, setter)(count)
 
 
 def _thread_pools() -> set[str]:
-    """Paths of the loaded libraries that have threads of their own."""
+    """Return paths of the loaded libraries that have threads of their own."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if _POOL.search(line)}
     return {path for path in paths if _POOL.search(Path(path).name)}
@@ -83,7 +85,7 @@ def environment(knobs: Knobs, nccl: tuple[int, ...] | None = None) -> dict[str, 
 
     Args:
         knobs: of the trial.
-        nccl: the version that reads it; None: that of this process.
+        nccl: version that reads them; None: that of this process.
     """
     found: dict[str, str] = {}
     for name, variables in VARIABLES_OF.items():
@@ -106,33 +108,39 @@ def _nccl() -> tuple[int, ...]:
 
 
 def _algorithm(name: str, nccl: tuple[int, ...]) -> str:
-    """From 2.24 on NCCL refuses a collective that the named algorithm does not know, as trees do not
-    know all-gather; it takes one algorithm per collective there."""
+    """Return the value of NCCL_ALGO.
+
+    From 2.24 on NCCL refuses a collective that the named algorithm does not support, as trees do
+    not support all-gather; it takes one algorithm per collective there.
+    """
     return f"allreduce:{name.lower()}" if nccl >= _PER_COLLECTIVE else name
 
 
 def allocator(knobs: Knobs) -> None:
-    """expandable_segments: torch has read the environment when it was loaded, long before the fork. What
-    the user has set beside it is said again: what is not said may go back to its default."""
+    """Set expandable_segments in this process: torch has read the environment before the fork.
+
+    The user's other settings are set again, as omitted ones may return to their defaults.
+    """
     if knobs["expandable_segments"]:
         (settings,) = allocator_variables(os.environ).values()
         torch.cuda.memory._set_allocator_settings(settings)
 
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """expandable_segments beside all else that an environment tells the allocator."""
+    """Return the allocator's variable with expandable_segments and an environment's other settings."""
     said = ",".join(environment.get(name, "") for name in _ALLOCATOR).split(",")
     others = [part for part in said if part and not part.startswith("expandable_segments")]
     return {_ALLOCATOR[0]: ",".join([*others, _EXPANDABLE])}
 
 
 def compile_workers(knobs: Knobs, ranks: int) -> None:
-    """compile: each rank of a node compiles with its share of the processors. By itself torch starts as
-    many workers as there are processors, in every rank.
+    """Limit a rank's compile workers to its share of the node's processors (compile).
+
+    By itself torch starts as many workers as there are processors, in every rank.
 
     Args:
         knobs: of the trial.
-        ranks: of the trial on this node.
+        ranks: number of the trial's ranks on this node.
     """
     if knobs["compile"] == "none" or "TORCHINDUCTOR_COMPILE_THREADS" in os.environ:
         return
@@ -142,8 +150,10 @@ def compile_workers(knobs: Knobs, ranks: int) -> None:
 
 
 def garbage_collection(knobs: Knobs) -> None:
-    """freeze_gc: what lives by now is never looked at again, and nothing is collected during steps;
-    reference counts still free almost everything."""
+    """Freeze all present objects, and collect no garbage during steps (freeze_gc).
+
+    Reference counts still free almost everything.
+    """
     if knobs["freeze_gc"]:
         gc.collect()
         gc.freeze()

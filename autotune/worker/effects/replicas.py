@@ -1,8 +1,8 @@
 """One process that drives all devices of a node: nn.DataParallel, as training was before DDP.
 
-Every forward pass copies the model to the devices and deals out the batch; what they return is gathered
-on the first, which has to hold it. On the CPU, where DataParallel passes everything through, the process
-computes the batch at once with all its threads.
+Every forward pass copies the model to the devices and splits the batch; results are gathered on the
+first, which has to hold them. On the CPU, where DataParallel does nothing, the process computes the
+batch at once with all its threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 class _Replica(nn.Module):
-    """What each device runs, in a thread of its own."""
+    """Part that each device runs, in a thread of its own."""
 
     def __init__(
         self, knobs: Knobs, model: nn.Module, device: torch.device, inside: Loss | None
@@ -27,7 +27,7 @@ class _Replica(nn.Module):
         self.model = model
         self._knobs = knobs
         self._device = device
-        # In a tuple: a loss that is a module of its own does not become a part of this one.
+        # In a tuple, so that a loss that is a module does not become a submodule of this one.
         self._inside = (inside,) if inside is not None else ()
 
     def __getattr__(self, name: str) -> Any:
@@ -37,7 +37,7 @@ class _Replica(nn.Module):
             return getattr(super().__getattr__("model"), name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        # Threads start with autocast's usual format, not with that of who started them.
+        # Threads start with autocast's default format, not with that of the thread that starts them.
         with precision.autocast(self._knobs, self._device):
             if self._inside:
                 return self._inside[0](self.model, *inputs)
@@ -47,7 +47,7 @@ class _Replica(nn.Module):
 def wrapped(
     knobs: Knobs, model: nn.Module, loss: Loss, devices: Sequence[torch.device]
 ) -> nn.Module:
-    """parallelism: data_parallel; loss_placement: inside computes the loss on every device."""
+    """Wrap the model for data_parallel; compute the loss on every device (loss_placement: inside)."""
     model = model.to(devices[0])
     inside = loss if knobs["loss_placement"] == "inside" else None
     if inside or knobs["precision"] in precision.AUTOCAST_DTYPES:
@@ -58,8 +58,8 @@ def wrapped(
 
 
 def loss(knobs: Knobs, outside: Loss) -> Loss:
-    """loss_placement: the loss of a batch, the mean over devices where each has its own."""
+    """Return the loss of a batch; the mean over devices where each computes one (loss_placement)."""
     if knobs["loss_placement"] == "inside":
         return lambda model, batch: model(batch).mean()
-    # A model that returns its loss, inside whatever is said, returns one per device.
+    # A model that returns its loss, whatever the knob is, returns one per device.
     return lambda model, batch: outside(model, batch).mean()

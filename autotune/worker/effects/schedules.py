@@ -1,7 +1,7 @@
-"""What changes in the course of a training, of which a trial sees only the beginning.
+"""Knobs that change in the course of a training, of which a trial sees only the beginning.
 
-The steps of a trial therefore stand for moments spread evenly over the whole training: step after step
-halves the widest gap, so that any few in a row have nearly the average cost of the schedule.
+The steps of a trial therefore stand for moments spread evenly over the whole training: step after
+step halves the widest gap, so that any few in a row have nearly the average cost of the schedule.
 """
 
 import math
@@ -17,15 +17,18 @@ from autotune.worker.protocol import Knobs
 Shorten = Callable[[Any, int], Any]
 
 _DECAY = 100
-"""Of the keep probability over the training, as published."""
+"""Decay of the keep probability over the training, as published."""
 _GRANULE = 8
-"""Tokens: lengths are multiples, which kernels like."""
+"""Lengths in tokens are multiples of this, which suits kernels."""
 _FEWEST_STEPS = 16
 _STEP_RATIO, _BLOCK_RATIO = 0.6180339887, 0.7548776662  # irrational: evenly spread, never in step
 
 
 def moment(step: int) -> float:
-    """From 0, the start of the training, to 1, its end: the van der Corput sequence."""
+    """Return the moment of a step, from 0 (start of the training) to 1 (end).
+
+    The moments form the van der Corput sequence.
+    """
     found, part = 0.0, 0.5
     while step:
         found += part * (step & 1)
@@ -34,14 +37,14 @@ def moment(step: int) -> float:
 
 
 def fewest_steps(knobs: Knobs) -> int:
-    """Of a block that is to stand for the whole training."""
+    """Return the fewest steps of a block that stands for the whole training."""
     return 1 if knobs["layer_keep"] == knobs["curriculum_start"] == 1 else _FEWEST_STEPS
 
 
 class LayerDrop:
-    """layer_keep: progressive layer dropping (Zhang and He 2020) of a model's repeated blocks.
+    """Progressive layer dropping (Zhang and He 2020) of a model's repeated blocks (layer_keep).
 
-    All ranks drop the same blocks in the same step. The output of what is kept is not scaled.
+    All ranks drop the same blocks in the same step. The output of the others is not scaled.
     """
 
     def __init__(self, knobs: Knobs, model: nn.Module) -> None:
@@ -80,10 +83,10 @@ class LayerDrop:
 
 
 class Curriculum:
-    """curriculum_start, curriculum_share: samples that start short and grow (Li et al. 2022)."""
+    """Samples that start short and grow (Li et al. 2022; curriculum_start, curriculum_share)."""
 
     def __init__(self, knobs: Knobs, shorten: Shorten | None, tokens_per_sample: int) -> None:
-        """Prepare, with what a Workload says of its samples.
+        """Prepare the schedule for a workload's samples.
 
         Raises:
             ValueError: a batch cannot be shortened.
@@ -96,7 +99,7 @@ class Curriculum:
                 "knob out of the search space or give the Workload both"
             )
         self.part = 1.0
-        """Of a full sample that a sample of this step is, in tokens."""
+        """Share of a full sample's tokens that a sample of this step has."""
 
     def begin(self, step: int) -> None:
         """Choose the length of a step."""
@@ -109,7 +112,7 @@ class Curriculum:
         self.part = length / self._full
 
     def cut(self, batch: Any) -> Any:
-        """The batch with samples of that length."""
+        """Return the batch with samples of that length."""
         if self.part == 1 or self._shorten is None:
             return batch
         return self._shorten(batch, round(self.part * self._full))

@@ -1,5 +1,7 @@
-"""The weights, from the gradients of all micro-batches: plainly, as the user's hook has it, or by the
-user's own function."""
+"""Updates of the weights from the gradients of all micro-batches.
+
+They are the plain ones, those of the user's hook, or those of the user's own function.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +23,7 @@ _OF_OPTIMIZERS = {
 
 
 def check(knobs: Knobs, workload: Workload) -> None:
-    """See that the configuration goes with how the workload updates its weights.
+    """Check that the configuration fits the workload's updates.
 
     Raises:
         ValueError: it needs an optimizer, and there is none.
@@ -36,11 +38,11 @@ def check(knobs: Knobs, workload: Workload) -> None:
 
 
 def check_several(knobs: Knobs, plain: Sequence[Optimizer]) -> None:
-    """See that the configuration goes with what the workload has made.
+    """Check that the configuration fits the optimizers that the workload has made.
 
     Raises:
-        ValueError: it takes the place of a single optimizer, and there are several, or of one that a
-            schedule holds on to.
+        ValueError: it replaces a single optimizer, and there are several, or a schedule holds a
+        reference to it.
     """
     replaced = {
         "parallelism": knobs["parallelism"] == "zero1",
@@ -61,7 +63,7 @@ def check_several(knobs: Knobs, plain: Sequence[Optimizer]) -> None:
 
 
 class Updates:
-    """All updates of one training; what `Workload.step` is called with."""
+    """All updates of one training; the argument of `Workload.step`."""
 
     def __init__(
         self,
@@ -71,21 +73,21 @@ class Updates:
         optimizers: Sequence[Optimizer],
         workload: Workload,
     ) -> None:
-        """Take in what is updated, and how."""
+        """Prepare updates of a model by some optimizers."""
         self.model = model
         self.optimizers = tuple(optimizers)
         self.number = 0
         self.norm_before_clipping: float | torch.Tensor | None = None
-        """In the last step; None where it did not clip."""
+        """Norm in the last step; None where it did not clip."""
         self.before_own: Callable[[], None] | None = None
-        """Called before every call of `optimizer_step`."""
+        """Function called before every call of `optimizer_step`."""
         self._set_to_none = knobs["set_to_none"]
         self._scaler = scaler
         self._hook, self._own = workload.step, workload.optimizer_step
         self._updated = self._unscaled = False
 
     def take(self, number: int) -> None:
-        """Make the update of a step, and drop the gradients.
+        """Update the weights at a step, and drop the gradients.
 
         Raises:
             ValueError: the user's hook has not updated anything.
@@ -131,8 +133,10 @@ class Updates:
         self._unscaled = True
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_ of all gradients, averaged over the ranks; returns the norm
-        before."""
+        """Clip the gradients, averaged over the ranks; return the norm before.
+
+        It stands for torch.nn.utils.clip_grad_norm_ of all parameters.
+        """
         self.unscale()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -41,7 +41,7 @@ class Accumulation:
     def begins(self) -> None:
         """Take in that an optimizer begins a step.
 
-        Backward passes inside it are those of its closure, and together one micro-batch: LBFGS
+        Backward passes inside it belong to its closure, and together are one micro-batch: LBFGS
         evaluates it several times.
         """
         self._outside = self.passes
@@ -50,7 +50,7 @@ class Accumulation:
         """Take in that a step is done.
 
         Args:
-            batches: number of batches that were drawn until now and trained on.
+            batches: drawn until now and trained on.
         """
         passes, drawn = self._before
         self.of_step = self._outside - passes + (self.passes > self._outside)
@@ -61,7 +61,7 @@ class Accumulation:
         self._before = (self.passes, batches)
 
     def left_out(self, batches: int) -> None:
-        """Take in that a step was left out, as a gradient was too large for fp16."""
+        """Take in that a step was skipped, as a gradient was too large for fp16."""
         passes, drawn = self._before
         self._ahead += batches - drawn - (self.passes - passes)
         self._before = (self.passes, batches)

@@ -16,7 +16,7 @@ _ASKED = "_asked_seen_by_autotune"
 
 
 def watch() -> None:
-    """Look at the indices that every loader draws from now on."""
+    """Observe the indices that every loader draws from now on."""
     iterator = dataloader._BaseDataLoaderIter
     draw: Callable[..., Any] = iterator._next_index
 
@@ -49,7 +49,7 @@ def take(loader: Any) -> Any:
 
 
 def forget(loader: Any) -> None:
-    """Drop what an iterator has drawn, as it begins anew."""
+    """Drop the indices of an iterator that begins anew."""
     loader.__dict__.pop(_ASKED, None)
 
 

@@ -1,7 +1,7 @@
 """Knobs that act on a script from outside, through the classes and hooks of torch that it uses.
 
-The functions of `effects` do the work, as they do for the built-in loop. A knob that has found nothing
-in the script to act on is named by `idle`: a run must not be taken for what it was not.
+The functions of `effects` do the work, as for the built-in loop. `idle` names a knob that has found
+nothing to act on: the result of a run must not be attributed to it.
 """
 
 import functools
@@ -39,12 +39,12 @@ OPTIMIZER = frozenset({"optimizer_kernels"})
 
 
 @dataclass
-class Built:
-    """What a script has built.
+class ScriptObjects:
+    """Objects that a script has built.
 
     Attributes:
-        model: the last one in DistributedDataParallel; None where there is none.
-        inner: what it wraps.
+        model: last one in DistributedDataParallel; None where there is none.
+        inner: module that it wraps.
     """
 
     model: DistributedDataParallel | None = None
@@ -52,32 +52,33 @@ class Built:
 
 
 class Changes:
-    """Some knobs of a configuration, at work in a script.
+    """Application of some knobs of a configuration to a script.
 
-    Call `begin` before the script runs. What the script builds from then on has them.
+    Call `begin` before the script runs. They apply to all that it builds from then on.
 
     Attributes:
-        built: what it has built so far.
+        built: objects that it has built so far.
     """
 
     def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
-        """Prepare.
+        """Prepare the changes.
 
         Args:
             knobs: a value for every knob.
-            names: of those that are to act; all others are as the script has them.
+            names: of the knobs to apply; the script keeps its own settings of all others.
         """
         self._knobs = knobs
         self._names = frozenset(names)
-        self.built = Built()
+        self.built = ScriptObjects()
         self._met: set[str] = set()
         self._for_good = ExitStack()
-        """Lasts as long as the process: a context that nobody holds is left at once."""
+        """Contexts that last as long as the process; one without a reference would be left at once.
+        """
         self._threads = 0
         self._optimizers: set[int] = set()
 
     def begin(self) -> None:
-        """Change what the script will use."""
+        """Patch what the script will use."""
         self._begin_process()
         _wrap(DistributedDataParallel, self._build_ddp)
         if self._names & LOADER:
@@ -86,20 +87,21 @@ class Changes:
             register_optimizer_step_pre_hook(self._before_update)
 
     def met(self, name: str) -> None:
-        """This knob has been done elsewhere."""
+        """Record that a knob was applied elsewhere."""
         self._met.add(name)
 
     def idle(self, *, draws: bool = True) -> list[str]:
-        """Names of knobs that have found nothing to act on so far.
+        """Return names of knobs that have found nothing to act on so far.
 
         Args:
-            draws: the training draws its batches from a DataLoader; others do not tell.
+            draws: whether the training draws its batches from a DataLoader; if not, knobs of a
+                DataLoader count as idle.
         """
         met = self._met if draws else self._met - LOADER
         return sorted(self._names - met)
 
     def set_back(self) -> list[str]:
-        """Names of knobs of the process that the script has turned to something else."""
+        """Return names of knobs of the process that the script has set to something else."""
         knobs, back = self._knobs, set()
         if knobs["precision"] == "tf32" and torch.get_float32_matmul_precision() == "highest":
             back.add("precision")
@@ -109,7 +111,7 @@ class Changes:
             back.add("cpu_threads")
         return sorted(back & self._names)
 
-    # The process
+    # Knobs of the process
 
     def _begin_process(self) -> None:
         """Apply SETTINGS, and precision as far as it is one."""
@@ -135,7 +137,7 @@ class Changes:
             process.garbage_collection(self._knobs)
             self._met.add("freeze_gc")
 
-    # What the script builds
+    # Objects that the script builds
 
     def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
@@ -184,8 +186,10 @@ class Changes:
 def _wrap(
     owner: type, build: Callable[[Callable[..., None], inspect.BoundArguments], None]
 ) -> None:
-    """Have objects of the class, and of those derived from it, built by `build`, which is given the
-    constructor and the arguments. The signature stays: frameworks read it."""
+    """Construct objects of a class and of its subclasses by `build`.
+
+    It receives the constructor and the arguments. The signature stays, as frameworks read it.
+    """
     original: Callable[..., None] = owner.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
 
@@ -197,11 +201,10 @@ def _wrap(
 
 
 def _autocast(knobs: Knobs, model: DistributedDataParallel) -> None:
-    """precision: bf16 around the model's forward pass; what leaves it is fp32 again, as the loss is
-    computed outside.
+    """Run the wrapper's forward pass in autocast (precision: bf16), and return fp32.
 
-    Around the wrapper's: frameworks put a function of their own in the place of the model's (Lightning
-    its training step).
+    The loss is computed outside. The wrapper's pass is changed, as frameworks replace the function
+    of the model's (Lightning by its training step).
     """
     forward: Callable[..., Any] = model.forward
 
@@ -216,7 +219,7 @@ def _autocast(knobs: Knobs, model: DistributedDataParallel) -> None:
 
 
 def _as_fp32(found: Any) -> Any:
-    """What a model returns, with its tensors in fp32; mappings keep their class."""
+    """Return a model's result with its tensors in fp32; mappings keep their class."""
     if isinstance(found, MutableMapping):
         for key, value in found.items():
             found[key] = _as_fp32(value)

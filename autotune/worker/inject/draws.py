@@ -1,9 +1,9 @@
-"""Tells which of the batches that a script draws from its loaders are trained on.
+"""Decide which of the batches that a script draws from its loaders are trained on.
 
-A batch is drawn long before it shows what it is for: frameworks draw the batches of a step before the
-model is told to train, and evaluation loops may draw theirs with gradients enabled. What is drawn
-between two backward passes is therefore judged together, when the second one begins; in doubt by the
-graph that it goes through.
+A batch is drawn long before its purpose shows: frameworks draw the batches of a step before the
+model is switched to training, and evaluation loops may draw theirs with gradients enabled. All
+batches between two backward passes are therefore judged together, when the second one begins; in
+doubt by the graph that they go through.
 """
 
 import itertools
@@ -17,8 +17,10 @@ from autotune.worker.inject.graph import Reached
 from autotune.worker.inject.tokens import Tokens
 
 _REGULAR = 3
-"""Backward passes in a row before which a loader was read: no evaluation is so regular. Likewise times
-that a graph has shown what a data set is for."""
+"""Backward passes in a row before which a loader was read: no evaluation is so regular.
+
+It is also the number of times that a graph has shown the purpose of a data set.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,20 +28,20 @@ class Source:
     """One pass over a loader.
 
     Attributes:
-        iterator: the loader's, while it exists.
-        origin: the data set.
+        iterator: returns the loader's iterator while it exists.
+        origin: data set.
         trained: its batches are trained on.
         exhausted: it has yielded its last batch.
         evaluating: the model was in evaluation mode at every draw since the last backward pass.
-        quiet: draws since the last backward pass after which gradients were disabled before the next
-            one.
+        quiet: draws since the last backward pass that were followed by disabled gradients.
         known: the loader knows how many samples a batch has, and nothing else of it is counted.
         guessed: its samples are counted by tensors, as the loader does not know them.
-        agrees: of an iterable data set, whether tensors have shown as many samples as the loader asks
-            for; then they also tell how many the last batch has.
+        agrees: tensors of an iterable data set have shown as many samples as the loader asks for;
+            then
+        they also count the last batch.
         text: counts its tokens; None where they are not counted.
         rows: samples of the batch before.
-        shorter: it had less than those before it: the last one, or batches vary.
+        shorter: the batch before had fewer than those before it: the last one, or batches vary.
         regular: backward passes in a row that it was read before without being trained on.
         dropped: number of the last of them.
     """
@@ -61,29 +63,29 @@ class Source:
 
     @property
     def left(self) -> bool:
-        """Whether the script has let go of it."""
+        """Return whether the script holds no reference to it any more."""
         return self.iterator() is None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come from it."""
+        """Return whether it will yield no further batch."""
         return self.exhausted or self.left
 
     @property
     def evaluated(self) -> bool:
-        """Whether its batches went through the model without gradients."""
+        """Return whether its batches went through the model without gradients."""
         return self.quiet > 0 and (self.exhausted or self.evaluating)
 
 
 class Batch(NamedTuple):
-    """A batch that was drawn.
+    """Batch that was drawn.
 
     Attributes:
-        source: where from.
-        samples: in it.
-        tokens: in them.
-        asked: times that gradients had been disabled when the script asked for it.
-        drawn: the same when the script got it.
+        source: that yielded it.
+        samples: number of samples in it.
+        tokens: number of tokens in them.
+        asked: number of times that gradients had been disabled when the script asked for it.
+        drawn: the same number when the script received it.
     """
 
     source: Source
@@ -94,18 +96,18 @@ class Batch(NamedTuple):
 
 
 class Draws:
-    """What a script draws, and what of it is trained on.
+    """Batches that a script draws, and those that it trains on.
 
     Attributes:
         samples: trained on so far.
-        tokens: likewise.
-        batches: likewise; those of several loaders count together.
-        varies: whether batches of one loader have different numbers of samples, but for the last one.
-        sizes: samples of the batches that were trained on, each number once.
-        missing: samples that the last batches of passes had less than those before them.
-        begun: passes over loaders that were trained on.
+        tokens: trained on so far.
+        batches: trained on so far; those of several loaders count together.
+        varies: whether batches of one loader have different numbers of samples, apart from the
+            last.
+        sizes: numbers of samples of the batches that were trained on.
+        missing: samples by which the last batches of passes were smaller than those before them.
         drawn: whether any batch was drawn.
-        quiet: times that gradients were disabled; to be counted by the owner.
+        quiet: number of times that gradients were disabled; the owner counts it.
         trained: called with the batches that a backward pass trains on.
     """
 
@@ -127,7 +129,7 @@ class Draws:
         self._left_beside = _Origins()
 
     def asks(self, source: Source) -> None:
-        """The script asks a source, which is not known to be trained on, for a batch."""
+        """Note that the script asks for a batch of a source that is not known to be trained on."""
         last = next((batch for batch in reversed(self._window) if batch.source is source), None)
         if last is not None and last.drawn < self.quiet:
             source.quiet += 1
@@ -139,18 +141,18 @@ class Draws:
             self.drawn = self._undecided = True
 
     def forget(self, source: Source) -> None:
-        """Drop what was drawn from a source that is begun anew."""
+        """Drop the batches of a source that begins anew."""
         self._window = [batch for batch in self._window if batch.source is not source]
 
     def clear(self) -> None:
-        """Drop all that was drawn since the last backward pass."""
+        """Drop all batches drawn since the last backward pass."""
         self._window = []
 
     def backward(self, reached: Callable[[], Reached]) -> list[Source]:
-        """Count what is trained on, as a backward pass begins.
+        """Count the batches that are trained on, as a backward pass begins.
 
         Args:
-            reached: tells what its gradients go through.
+            reached: returns the shapes that its gradients go through.
 
         Returns:
             Sources that are found to be trained on.
@@ -206,9 +208,11 @@ class Draws:
         return found
 
     def _beside(self, window: Sequence[Batch], reached: Callable[[], Reached]) -> Sequence[Source]:
-        """Return sources whose batches went through the model without gradients only, beside those that
-        are trained on. Where gradients were disabled since a batch was drawn, which also teachers and
-        pseudo labels do, the graph tells."""
+        """Return sources whose batches went through the model without gradients only.
+
+        They accompany those that are trained on. Where gradients were disabled since a batch was
+        drawn, which teachers and pseudo labels do as well, the graph decides.
+        """
         latest = {batch.source: batch for batch in window}
         doubtful = [batch for batch in latest.values() if self._is_doubtful(batch)]
         if len(latest) == 1 or not doubtful:
@@ -226,14 +230,16 @@ class Draws:
         return found
 
     def _is_doubtful(self, batch: Batch) -> bool:
-        """Whether gradients were disabled since a batch was drawn, and nothing else tells what it is
-        for."""
+        """Return whether only the graph can show the purpose of a batch.
+
+        Gradients were disabled since it was drawn, and nothing else is known of it.
+        """
         source = batch.source
-        told = source.trained or source.evaluated or source.left or self._trained_on[source.origin]
-        return not told and batch.drawn < self.quiet
+        known = source.trained or source.evaluated or source.left or self._trained_on[source.origin]
+        return not known and batch.drawn < self.quiet
 
     def _is_regular(self, source: Source) -> bool:
-        """Whether a source is read before every backward pass."""
+        """Return whether a source is read before every backward pass."""
         follows = source.dropped == self._backwards - 1
         source.regular = source.regular + 1 if follows else 1
         source.dropped = self._backwards
@@ -241,27 +247,29 @@ class Draws:
 
 
 class _Origins:
-    """How often something was found out about a data set."""
+    """Counters per data set."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def add(self, origin: Any) -> None:
-        """Count it once more."""
+        """Add one to the counter of a data set."""
         try:
             self._known[id(origin)] = (weakref.ref(origin), self[origin] + 1)
         except TypeError:
-            return  # a plain list of batches, say
+            return  # no weak reference, e.g. to a plain list of batches
 
     def __getitem__(self, origin: Any) -> int:
-        """Return how often it was."""
+        """Return the counter of a data set."""
         reference, times = self._known.get(id(origin), (None, 0))
         return times if reference is not None and reference() is origin else 0
 
 
 def _is_beside(batch: Batch, others: Sequence[Batch], graph: Reached) -> bool:
-    """Return whether the gradients go through one of the other batches, and not through this one, alone
-    or put together with another."""
+    """Return whether gradients go through one of the other batches, and not through this one.
+
+    Batches put together count as well.
+    """
     rows = graph.rows
     through = [other.samples for other in others if other.samples in rows]
     if batch.samples in rows:
@@ -270,8 +278,11 @@ def _is_beside(batch: Batch, others: Sequence[Batch], graph: Reached) -> bool:
 
 
 def _anchor(sources: Sequence[Source], window: Sequence[Batch]) -> Source | None:
-    """Return the source that is surely trained on: one that was before and goes on; else the one that
-    looks least like an evaluation, which disables gradients and draws many batches."""
+    """Return the source that is surely trained on.
+
+    It is one that was before and goes on; else the one that looks least like an evaluation, which
+    disables gradients and draws many batches.
+    """
     possible = [s for s in sources if s.trained or not (s.evaluated or s.left)]
     lasting = [source for source in possible if not source.ended]
     if before := [source for source in lasting if source.trained]:
@@ -285,7 +296,7 @@ def _anchor(sources: Sequence[Source], window: Sequence[Batch]) -> Source | None
 
 
 def _together(source: Source, anchor: Source, window: Sequence[Batch]) -> bool:
-    """Whether as many batches came from both, with no pass without gradients in between."""
+    """Return whether both yielded as many batches, with no pass without gradients in between."""
     both = [batch for batch in window if batch.source in (source, anchor)]
     counts = Counter(batch.source for batch in both)
     if counts[source] != counts[anchor] or source.ended > anchor.ended:
@@ -294,8 +305,10 @@ def _together(source: Source, anchor: Source, window: Sequence[Batch]) -> bool:
 
 
 def of_one_pass(window: Iterable[Batch]) -> tuple[int, int]:
-    """Samples of batches, and how many micro-batches they make: those of several loaders count
-    together."""
+    """Return the samples of batches, and the number of micro-batches that they make.
+
+    Batches of several loaders count together.
+    """
     batches = list(window)
     counts = Counter(batch.source for batch in batches)
     return sum(batch.samples for batch in batches), max(counts.values(), default=0)

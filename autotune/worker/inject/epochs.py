@@ -1,4 +1,4 @@
-"""Loader workers that stay from epoch to epoch while the script changes the dataset that they hold."""
+"""Loader workers that persist while the script changes the dataset that they hold."""
 
 import functools
 import hashlib
@@ -14,37 +14,38 @@ State = Mapping[str, Any]
 _MOST_LEVELS = 5
 _MOST_VALUES = 2000
 _MOST_ENTRIES = 32
-"""Of a list, tuple or mapping."""
+"""Entries compared of a list, tuple or mapping."""
 _MOST_BYTES = 1 << 16
-"""Of an array."""
+"""Bytes compared of an array."""
 _SCALARS = (bool, int, float, complex, str, bytes)
 _MOST_COMPARED = 3
-"""Epochs: what a script changes, it changes in each."""
+"""Number of epochs compared: what a script changes, it changes in each."""
 _STATE = "_state_seen_by_autotune"
-"""Of an iterator with workers: what they have been given."""
+"""Attribute of an iterator with workers: the state that they were given."""
 _YIELDED = "_yielded_of_autotune"
 
 
 class Epochs:
-    """Watches loaders with persistent workers.
+    """Observer of loaders with persistent workers.
 
     Attributes:
         compared: epochs at whose beginning workers of an earlier one were there.
-        stale: names of what the script had changed in their dataset by then; workers do not see it.
+        stale: names of values that the script had changed in their dataset by then; workers do not
+        see the changes.
     """
 
     def __init__(self, most_batches: int = 0) -> None:
-        """Prepare.
+        """Prepare the observer.
 
         Args:
-            most_batches: every epoch ends after so many; 0: where the script has it end.
+            most_batches: number after which every epoch ends; 0: the script decides.
         """
         self.compared = 0
         self.stale: tuple[str, ...] = ()
         self._most_batches = most_batches
 
     def watch(self) -> None:
-        """Look at every epoch from now on."""
+        """Observe every epoch from now on."""
         begin = DataLoader.__iter__
 
         @functools.wraps(begin)
@@ -86,14 +87,15 @@ class Epochs:
 
 
 def changed(before: State, now: State) -> tuple[str, ...]:
-    """Names of values that are in both and differ; what was added since is taken for a cache."""
+    """Return names of values that are in both states and differ. Added ones are taken for caches."""
     return tuple(name for name, value in before.items() if name in now and now[name] != value)
 
 
 def state_of(parts: Mapping[str, Any]) -> State:
-    """Scalars, arrays and short sequences that objects hold, by the path that leads there.
+    """Return scalars, arrays and short sequences that objects hold, by their path.
 
-    Tensors in shared memory and what multiprocessing shares are left out: workers see their changes.
+    Tensors in shared memory and objects that multiprocessing shares are left out: workers see their
+    changes.
     """
     found: dict[str, Any] = {}
     for name, value in _values(parts, "", 0, set()):

@@ -1,4 +1,4 @@
-"""What a backward pass is about to train on, by the shapes in its graph. Nothing of it is computed."""
+"""Samples that a backward pass trains on, by the shapes in its graph. Nothing of it is computed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 _MOST_NODES = 50_000
-"""Beyond them nothing is told: far more than layers of any model."""
+"""Size above which a graph is not evaluated: far more nodes than layers of any model."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What the gradients of a loss go through.
+    """Shapes that the gradients of a loss go through.
 
     Attributes:
-        rows: of the values that depend on more than parameters.
+        rows: numbers of rows of the values that depend on more than parameters.
         once: whether each parameter is used once, so that the model has seen one batch.
     """
 
@@ -24,7 +24,7 @@ class Reached:
 
 
 def reached(loss: torch.Tensor) -> Reached:
-    """Return what the gradients of a loss go through."""
+    """Return the shapes that the gradients of a loss go through."""
     rows, uses = set[int](), dict[Any, int]()
     for node in _nodes(loss.grad_fn):
         for following, _ in node.next_functions:
@@ -48,7 +48,7 @@ def _nodes(first: Any) -> Iterator[Any]:
 
 
 def _of_parameter(node: Any) -> bool:
-    """Whether a node is a parameter, or a view or another format of one."""
+    """Return whether a node is a parameter, or a view or another format of one."""
     while len(node.next_functions) == 1:
         node = node.next_functions[0][0]
         if node is None:

@@ -1,4 +1,4 @@
-"""Which checkpoint a script has read: it may bring the settings of an earlier run."""
+"""Checkpoint that a script has read: it may bring the settings of an earlier run."""
 
 import functools
 import os
@@ -9,7 +9,7 @@ import torch
 
 
 class Loaded:
-    """The file that torch.load has read last.
+    """Record of the last file that torch.load has read.
 
     Attributes:
         name: as the script has named it; empty before it reads one.
@@ -19,7 +19,7 @@ class Loaded:
         self.name = ""
 
     def watch(self) -> None:
-        """Look at every file that is loaded from now on."""
+        """Record every file that is loaded from now on."""
         load: Callable[..., Any] = torch.load
 
         @functools.wraps(load)

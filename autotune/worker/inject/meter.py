@@ -1,4 +1,4 @@
-"""The speed of the user's own job, seen from within it; the job goes on whatever becomes of that."""
+"""Speed of the user's own job, observed from within it without disturbing the job."""
 
 import contextlib
 import functools
@@ -13,53 +13,55 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from autotune.worker.inject.changes import Built
-from autotune.worker.inject.pace import Pace
-from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.changes import ScriptObjects
+from autotune.worker.inject.script_probe import ScriptProbe
+from autotune.worker.inject.speed_report import SpeedReport
 
 BLOCK_SECONDS = 1.0
 """A block ends with the first step that ends after so long."""
 
 
-class Seen(Protocol):
-    """What was seen of the training so far."""
+class Counters(Protocol):
+    """Counters of the training so far."""
 
     saw_loader: bool
 
     @property
     def samples(self) -> int:
-        """Samples trained on."""
+        """Return the samples trained on."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of these samples."""
+        """Return the tokens of these samples."""
 
 
 class Meter:
-    """Times blocks of whole steps. No device is waited for: over a second its queue holds the program to
-    its speed."""
+    """Timer of blocks of whole steps.
+
+    It does not wait for a device: over a second the device's queue holds the program to its speed.
+    """
 
     def __init__(
         self,
-        seen: Seen,
+        counters: Counters,
         tell: Callable[[int, float, float, float], None],
         *,
-        told: int = 0,
+        step_samples: int = 0,
         always: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare.
+        """Prepare the timer.
 
         Args:
-            seen: of this rank.
+            counters: of this rank.
             tell: called at the end of each block with its steps, seconds, samples and tokens.
-            told: samples of a step, by the study, where no loader shows them; 0: it tells none.
-            always: they count even if a loader shows others.
-            clock: seconds.
+            step_samples: samples of a step by the study, where no loader shows them; 0: unknown.
+            always: whether `step_samples` counts even if a loader shows other samples.
+            clock: returns seconds.
         """
-        self._seen = seen
+        self._counters = counters
         self._tell = tell
-        self._told = told
+        self._step_samples = step_samples
         self._always = always
         self._clock = clock
         self._steps = 0
@@ -67,7 +69,7 @@ class Meter:
         self._started: float | None = None
 
     def taken(self) -> None:
-        """The training has taken an optimizer step. The first one begins the first block."""
+        """Take in an optimizer step. The first one begins the first block."""
         now = self._clock()
         self._steps += 1
         if self._started is not None:
@@ -76,23 +78,23 @@ class Meter:
                 return
             self._tell(self._steps, seconds, *self._drawn())
         self._steps, self._started = 0, now
-        self._samples, self._tokens = self._seen.samples, self._seen.tokens
+        self._samples, self._tokens = self._counters.samples, self._counters.tokens
 
     def _drawn(self) -> tuple[float, float]:
-        rows, tokens = self._seen.samples - self._samples, self._seen.tokens - self._tokens
-        if self._told and (self._always or not self._seen.saw_loader):
-            samples = self._told * self._steps
+        rows, tokens = self._counters.samples - self._samples, self._counters.tokens - self._tokens
+        if self._step_samples and (self._always or not self._counters.saw_loader):
+            samples = self._step_samples * self._steps
             return samples, samples * tokens / rows if rows else 0.0
         return rows, tokens
 
 
-class Guest(Sight):
-    """Sees the same, and harms nothing where it meets what it does not understand."""
+class JobProbe(ScriptProbe):
+    """Probe that survives a script which it does not understand."""
 
     problem = ""
 
-    def watch_pace(self, taken: Callable[[], None]) -> None:
-        """Look at samples and steps only.
+    def watch_speed(self, taken: Callable[[], None]) -> None:
+        """Observe samples and steps only.
 
         Args:
             taken: called after every step of the training.
@@ -117,13 +119,13 @@ class Guest(Sight):
     def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
         if not self.problem:
             try:
-                Sight._saw(self, loader, batch, samples, quiet)
+                ScriptProbe._saw(self, loader, batch, samples, quiet)
             except Exception as error:
                 self._gives_up(error)
 
     def _trained(self, loss: torch.Tensor) -> None:
         try:
-            Sight._trained(self, loss)
+            ScriptProbe._trained(self, loss)
         except Exception as error:
             self._gives_up(error)
 
@@ -132,34 +134,34 @@ class Guest(Sight):
         self.draws.clear()
 
 
-def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
-    """Tell of this process's training from its first step on.
+def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> None:
+    """Report this process's training from its first step on.
 
     Args:
         address: of the socket.
-        built: what the script builds.
-        samples: see Meter.
-        always: likewise.
+        built: objects that the script builds.
+        samples: of a step by the study; see Meter.
+        always: whether `samples` count even if a loader shows others.
     """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         line.connect(address)
     except OSError:
-        return  # in another container, or nobody watches any more
+        return  # in another container, or the watcher has ended
     line.setblocking(False)
-    sight = Guest(built, counts_tokens=True)
+    probe = JobProbe(built, counts_tokens=True)
 
     def tell(steps: int, seconds: float, samples: float, tokens: float) -> None:
         rank, world_size = _place()
-        pace = Pace(rank, world_size, steps, seconds, samples, tokens, sight.problem)
+        pace = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
         with contextlib.suppress(OSError):
             line.send(pace.to_bytes())
 
-    sight.watch_pace(Meter(sight, tell, told=samples, always=always).taken)
+    probe.watch_speed(Meter(probe, tell, step_samples=samples, always=always).taken)
 
 
 def _place() -> tuple[int, int]:
-    """Rank and world size."""
+    """Return rank and world size."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""By which arguments a script can be told something: what its own parser says, whichever that is."""
+"""Arguments of a script, as its own parser defines them, whichever that is."""
 
 import argparse
 import dataclasses
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from autotune.worker.surveyed import Option
+from autotune.worker.survey_result import Option
 
 _SCALARS = (bool, int, float, str)
 _CLICKS = ("click.globals", "typer._click.globals")
-"""Modules that know which command runs. Whoever uses them has imported them."""
+"""Modules that know which command runs; a script that uses them has imported them."""
 
 _OF_DATACLASSES: Mapping[str, Callable[[str], str]] = {
     "tyro": lambda path: path.replace("_", "-"),
@@ -25,13 +25,13 @@ path to it."""
 
 
 class Options:
-    """Watches parsers from `watch` on; `found` looks at what is under way where it is called."""
+    """Observer of parsers from `watch` on; `found` also inspects frames of its callers."""
 
     def __init__(self) -> None:
         self._parsed: dict[str, Option] = {}
 
     def watch(self) -> None:
-        """See what argparse makes of the command line, in this process and from now on."""
+        """Record what argparse makes of the command line, in this process and from now on."""
         parse = argparse.ArgumentParser.parse_known_args
 
         @functools.wraps(parse)
@@ -39,7 +39,7 @@ class Options:
             parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
         ) -> Any:
             found = parse(parser, args, *more, **named)
-            # Often two parsers share the command line: what the first does not know is the other's.
+            # Two parsers often share the command line: one leaves unknown arguments to the other.
             if args is None or all(argument in sys.argv[1:] for argument in args):
                 for option in _of_parser(parser, found[0]):
                     self._parsed.setdefault(option.name, option)
@@ -48,27 +48,29 @@ class Options:
         argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
 
     def found(self) -> tuple[Option, ...]:
-        """Return all options, by argparse, click, typer, Hydra or a dataclass; else variables of the
-        script's own that its command line may set."""
+        """Return all options, by argparse, click, typer, Hydra or a dataclass.
+
+        Without any of these they are variables of the script that its command line may set.
+        """
         sure = [*self._parsed.values(), *_of_click(), *_of_hydra(), *_of_dataclasses()]
         return tuple(sure) if sure else tuple(_of_variables())
 
 
-def _of_parser(parser: argparse.ArgumentParser, told: argparse.Namespace) -> Iterator[Option]:
+def _of_parser(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Iterator[Option]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            chosen = action.choices.get(getattr(told, action.dest, None) or "")
+            chosen = action.choices.get(getattr(parsed, action.dest, None) or "")
             if chosen is not None:
-                yield from _of_parser(chosen, told)
-        elif action.option_strings and hasattr(told, action.dest):
-            value = getattr(told, action.dest)
+                yield from _of_parser(chosen, parsed)
+        elif action.option_strings and hasattr(parsed, action.dest):
+            value = getattr(parsed, action.dest)
             flag = max(action.option_strings, key=lambda text: (text.startswith("--"), len(text)))
             if isinstance(action, argparse.BooleanOptionalAction):
                 flag = action.option_strings[0]
             switch = action.nargs == 0
             if switch and value is not True and value is not False:
                 continue
-            yield Option(flag, action.dest, _told(value), switch=switch)
+            yield Option(flag, action.dest, _as_json(value), switch=switch)
 
 
 def _of_click() -> Iterator[Option]:
@@ -80,13 +82,13 @@ def _of_click() -> Iterator[Option]:
                 flags = [text for text in parameter.opts if text.startswith("-")]
                 if flags and parameter.name in context.params:
                     switch = bool(getattr(parameter, "is_flag", False))
-                    value = _told(context.params[parameter.name])
+                    value = _as_json(context.params[parameter.name])
                     yield Option(max(flags, key=len), parameter.name, value, switch=switch)
             context = context.parent
 
 
 def _of_hydra() -> Iterator[Option]:
-    """The configuration lies in the variables of a function of the script."""
+    """Yield the entries of a Hydra configuration found in a local variable of a calling function."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is None or "hydra" not in sys.modules:
         return
@@ -137,7 +139,10 @@ def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _of_variables() -> Iterator[Option]:
-    """Scripts without a parser often let `--name=value` set variables of the module."""
+    """Yield variables of the script's module.
+
+    Scripts without a parser often let `--name=value` set them.
+    """
     for frame in _frames():
         if _is_of_main(frame):
             for name, value in frame.f_globals.items():
@@ -153,6 +158,6 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _told(value: Any) -> Any:
-    """A value as JSON has it."""
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON has it."""
     return value if value is None or isinstance(value, _SCALARS) else str(value)

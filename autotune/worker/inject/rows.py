@@ -1,7 +1,8 @@
-"""Which rows the first optimizer steps of a script train on, as numbers that can be compared.
+"""Rows that the first optimizer steps of a script train on, as numbers that can be compared.
 
-A row is known by a hash of a bounded part of its contents and, of a dataset that is read by index, by
-its index. Hashes are sums of products, so that a whole batch is hashed by a few operations.
+A row is identified by a hash of a bounded part of its contents and, in a dataset that is read by
+index, by its index. Hashes are sums of products, so that a whole batch is hashed by a few
+operations.
 """
 
 import hashlib
@@ -14,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.worker.inject.batches import samples, tensors
+from autotune.worker.inject.batch_samples import samples, tensors
 
 _MOST_COLUMNS = 256
 """Elements of a row that are hashed, evenly spaced."""
 _MOST_TOKENS = 4096
-"""The same of a row of whole numbers, from its beginning."""
+"""Elements that are hashed of a row of whole numbers, from its beginning."""
 _PADDING = (0, -100)
-"""Values that collation adds to a row of tokens; how many depends on the batch."""
+"""Values that collation adds to a row of tokens; their number depends on the batch."""
 _MOST_BYTES = 4096
-"""Of a text."""
+"""Bytes that are hashed of a text."""
 _MOST_COUNTED = 8192
-"""Rows of all ranks among which copies are looked for, about: those whose hash a number divides."""
+"""Approximate number of rows of all ranks that are searched for copies, chosen by their hash."""
 _BITS = (1 << 63) - 1
 _FACTORS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits: of splitmix64 (Steele, Lea and Flood 2014)."""
@@ -35,12 +36,12 @@ _EPOCH = "_epoch_seen_by_autotune"
 
 @dataclass(frozen=True)
 class RankRows:
-    """What one rank has trained on.
+    """Rows that one rank has trained on.
 
     Attributes:
-        rows: their number.
-        contents: sum of the hashes of their contents, whatever their order.
-        indices: the same of their indices in the dataset; None where a row has none.
+        rows: number of rows.
+        contents: sum of the hashes of their contents, independent of their order.
+        indices: sum of the hashes of their indices in the dataset; None where a row has none.
         order: digest of the contents in their order.
         counted: epoch, hash and index of some of them, chosen by their hash.
     """
@@ -52,18 +53,18 @@ class RankRows:
     counted: list[tuple[int, int, int | None]]
 
     def as_list(self) -> list[Any]:
-        """As it is sent."""
+        """Return the rows as a list for a message."""
         return [self.rows, self.contents, self.indices, self.order, self.counted]
 
     @classmethod
     def from_list(cls, sent: Sequence[Any]) -> "RankRows":
-        """What `as_list` gave."""
+        """Return the rows that `as_list` gave."""
         rows, contents, indices, order, counted = sent
         return cls(rows, contents, indices, order, [(e, h, i) for e, h, i in counted])
 
 
 def together(ranks: Sequence[RankRows]) -> dict[str, Any]:
-    """The rows of all ranks.
+    """Combine the rows of all ranks.
 
     Returns:
         `rows`, their number; `contents` and `indices`, sums of hashes as text, equal for equal rows in
@@ -85,7 +86,7 @@ def together(ranks: Sequence[RankRows]) -> dict[str, Any]:
 
 
 def copies(counted: Iterable[tuple[int, int, int | None]]) -> int:
-    """Rows whose contents have come before in their epoch, under another index or under none.
+    """Return the number of rows that repeat contents of their epoch under another index or none.
 
     A sampler that draws an index twice is the script's own.
     """
@@ -104,7 +105,7 @@ class _Batch:
 
 @dataclass
 class Rows:
-    """Batches that a rank draws and trains on, as Sight tells of them.
+    """Batches that a rank draws and trains on, as ScriptProbe tells of them.
 
     Attributes:
         wanted: rows of this rank that matter, as what follows is drawn ahead of the steps; 0: all.
@@ -145,8 +146,11 @@ class Rows:
         self._drawn.clear()
 
     def first(self, rows: int) -> RankRows | None:
-        """The first rows that were trained on, at most so many, 0: all; None if the contents of none
-        are known."""
+        """Return the first rows that were trained on; None if the contents of none are known.
+
+        Args:
+            rows: largest number; 0: all.
+        """
         batches = [b for b in self._batches if b.epoch in self._trained] or self._batches
         if not batches:
             return None
@@ -174,11 +178,11 @@ class Rows:
 
 
 def row_hashes(batch: Any, rows: int) -> Tensor | None:
-    """A hash of 63 bits of each row of a batch, on the host; None where its rows are not found.
+    """Return a hash of 63 bits of each row of a batch, on the host; None if there are no rows.
 
     Args:
         batch: tensors, lists, tuples and mappings of them.
-        rows: how many it has.
+        rows: number of rows.
     """
     if not rows:
         return None
@@ -192,7 +196,7 @@ def row_hashes(batch: Any, rows: int) -> Tensor | None:
 
 
 def _columns(part: Any, rows: int) -> list[Tensor]:
-    """Of each field of a batch a hash for every row; none of fields that have no such rows."""
+    """Return a hash for every row in each field of a batch; fields without such rows are left out."""
     if isinstance(part, Tensor):
         found = _by_row(part, rows)
         return [] if found is None else [found]
@@ -206,13 +210,16 @@ def _columns(part: Any, rows: int) -> list[Tensor]:
 
 
 def _are_samples(entries: Sequence[Any]) -> bool:
-    """Whether each is a sample of its own: a text, or tensors that are not all as long as the list."""
+    """Return whether each entry is a sample of its own.
+
+    Such an entry is a text, or tensors that are not all as long as the list.
+    """
     inside = list(tensors(entries))
     return not inside or any(t.dim() == 0 or t.shape[0] != len(entries) for t in inside)
 
 
 def _by_row(part: Tensor, rows: int) -> Tensor | None:
-    """A hash of each row; None where none of its dimensions is that of the rows."""
+    """Return a hash of each row; None where no dimension has that many rows."""
     if part.is_sparse or part.is_quantized or rows not in part.shape:
         return None
     whole = part.detach().movedim(list(part.shape).index(rows), 0).reshape(rows, -1)
@@ -231,7 +238,7 @@ def _by_row(part: Tensor, rows: int) -> Tensor | None:
 
 
 def _as_whole_numbers(values: Tensor) -> Tensor:
-    """Their bits, in two dimensions."""
+    """Return the bits of values as whole numbers, in two dimensions."""
     if values.is_complex():
         values = torch.view_as_real(values).flatten(1)
     if values.is_floating_point():
@@ -241,7 +248,7 @@ def _as_whole_numbers(values: Tensor) -> Tensor:
 
 
 def _entry(entry: Any) -> int:
-    """Hash of a sample that is an entry of a list."""
+    """Return the hash of a sample that is an entry of a list."""
     if isinstance(entry, bytes):
         return _digest_number(entry)
     found = [_by_row(tensor.reshape(1, -1), 1) for tensor in tensors([entry])]
@@ -255,7 +262,7 @@ def _digest_number(data: bytes) -> int:
 
 
 def _mixed(numbers: Tensor) -> Tensor:
-    """Other numbers of 64 bits, which look drawn at random."""
+    """Map numbers to others of 64 bits that look random."""
     for factor in _FACTORS:
         numbers = numbers * factor
         numbers = numbers ^ (numbers >> 31)
@@ -263,7 +270,7 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def _whole_numbers(index: Any) -> list[int] | None:
-    """The indices of a batch; None where they are none."""
+    """Return the indices of a batch; None where they are none."""
     several = index if isinstance(index, list | tuple) else [index]
     wholes = all(isinstance(one, int) for one in several)
     return [int(one) for one in several] if several and wholes else None

@@ -1,22 +1,22 @@
-"""Which of the files that a script opens may hold its settings."""
+"""Filter for files that a script opens and that may hold its settings."""
 
 import re
 import sys
 from pathlib import Path
 
 _MOST_BYTES = 100 * 1024
-"""People write settings by hand; what is larger is data."""
+"""Largest settings file: people write them by hand, and larger files are data."""
 _FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", ".cache", ".git"}
-"""Of libraries and caches."""
+"""Folders of libraries and caches."""
 _DATA = re.compile(
     r"tokeni[sz]er|vocab|merges|special_tokens|added_tokens|\.index\.json$|package-lock|annotations",
     re.IGNORECASE,
 )
-"""In names of files that go with models or data and hold no settings of a training."""
+"""Names of files that belong to models or data and hold no settings of a training."""
 
 
 def may_hold_settings(path: Path) -> bool:
-    """Whether a file of YAML, JSON or TOML may say how a script trains.
+    """Return whether a file of YAML, JSON or TOML may say how a script trains.
 
     Args:
         path: absolute.

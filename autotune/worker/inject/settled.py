@@ -1,5 +1,7 @@
-"""What a script settles by itself in its process, and what it uses of torch: where a knob would be set
-back, or find nothing to act on."""
+"""Knobs that a script sets by itself in its process, and features of torch that it uses.
+
+A knob would be set back there, or find nothing to act on.
+"""
 
 import functools
 import gc
@@ -11,7 +13,7 @@ from torch.nn import functional
 
 
 class Settled:
-    """Watches the process of a script from `watch` on.
+    """Observer of the process of a script, from `watch` on.
 
     Attributes:
         names: knobs that the script sets by itself.
@@ -26,7 +28,7 @@ class Settled:
         self._collector = (False, 0)
 
     def watch(self) -> None:
-        """Look from now on."""
+        """Observe from now on."""
         self._collector = _collector()
         _before(torch, "set_num_threads", lambda: self.names.add("cpu_threads"))
         _before(functional, "scaled_dot_product_attention", self._attended)
@@ -38,7 +40,7 @@ class Settled:
             _before(benchmark, "setter", lambda: self.names.add("cudnn_benchmark"))
 
     def found(self) -> tuple[str, ...]:
-        """Knobs that the script has set by itself so far."""
+        """Return knobs that the script has set by itself so far."""
         collected = {"freeze_gc"} if _collector() != self._collector else set()
         return tuple(sorted(self.names | collected))
 
@@ -50,17 +52,17 @@ class Settled:
 
 
 def _collector() -> tuple[bool, int]:
-    """State of Python's garbage collector that freeze_gc would change."""
+    """Return the state of Python's garbage collector that freeze_gc would change."""
     return gc.isenabled(), gc.get_freeze_count()
 
 
-def _before(owner: Any, name: str, look: Callable[[], object]) -> None:
-    """Have a function call `look` before it does what it does."""
+def _before(owner: Any, name: str, callback: Callable[[], object]) -> None:
+    """Let a function call `callback` before it does its work."""
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)
-    def looking(*args: Any, **kwargs: Any) -> Any:
-        look()
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        callback()
         return original(*args, **kwargs)
 
-    setattr(owner, name, looking)
+    setattr(owner, name, calling)

@@ -1,4 +1,4 @@
-"""Names the stretches of a script's steps in a trace, as the built-in loop names those of its own."""
+"""Spans of a script's steps in a trace, with the names that the built-in loop uses."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -12,18 +12,20 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from autotune.worker.inject.changes import Built
+from autotune.worker.inject.changes import ScriptObjects
 
 
 class Spans:
-    """Forward, backward, optimizer, loader; only while somebody looks, as each mark takes time."""
+    """Markers of forward, backward, optimizer and loader; on in a profile only, as each takes time."""
 
-    def __init__(self, built: Built, span: Callable[[str], AbstractContextManager[Any]]) -> None:
-        """Prepare.
+    def __init__(
+        self, built: ScriptObjects, span: Callable[[str], AbstractContextManager[Any]]
+    ) -> None:
+        """Prepare the markers.
 
         Args:
-            built: what the script has built; its forward passes are known by the model in it.
-            span: marks a stretch of that name.
+            built: objects of the script; its forward passes are those of the model in it.
+            span: returns a context that marks a span of that name.
         """
         self._built = built
         self._span = span
@@ -31,7 +33,7 @@ class Spans:
 
     @contextmanager
     def marked(self) -> Iterator[None]:
-        """The stretches have names while inside."""
+        """Mark spans while inside."""
         with ExitStack() as undone:
             self._mark_passes(undone)
             self._mark_updates(undone)
@@ -43,7 +45,7 @@ class Spans:
                 self.leave(name)
 
     def leave(self, name: str) -> None:
-        """A stretch is over, if it has begun: the optimizer's, before whatever follows its step."""
+        """Close a span if it is open; the optimizer's, before the work that follows its step."""
         if (opened := self._open.pop(name, None)) is not None:
             opened.__exit__(None, None, None)
 
@@ -55,7 +57,7 @@ class Spans:
 
     def _mark_passes(self, undone: ExitStack) -> None:
         if (model := self._built.model) is None:
-            return  # its operators show all the same
+            return  # the profile has its operators nevertheless
         before = model.register_forward_pre_hook(lambda *_: self._enter("forward"))
         after = model.register_forward_hook(lambda *_: self.leave("forward"), always_call=True)
         undone.callback(before.remove)
@@ -69,7 +71,7 @@ class Spans:
 
     @contextmanager
     def _within(self, owner: Any, method: str, name: str) -> Iterator[None]:
-        """Calls of a method are a stretch of that name."""
+        """Mark calls of a method as a span."""
         plain = getattr(owner, method)
 
         @functools.wraps(plain)

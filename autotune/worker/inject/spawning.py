@@ -1,4 +1,4 @@
-"""Ranks that a script starts by itself, seen where it starts them: no trial could follow it there."""
+"""Ranks that a script starts by itself: no trial could follow it there."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ _MEETING = (
 
 
 def watch(script: Script, found: Callable[[str], NoReturn]) -> None:
-    """Have a script that starts ranks end in `found`, which is told what to do instead."""
+    """Let a script that starts ranks end in `found`, which receives advice for the user."""
 
     # The name of the module is taken by its function.
     spawning: Any = sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
@@ -34,7 +34,7 @@ def watch(script: Script, found: Callable[[str], NoReturn]) -> None:
     for owner in owners:
         owner.start_processes = refused
     if script.launch != PYTHON:
-        return  # what its processes have of a rank's variables they have from their own rank
+        return  # under a launcher, its processes inherit a rank's variables
 
     def started(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and (why := _why(script, *arguments)):
@@ -46,11 +46,11 @@ def watch(script: Script, found: Callable[[str], NoReturn]) -> None:
 def _why(
     script: Script, executable: Any, words: Any, folder: Any, env: Mapping[Any, Any] | None
 ) -> str:
-    """Return why a process that the script starts is a rank, or a launcher of ranks; else nothing."""
-    told = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or {}).items()}
-    if any(name in told and told[name] != os.environ.get(name) for name in _NUMBERS):
-        number = next(told[name] for name in reversed(_NUMBERS) if name in told)
-        ranks = told.get("WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "N"
+    """Return advice if a process that the script starts is a rank or a launcher, else ""."""
+    given = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or {}).items()}
+    if any(name in given and given[name] != os.environ.get(name) for name in _NUMBERS):
+        number = next(given[name] for name in reversed(_NUMBERS) if name in given)
+        ranks = given.get("WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "N"
         return (
             f"the script starts its ranks itself, by a process with LOCAL_RANK={number}: have "
             f"torchrun start them, and type `{_by_torchrun(script, ranks)}`"

@@ -1,5 +1,7 @@
-"""Layers and losses that compute over all rows of a micro-batch together: another micro-batch changes
-what they compute."""
+"""Layers and losses that compute over all rows of a micro-batch together.
+
+Another micro-batch changes their result.
+"""
 
 import functools
 import weakref
@@ -16,15 +18,15 @@ IN_BATCH = "a loss that compares the rows of a batch with each other"
 
 
 class Statistics:
-    """Watches for them, from before the script builds its model."""
+    """Observer of such layers and losses, from before the script builds its model."""
 
     def __init__(self) -> None:
         self._norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._in_batch = False
-        self._looks = True
+        self._observing = True
 
     def watch(self) -> None:
-        """Look from now on."""
+        """Observe from now on."""
         build: Callable[..., None] = _BatchNorm.__init__
         norms = self._norms
 
@@ -38,18 +40,18 @@ class Statistics:
 
         @functools.wraps(entropy)
         def computed(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if self._looks and not torch.compiler.is_compiling():
+            if self._observing and not torch.compiler.is_compiling():
                 self._in_batch = self._in_batch or compares_rows(logits, target)
             return entropy(logits, target, *args, **kwargs)
 
         functional.cross_entropy = computed  # type: ignore[assignment]
 
     def close(self) -> None:
-        """Look at no further loss."""
-        self._looks = False
+        """Observe no further loss."""
+        self._observing = False
 
     def found(self, model: nn.Module | None) -> str:
-        """What computes over the rows together, in words; empty where nothing does.
+        """Return a description of what computes over the rows together; empty if nothing does.
 
         Args:
             model: that trains, if it is known.
@@ -59,14 +61,16 @@ class Statistics:
 
 
 def batch_norms(modules: Iterable[nn.Module]) -> str:
-    """BATCH_NORM where one of these normalises by the rows of a batch; one that is frozen does not."""
+    """Return BATCH_NORM where a module normalises by the rows of a batch; frozen ones do not."""
     found = any(isinstance(module, _BatchNorm) and module.training for module in modules)
     return BATCH_NORM if found else ""
 
 
 def compares_rows(logits: Any, target: Any) -> bool:
-    """Whether a cross entropy is that of a contrastive loss: the right answer of each row is another row
-    of the same batch, in their order."""
+    """Return whether a cross entropy is that of a contrastive loss.
+
+    There the right answer of each row is another row of the same batch, in their order.
+    """
     if not (isinstance(logits, Tensor) and isinstance(target, Tensor) and logits.dim() == 2):
         return False
     rows, classes = logits.shape

@@ -1,4 +1,4 @@
-"""How many tokens a batch of text has, without its padding where the batch tells it."""
+"""Number of tokens in a batch of text, without its padding where the batch shows it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from autotune.worker.inject.batches import tensors
+from autotune.worker.inject.batch_samples import tensors
 
 _MASK = "attention_mask"
 _LABELS = "labels"
@@ -16,11 +16,12 @@ _LENGTHS = ("length", "lengths", "seq_lens", "seq_lengths", "src_lengths", "inpu
 
 
 class Tokens:
-    """Counts the tokens of the batches of one loader, all of them in the same way.
+    """Counter of the tokens in the batches of one loader, all of them counted in the same way.
 
     Attributes:
-        padded: entries are counted that may be padding: rows of varying length, and nothing in a batch
-            tells how much of them is text.
+        padded: whether counted entries may be padding: rows have varying lengths, and nothing in a
+            batch
+        shows how much of them is text.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class Tokens:
         self._columns: set[int] = set()
 
     def of(self, batch: Any) -> int:
-        """Tokens of a batch; 0 if it holds no rows of whole numbers."""
+        """Return the tokens of a batch; 0 if it holds no rows of whole numbers."""
         if self._count is None:
             self._count = next(_ways(batch), self._entries)
         try:
@@ -48,12 +49,12 @@ class Tokens:
 
 
 def _ways(batch: Any) -> Iterator[Callable[[Any], int]]:
-    """Ways to count what is no padding that a batch allows for, the surest first."""
+    """Yield functions that count what is no padding in such a batch, the surest first."""
     if any(isinstance(part, PackedSequence) for part in _parts(batch)):
         yield _of_packed
     first = _text(batch)
     if first is None or first.device.type != "cpu":
-        return  # elsewhere it would have to be waited for
+        return  # a device would have to be waited for
     if isinstance(batch, Mapping):
         yield from _ways_of_fields(batch, first)
     elif isinstance(batch, list | tuple):
@@ -80,7 +81,7 @@ def _summed(place: Any) -> Callable[[Any], int]:
 
 
 def _are_lengths(part: Any, first: torch.Tensor) -> bool:
-    """Whether a part holds the lengths of rows that were padded to the longest of them."""
+    """Return whether a part holds the lengths of rows that were padded to the longest of them."""
     if not _whole(part) or part.dim() != 1 or part.numel() not in first.shape:
         return False
     other = first.shape[1] if part.numel() == first.shape[0] else first.shape[0]
@@ -102,7 +103,7 @@ def _parts(batch: Any) -> Iterator[Any]:
 
 
 def _text(batch: Any) -> torch.Tensor | None:
-    """The first tensor of a batch, if it holds whole numbers in two dimensions."""
+    """Return the first tensor of a batch, if it holds whole numbers in two dimensions."""
     first = next(tensors(batch), None)
     return first if _whole(first) and first is not None and first.dim() == 2 else None
 

@@ -1,1 +1,1 @@
-"""The agent's side of a trial: one process per node that starts ranks, watches and clears them away."""
+"""The agent's side of a trial: one process per node that starts, watches and reaps ranks."""

@@ -1,11 +1,12 @@
-"""The agent of one slot on one node: a fork server with torch preloaded, one trial after another, or
-several that take turns.
+"""Agent of one slot on one node: a fork server with torch preloaded.
 
-It reads commands as JSON lines from standard input, first of all what to import besides torch, and
-writes reports to standard output. When its input ends, whoever started it is gone: it kills
-everything it started and leaves.
+It runs one trial after another, or several interleaved ones. It reads commands as JSON lines from
+standard input, first of all what to import besides torch, and writes reports to standard output.
+When its input ends, the process that started it is gone: the agent kills everything it started and
+exits.
 
-It does not import torch itself: the fork server does, once, and whatever needs it is forked from there.
+It does not import torch itself. The fork server does, once, and every process that needs torch is
+forked from there.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from autotune.worker.node.store import StoreProcess
 from autotune.worker.node.trial import NodeTrial
 from autotune.worker.protocol import (
     PROTOCOL,
-    Alive,
     Configure,
     EndTrial,
+    Heartbeat,
     Hello,
     Message,
     NodeReport,
@@ -52,9 +53,12 @@ _PRELOADED = [
     "autotune.worker.node.preloaded",
 ]
 _PROGRESS_CHECK_SECONDS = 0.1
-ALIVE_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 _GAP_SECONDS = 3.0
-"""Without a look at the ranks, which are looked at ten times a second: then nothing ran here."""
+"""Longest regular interval between two checks of the ranks, which come ten times a second.
+
+After a longer one the node was suspended.
+"""
 _FAREWELL_SECONDS = 5.0
 _READ_BYTES = 1 << 20
 
@@ -86,7 +90,7 @@ def main() -> NoReturn:
 
 
 class Agent:
-    """Serves one trial at a time, or several that take turns."""
+    """Server of one trial at a time, or of several interleaved ones."""
 
     def __init__(self, commands: int, reports: int, host: str) -> None:
         self._commands = commands
@@ -95,18 +99,18 @@ class Agent:
         self._unread = b""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
-        os.environ[PRELOAD_FILE] = self._file_of_first_command()
-        with interpreter.of_ranks():
+        os.environ[PRELOAD_FILE] = self._first_command_file()
+        with interpreter.fork_server_settings():
             forkserver.ensure_running()
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
         self._trials: dict[str, NodeTrial] = {}
-        self._looked = self._told = time.monotonic()
+        self._checked_at = self._beat_at = time.monotonic()
 
     def serve(self) -> None:
         """Answer commands until the input ends."""
         hello = self._introduction(interface_of(self._host))
-        # For all trials.
+        # One store for all trials.
         self._store = StoreProcess(self._context, self._host)
         self._helpers.add(self._store.pid)
         self._send(dataclasses.replace(hello, store_port=self._store.port))
@@ -115,31 +119,31 @@ class Agent:
             for trial in self._trials.values():
                 watched += trial.waitables()
             ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._busy else None)
-            self._look_at_the_clock()
-            if self._commands in ready and not self._obey():
+            self._beat()
+            if self._commands in ready and not self._read_commands():
                 return
             self._attend()
 
     @property
     def _busy(self) -> bool:
-        """There is a trial to watch."""
+        """Return whether there is a trial to watch."""
         return not all(trial.rests for trial in self._trials.values())
 
-    def _look_at_the_clock(self) -> None:
-        """Say that somebody watches; see whether somebody has, all the time."""
+    def _beat(self) -> None:
+        """Send a heartbeat, and detect that this process was suspended."""
         now = time.monotonic()
-        gap, self._looked = now - self._looked, now
+        gap, self._checked_at = now - self._checked_at, now
         if not self._busy:
             return
         for trial in self._trials.values():
             if gap > _GAP_SECONDS:
                 trial.forgive(gap)
-        if now - self._told >= ALIVE_SECONDS or gap > _GAP_SECONDS:
-            self._told = now
-            self._send(Alive(next(iter(self._trials)), gap))
+        if now - self._beat_at >= HEARTBEAT_SECONDS or gap > _GAP_SECONDS:
+            self._beat_at = now
+            self._send(Heartbeat(next(iter(self._trials)), gap))
 
-    def _file_of_first_command(self) -> str:
-        """Path of a file in memory with what to preload; the launcher sends that before all else."""
+    def _first_command_file(self) -> str:
+        """Return the path of a file in memory with the first command, which says what to preload."""
         while b"\n" not in self._unread:
             data = os.read(self._commands, _READ_BYTES)
             if not data:
@@ -150,7 +154,7 @@ class Agent:
         os.write(descriptor, command)
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
-    def _obey(self) -> bool:
+    def _read_commands(self) -> bool:
         data = os.read(self._commands, _READ_BYTES)
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
@@ -198,7 +202,7 @@ class Agent:
                 self._conclude(trial.clear(keep=self._roots()))
 
     def _conclude(self, report: NodeReport) -> None:
-        """Tell how a trial went, and leave if no other can follow it."""
+        """Report how a trial went, and exit if no other trial can follow it."""
         crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
         leaves = crippled or bool(report.stuck)
         self._send(dataclasses.replace(report, agent_leaves=leaves))
@@ -216,7 +220,11 @@ class Agent:
             unsent = unsent[os.write(self._reports, unsent) :]
 
     def _introduction(self, interface: str) -> Hello:
-        """Made in a forked process: CUDA is never initialised in those that stay."""
+        """Return the agent's greeting.
+
+        It is made in a forked process, as CUDA must not be initialised in a process that ranks are
+        forked from.
+        """
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_introduce, args=(theirs, os.getpid(), interface))
         process.start()
@@ -238,7 +246,7 @@ def _introduce(connection: Connection, agent: int, interface: str) -> None:
         hello = Hello(agent, 0, interface, fingerprint, devices, unfit, PROTOCOL)
     elif (
         preloaded.wanted()
-    ):  # no fork of this process can look at the devices; there will be another agent
+    ):  # no fork of this process can use the devices; the launcher starts another agent
         hello = Hello(agent, 0, interface, {}, (), unfit, PROTOCOL)
     else:
         sys.exit(

@@ -1,4 +1,4 @@
-"""Starting an agent on this node and talking to it. Needs the standard library only."""
+"""Start an agent on this node and talk to it. Needs the standard library only."""
 
 import contextlib
 import os
@@ -16,9 +16,15 @@ from autotune.worker.sandbox import scratch
 
 _GOODBYE_SECONDS = 10.0
 _KILLING_SECONDS = 8.0
-"""For what does not die at once; with the time to leave, less than a call to an actor may take."""
+"""Timeout for processes that do not die at once.
+
+Together with the time to leave it is shorter than the timeout of a call to an actor.
+"""
 SEND_SECONDS = 20.0
-"""An agent that reads nothing of a command for so long is frozen. Less than a call to an actor takes."""
+"""An agent that reads nothing of a command for so long is frozen.
+
+The time is shorter than the timeout of a call to an actor.
+"""
 _POLL_SECONDS = 0.5
 _BOOT = "from autotune.worker.node.agent import main; main()"
 
@@ -26,7 +32,7 @@ _BOOT = "from autotune.worker.node.agent import main; main()"
 class AgentProcess:
     """An agent in a clean interpreter of its own, with pipes to it.
 
-    Also the class of the Ray actor: what it takes and returns are plain lines.
+    It is also the class of the Ray actor, so its methods take and return plain lines.
     """
 
     def __init__(
@@ -39,10 +45,12 @@ class AgentProcess:
         """Start the agent.
 
         Args:
-            host: address of this node that ranks on other nodes can reach; loopback if there are none.
+            host: address of this node that ranks on other nodes can reach; loopback if there are
+                none.
             log: file that the agent's own messages go to.
-            env: of the study: changes to the environment, as far as they are not ours to make.
-            devices: variables that say which devices it has; None: those of this process.
+            env: the study's changes to the environment; variables that autotune sets itself are
+                left out.
+            devices: variables that select the agent's devices; None keeps those of this process.
         """
         processes.sweep()
         scratch.sweep()
@@ -57,7 +65,7 @@ class AgentProcess:
                 env=interpreter.quiet(
                     {
                         **processes.inherited(os.environ),
-                        **processes.of_study(env or {}),
+                        **processes.study_variables(env or {}),
                         **(devices or {}),
                         MARKER: self.id,
                     }
@@ -68,14 +76,18 @@ class AgentProcess:
         os.set_blocking(self._process.stdin.fileno(), False)
         self._write_lock = threading.Lock()
         self._mute = False
-        """Nothing more is to be sent: it is being closed, or has read half a command."""
+        """Nothing more may be sent: the agent is being closed, or has read half a command."""
 
     def pid(self) -> int:
-        """The agent's process id."""
+        """Return the agent's process id."""
         return self._process.pid
 
     def send(self, line: bytes) -> bool:
-        """Pass a command on; False if the agent is gone, or frozen: then no other one is passed on."""
+        """Pass a command on.
+
+        Returns:
+            False if the agent is gone or frozen; no later command is passed on then.
+        """
         try:
             with self._write_lock:
                 self._mute = self._mute or not self._is_taken(line)
@@ -84,7 +96,7 @@ class AgentProcess:
             return False
 
     def _is_taken(self, line: bytes) -> bool:
-        """Write a line; False if nobody reads it. A pipe alone takes 64 KiB."""
+        """Write a line; return False if the agent does not read it. A pipe buffers 64 KiB."""
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
         room = select.poll()
@@ -93,14 +105,18 @@ class AgentProcess:
         while unsent:
             if room.poll(1000 * _POLL_SECONDS):
                 unsent, patience = unsent[os.write(pipe, unsent) :], SEND_SECONDS
-            # Not by the clock: where this process was stopped itself, so may have been the agent.
+            # Not by the clock: where this process was suspended, the agent may have been suspended, too.
             elif self._mute or (patience := patience - _POLL_SECONDS) <= 0:
                 return False
         return True
 
     def read(self) -> bytes:
-        """The next report; blocks. Empty once the agent is gone, and then nothing of it is left, but for
-        what `close` names."""
+        """Return the next report; block until there is one.
+
+        Returns:
+            Empty once the agent is gone. No process of it is left then, except those that `close`
+                names.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -110,21 +126,21 @@ class AgentProcess:
         return line
 
     def taken(self, folder: str, token: str) -> dict[str, bytes]:
-        """What a trial has left on this node, see TrialFiles; for those who are on another."""
+        """Return what a trial has left on this node, for a caller on another node; see TrialFiles."""
         return TrialFiles(Path(folder)).taken(token)
 
     def close(self, patience: float = _GOODBYE_SECONDS) -> str:
         """End the agent and everything it started.
 
         Args:
-            patience: seconds that it may take to leave by itself.
+            patience: seconds that the agent may take to leave by itself.
 
         Returns:
-            What of it cannot be killed, in words; empty if nothing is left.
+            Processes of the agent that cannot be killed, in words; empty if none is left.
         """
         assert self._process.stdin is not None
         self._mute = True
-        with self._write_lock:  # nobody writes where another file may be by then
+        with self._write_lock:  # a write after the close could reach another file
             self._process.stdin.close()
         try:
             self._process.wait(patience)

@@ -1,4 +1,4 @@
-"""The fingerprint of a node: what a measured figure depends on besides the configuration."""
+"""Fingerprint of a node: what a measured figure depends on besides the configuration."""
 
 import os
 import platform
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 import autotune
-from autotune.worker.node import kind
+from autotune.worker.node import hardware
 
 _GIB = 1 << 30
 
 
 def describe() -> dict[str, Any]:
-    """Hardware and software of this node. Initialises CUDA: call it in a process that may die.
+    """Describe hardware and software of this node.
+
+    It initialises CUDA: call it in a process from which nothing is forked.
 
     Returns:
         JSON-ready. `devices` has one entry per visible CUDA device with name, memory_bytes and
@@ -23,7 +25,7 @@ def describe() -> dict[str, Any]:
     """
     return {
         "host": socket.gethostname(),
-        "cpu": kind.processor(),
+        "cpu": hardware.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),
@@ -38,13 +40,13 @@ def describe() -> dict[str, Any]:
 
 
 def cuda_devices() -> tuple[str, ...]:
-    """The UUID of each visible CUDA device, which no other has, whatever this process may see."""
+    """Return the UUID of each visible CUDA device. It is the same in every process."""
     count = torch.cuda.device_count()
     return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
 
 
 def _memory_bytes() -> int:
-    """In whole GiB: what the kernel keeps for itself differs by pages from boot to boot."""
+    """Return the memory in whole GiB: what the kernel reserves differs by pages from boot to boot."""
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB) * _GIB
 
 

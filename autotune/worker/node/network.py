@@ -1,4 +1,4 @@
-"""Which network interface carries an address of this node."""
+"""Network interface that carries an address of this node."""
 
 import fcntl
 import socket
@@ -9,7 +9,7 @@ _NAME_BYTES = 16
 
 
 def interface_of(address: str) -> str:
-    """Name of the interface with this IPv4 address, e.g. 'eth0'.
+    """Return the name of the interface with this IPv4 address, e.g. 'eth0'.
 
     gloo and NCCL would go by the host's name, which may resolve to loopback.
 

@@ -1,5 +1,7 @@
-"""Importing this module imports what the study's workload needs, and has torch find out about names: all
-that a fork server can be told before it forks is which modules to import."""
+"""Import of the workload's libraries into a fork server, done by importing this module.
+
+The list of modules to import is all that a fork server accepts before it forks.
+"""
 
 import dataclasses
 import os
@@ -8,7 +10,7 @@ from pathlib import Path
 import torch
 
 from autotune.worker import imports, interpreter
-from autotune.worker.node import names, rehearsal
+from autotune.worker.node import rehearsal, reverse_lookup
 from autotune.worker.protocol import Preload, from_line
 
 
@@ -19,7 +21,7 @@ def _load() -> str:
     wanted = from_line(Path(path).read_bytes())
     assert isinstance(wanted, Preload)
     if wanted.host:
-        names.settle(wanted.host)
+        reverse_lookup.settle(wanted.host)
     if wanted.modules and not wanted.may_write:
         try:
             wanted = dataclasses.replace(wanted, modules=rehearsal.harmless(wanted))
@@ -30,22 +32,22 @@ def _load() -> str:
     return imports.load(wanted) if _WANTED else ""
 
 
-interpreter.look()
+interpreter.record_start()
 _WANTED = False
 _UNFIT = _load()
 _BEGAN_CUDA = imports.has_begun_cuda()
 
 
 def unfit() -> str:
-    """In a process that was forked from this one: why none should be; empty if all is well."""
+    """Return why nothing should be forked from the parent of this process; empty if all is well."""
     return _UNFIT or imports.running_beside(os.getppid())
 
 
 def wanted() -> bool:
-    """Whether there was anything to import: without it, another agent would be no better."""
+    """Return whether there was anything to import; if not, a new agent would be no better."""
     return _WANTED
 
 
 def began_cuda() -> bool:
-    """In a fork of this process: whether it is too late to use CUDA there."""
+    """Return whether it is too late to use CUDA in this fork."""
     return _BEGAN_CUDA or torch.cuda._is_in_bad_fork()

@@ -34,21 +34,21 @@ def harmless(wanted: Preload) -> tuple[str, ...]:
         return ()
     layers = scratch.Scratch(scratch.place(list(folders))[0])
     view = overlay.View(folders, (), str(layers.folder), in_memory=True)
-    told = os.memfd_create("harmless")
+    report = os.memfd_create("harmless")
     fork = os.fork()
     if not fork:
-        _rehearse_and_leave(wanted, view, told)
+        _rehearse_and_leave(wanted, view, report)
     os.waitpid(fork, 0)
     layers.remove()
     scratch.finish(_REMOVAL_SECONDS)  # no rank can be forked beside a thread
-    os.lseek(told, 0, os.SEEK_SET)
-    with open(told) as lines:  # noqa: PTH123 (a descriptor)
+    os.lseek(report, 0, os.SEEK_SET)
+    with open(report) as lines:  # noqa: PTH123 (a descriptor)
         return tuple(lines.read().split())
 
 
-def _rehearse_and_leave(wanted: Preload, view: overlay.View, told: int) -> None:
+def _rehearse_and_leave(wanted: Preload, view: overlay.View, report: int) -> None:
     try:
-        _rehearse(wanted, view, told)
+        _rehearse(wanted, view, report)
     except BaseException:
         traceback.print_exc()
     with contextlib.suppress(processes.Survivors):
@@ -57,8 +57,8 @@ def _rehearse_and_leave(wanted: Preload, view: overlay.View, told: int) -> None:
     os._exit(0)
 
 
-def _rehearse(wanted: Preload, view: overlay.View, told: int) -> None:
-    """Import the modules one by one, and tell which of them are harmless.
+def _rehearse(wanted: Preload, view: overlay.View, report: int) -> None:
+    """Import the modules one by one, and report which of them are harmless.
 
     Raises:
         OSError: no overlay can be mounted.
@@ -76,11 +76,11 @@ def _rehearse(wanted: Preload, view: overlay.View, told: int) -> None:
         imports.import_one(name)
         if left_out.missed or _written(view) != before:
             print(f"{name} writes files when it is imported: left to the ranks.", file=sys.stderr)
-            # What it has imported may be what writes, and would write nothing in its own turn.
+            # A module that it has imported may be the one that writes, and would not write again.
             brought = {_root(loaded) for loaded in set(sys.modules) - known}
             left_out.add({_root(name)} | (brought & packages))
         else:
-            os.write(told, f"{name}\n".encode())
+            os.write(report, f"{name}\n".encode())
 
 
 def _written(view: overlay.View) -> int:
@@ -94,7 +94,7 @@ def _root(name: str) -> str:
 
 
 class _LeftOut(MetaPathFinder):
-    """Packages that cannot be imported any more, and whether a module has missed one.
+    """Finder that fails for some packages, and records when a module misses one.
 
     Attributes:
         missed: set to True when one of them is looked for.
@@ -105,13 +105,13 @@ class _LeftOut(MetaPathFinder):
         self._roots = set[str]()
 
     def add(self, packages: AbstractSet[str]) -> None:
-        """Take packages out of this process."""
+        """Remove packages from this process."""
         self._roots |= packages
         for loaded in [loaded for loaded in sys.modules if self.has(loaded)]:
             del sys.modules[loaded]
 
     def has(self, name: str) -> bool:
-        """Whether a module is of such a package."""
+        """Return whether a module belongs to a package that is left out."""
         return _root(name) in self._roots
 
     def find_spec(

@@ -1,5 +1,4 @@
-"""The protection of the user's files on this node: chosen and set up before the ranks of a trial start,
-cleared away when they are gone."""
+"""Protection of the user's files on this node while a trial's ranks run."""
 
 import json
 import multiprocessing.process
@@ -17,7 +16,7 @@ from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, holds
 from autotune.worker.sandbox.overlay import View
 
 OVERLAY, COPIES = "overlay", "copies"
-"""What may protect the files of the user."""
+"""Means of protection: an overlay file system, or redirected writes to copies."""
 _REFUSED = "Permission denied"
 _MAY_BE_REFUSED = (
     "CalledProcessError",
@@ -25,19 +24,20 @@ _MAY_BE_REFUSED = (
     "open file failed",
     "cannot open file",
 )
-"""What programs and libraries leave of it that do not pass on what the kernel says."""
+"""Errors of programs and libraries that do not pass on the message of the kernel."""
 _MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a rank needs to enter a sandbox.
+    """Data that a rank needs to enter a sandbox.
 
     Attributes:
         layers: folder of what the trial writes.
-        view: to be made by the first rank on the node; None: it is made, or cannot be.
-        maker: process that has made it.
-        free: where there is no view, folders that are written as they are.
+        view: overlay that the first rank on the node has to mount; None: it is mounted, or cannot
+            be.
+        maker: process id of the rank that has mounted it.
+        free: folders that are written directly where there is no view.
     """
 
     layers: str
@@ -47,7 +47,7 @@ class Ticket:
 
 
 class Sandbox:
-    """The protection of one trial on one node.
+    """Protection of the user's files against one trial on one node.
 
     Attributes:
         ticket: for the next rank.
@@ -57,7 +57,7 @@ class Sandbox:
         """Make room for what the trial writes.
 
         Raises:
-            OSError: there is none.
+            OSError: there is no room.
         """
         self._files = TrialFiles(Path(request.log_dir).absolute())
         self._wanted, self._kept = _wanted(request), _kept(self._files, request.env)
@@ -68,14 +68,14 @@ class Sandbox:
         self.ticket = Ticket(self._layers, view)
 
     def settle(self, maker: int, problem: str) -> bool:
-        """Choose what protects the files, by what has become of the view.
+        """Choose the protection, depending on whether the first rank could mount its view.
 
         Args:
-            maker: process of the first rank.
-            problem: why it has no view; empty if it has.
+            maker: process id of the first rank.
+            problem: why it has no view; empty if it has one.
 
         Returns:
-            Whether that rank goes on; else it has ended, and is to be started again.
+            True if that rank goes on; False if it has ended and must be started again.
 
         Raises:
             OSError: nothing protects the files here.
@@ -101,16 +101,16 @@ class Sandbox:
                 "SYS_ADMIN or on a newer kernel"
             ) from None
 
-    def advice(self, said: str) -> str:
-        """Say what to do about a failure of a script that may have met the protection; else nothing.
+    def advice(self, output: str) -> str:
+        """Return advice on a failure that the protection may have caused; empty otherwise.
 
         Args:
-            said: what the script has raised and printed.
+            output: the error of the script and what it has printed.
         """
         if not self._problem:
             return ""
-        refused = next((line for line in said.splitlines() if _REFUSED in line), "")
-        if not refused and not any(sign in said for sign in _MAY_BE_REFUSED):
+        refused = next((line for line in output.splitlines() if _REFUSED in line), "")
+        if not refused and not any(sign in output for sign in _MAY_BE_REFUSED):
             return ""
         met = f"; refused was: {refused.strip()}" if refused else ""
         return (
@@ -119,16 +119,16 @@ class Sandbox:
         )
 
     def close(self) -> None:
-        """Discard all that the trial has written. Its processes are gone."""
+        """Discard all that the trial has written. Its processes must be gone."""
         self._scratch.remove()
 
 
 def enter(ticket: Ticket, connection: Connection) -> None:
-    """Have this process, a rank that has one thread, write nothing of the user's.
+    """Confine this process, a single-threaded rank, so that it changes no file of the user.
 
     Args:
         ticket: of its trial.
-        connection: to the agent, which waits for a first rank to tell what has become of the view.
+        connection: to the agent, which waits for the first rank to report whether it has a view.
 
     Raises:
         OSError: the first rank is gone.
@@ -161,7 +161,7 @@ def _write_copies(ticket: Ticket) -> None:
 
 
 def _wanted(request: TrialRequest) -> tuple[str, ...]:
-    """Folders that a job is likely to write to: where it works, where its script is, its home."""
+    """Return folders that a job may write to: its own, its script's and the user's home."""
     workdir = Path(request.workdir).absolute()
     several = [workdir]
     if request.script and not request.script.is_module:
@@ -178,24 +178,24 @@ def writable(folders: Iterable[str | Path]) -> tuple[str, ...]:
     return tuple(folder for folder in real if Path(folder).is_dir() and os.access(folder, os.W_OK))
 
 
-def _kept(files: TrialFiles, told: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders that a trial really writes: its own, and caches of compilers that the study has made."""
-    return tuple(dict.fromkeys([str(files.folder), *caches.made(told)]))
+def _kept(files: TrialFiles, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders that a trial really writes: its own, and compiler caches of the study."""
+    return tuple(dict.fromkeys([str(files.folder), *caches.made(environment)]))
 
 
 def _free(wanted: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:
-    """Folders that are written as they are where no overlay can be mounted."""
+    """Return the folders that are written directly where no overlay can be mounted."""
     temporary = [t for t in TEMPORARY if not any(holds(t, folder) for folder in wanted)]
     several = (*kept, *OF_SYSTEM, *temporary)
     return tuple(folder for folder in several if Path(folder).exists())
 
 
 def _have_own_temporary(ticket: Ticket) -> None:
-    """Give a process that may not write to /tmp a folder in its place."""
+    """Set TMPDIR to a folder of the trial if this process may not write to /tmp."""
     if tempfile.gettempdir() in ticket.free:
         return
     own = Path(ticket.layers) / "tmp"
     own.mkdir(exist_ok=True)
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
-    # What multiprocessing has found for the agent, as every process of it is told.
+    # Drop the folder that multiprocessing chose for the agent and passes on to every process.
     multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The store at which the ranks of all trials meet, in a process of its own beside the agent."""
+"""Store through which the ranks of all trials rendezvous, in a process beside the agent."""
 
 import contextlib
 import ctypes
@@ -10,28 +10,28 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 NAME = "autotune-store"
-"""Of its process, as `top` shows it; at most 15 characters."""
+"""Name of the process, as `top` shows it; at most 15 characters."""
 _PR_SET_NAME = 15
 _TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class StoreProcess:
-    """A `TCPStore` that lives as long as whoever has started it.
+    """A `TCPStore` that lives as long as the process that has started it.
 
     Attributes:
-        pid: of the process that serves it.
-        port: free, of the host's address alone.
+        pid: process that serves it.
+        port: free port, bound to the host's address alone.
     """
 
     def __init__(self, context: ForkServerContext, host: str) -> None:
-        """Start it.
+        """Start the store.
 
         Args:
             context: forks processes that have torch imported.
             host: address to listen on.
 
         Raises:
-            EOFError: it could not listen there; what it was is in the log.
+            EOFError: it could not listen there; the log has the cause.
         """
         self._line, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, host), daemon=True)
@@ -42,20 +42,23 @@ class StoreProcess:
         self.pid = process.pid
 
     def forget_all_but(self, trials: Sequence[str]) -> None:
-        """Delete what the ranks of other trials have left, if this PyTorch can list that. No node has a
-        rank of theirs any more; another one may have some of these trials already."""
-        with contextlib.suppress(OSError):  # it has died: the agent will see
+        """Delete what the ranks of other trials have left, if this PyTorch can list keys.
+
+        Args:
+            trials: names to keep. Another node may have started ranks of these already.
+        """
+        with contextlib.suppress(OSError):  # it has died, which the agent notices
             self._line.send_bytes(json.dumps(trials).encode())
 
 
 def _serve(line: Connection, host: str) -> None:
-    from autotune.worker.rank.meeting import open_store
+    from autotune.worker.rank.rendezvous import open_store
 
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
     store = open_store(host, _TIMEOUT)
     line.send_bytes(store.port.to_bytes(2))
     with contextlib.suppress(EOFError, OSError):
-        while True:  # until its owner ends
+        while True:  # until the owner's end closes the pipe
             _forget_all_but(json.loads(line.recv_bytes()), store)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of one trial on one node: started, watched by their progress, and cleared away."""
+"""The ranks of one trial on one node: started, watched by their progress, and reaped."""
 
 import contextlib
 import dataclasses
@@ -12,12 +12,11 @@ from pathlib import Path
 
 from autotune.worker import failure, processes
 from autotune.worker.files import TrialFiles, make_private
-from autotune.worker.inject import copies
+from autotune.worker.inject import settings_copies
 from autotune.worker.node.sandbox import Sandbox, Ticket, enter
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import (
     BlockReport,
-    Built,
     Configure,
     NodeReport,
     Outcome,
@@ -26,17 +25,18 @@ from autotune.worker.protocol import (
     TrialRequest,
     Turn,
     Waiting,
+    WorkloadBuilt,
     from_line,
 )
 
 SETTLE_SECONDS = 0.5
-"""After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
+"""Time in which other ranks may still report after the first failure. One may have the cause."""
 _LOG_TAIL_BYTES = 6000
 _DUMP_SECONDS = 0.3
 _STARTUP, _STEP = "measurement.startup_deadline", "measurement.step_deadline"
 _USUAL_REASONS = "; an evaluation or a checkpoint between two steps counts as well"
 _CUT_SECONDS = 1.0
-"""Between two looks at how long the logs are."""
+"""Interval between two checks of the logs' sizes."""
 
 
 @dataclass
@@ -47,15 +47,15 @@ class _Rank:
     connected: bool = True
     exit_seen: bool = False
     waits: int | None = None
-    """Number of its last turn, as it waits for another."""
+    """Number of the last turn of a rank that waits for the next one."""
     last_count: int = 0
     count_before: int = 0
-    """When it was given its configuration."""
+    """Its counter when it was given its configuration."""
     last_progress: float = field(default_factory=time.monotonic)
 
 
 class NodeTrial:
-    """A running trial, seen from the agent of one node."""
+    """A running trial, as the agent of one node knows it."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class NodeTrial:
         spare: set[int],
     ) -> None:
         self.request = request
-        """What it measures now."""
+        """Request that is measured now."""
         self.name = request.trial
-        """Under which it was launched."""
+        """Name under which the trial was launched."""
         self._placement = placement
         self._spare = spare
         self._files = TrialFiles(Path(request.log_dir))
         make_private(self._files.folder)
         for copy in request.copies:
-            copies.write(copy)
+            settings_copies.write(copy)
         self._progress = Progress.create(
             self._files.progress(placement.first_rank), placement.local_world_size
         )
@@ -89,10 +89,10 @@ class NodeTrial:
         self._ranks = [self._start_first(context), *(self._start(context, r) for r in others)]
 
     def _start_first(self, context: ForkServerContext) -> _Rank:
-        """Start the rank that makes the sandbox, if there is to be one.
+        """Start the rank that sets up the sandbox, if the trial has one.
 
         Raises:
-            OSError: there cannot be one.
+            OSError: the sandbox cannot be set up.
         """
         first = self._start(context, 0)
         if self._sandbox is None:
@@ -118,12 +118,12 @@ class NodeTrial:
         return _Rank(self._placement.first_rank + local_rank, process, ours)
 
     def waitables(self) -> list[Connection | int]:
-        """What becomes ready when a rank has something to tell, or has died."""
+        """Return handles that become ready when a rank has a message or has died."""
         connections: list[Connection | int] = [r.connection for r in self._ranks if r.connected]
         return connections + [r.process.sentinel for r in self._ranks if not r.exit_seen]
 
-    def pump(self) -> Iterator[BlockReport | Built]:
-        """Take in what the ranks have told; yields what the launcher is to know at once."""
+    def pump(self) -> Iterator[BlockReport | WorkloadBuilt]:
+        """Read the ranks' messages; yield those that the launcher must have at once."""
         for member in self._ranks:
             exited = not member.exit_seen and member.process.exitcode is not None
             yield from self._read(member)
@@ -132,22 +132,27 @@ class NodeTrial:
                 self._note_exit(member)
 
     def end(self, *, hung: str, on_purpose: bool) -> None:
-        """The tuner has seen enough, or another node something that took too long."""
+        """Mark the trial as ended.
+
+        Args:
+            hung: hang that another node has found; empty if there is none.
+            on_purpose: no rank has failed; errors that the end itself causes are not reported.
+        """
         if hung and self._failed_at is None:
             self._note_hang(hung)
         self._ended_by_request = True
         self._ended_on_purpose = on_purpose
 
     def take_turn(self, turn: Turn) -> None:
-        """Have the ranks train for a block."""
+        """Let the ranks train for a block."""
         self._turn = turn.number
         for member in self._ranks:
             member.last_progress = time.monotonic()
-            with contextlib.suppress(OSError):  # it has died: that will be seen
+            with contextlib.suppress(OSError):  # a dead rank is noticed elsewhere
                 member.connection.send_bytes(turn.to_line())
 
     def configure(self, command: Configure) -> None:
-        """Have the ranks, which wait, measure something else from the next turn on."""
+        """Give the waiting ranks a request that they measure from the next turn on."""
         self.request = command.request
         self._files = TrialFiles(Path(command.request.log_dir))
         self._kernel_kills = failure.kernel_oom_kills()
@@ -159,30 +164,29 @@ class NodeTrial:
             return
         for local_rank, member in enumerate(self._ranks):
             member.count_before = self._progress[local_rank]
-            with contextlib.suppress(OSError):  # it has died: that will be seen
+            with contextlib.suppress(OSError):  # a dead rank is noticed elsewhere
                 member.connection.send_bytes(command.to_line())
 
     @property
     def rests(self) -> bool:
-        """Its ranks stay, and all of them wait: there is nothing to watch."""
+        """Return whether a warm worker's ranks all wait, so that there is nothing to watch."""
         waits = all(member.waits == self._turn for member in self._ranks)
         return self.request.stays and waits and not self._ends
 
     @property
     def roots(self) -> list[int]:
-        """Its ranks: everything of the trial on this node descends from them."""
+        """Return the process ids of the ranks; every process of the trial here descends from them."""
         return [member.process.pid for member in self._ranks if member.process.pid]
 
     def forgive(self, seconds: float) -> None:
-        """So long nobody could watch: the machine was suspended, as far as anybody here can tell, and
-        what ranks did not do then is nothing to blame them for."""
+        """Extend all deadlines by the time for which this node was suspended."""
         for member in self._ranks:
             member.last_progress += seconds
         if self._failed_at is not None:
             self._failed_at += seconds
 
     def over(self) -> bool:
-        """Whether it is time to clear away: all ended, asked to end, failed, or hung."""
+        """Return whether all ranks have ended, or the trial was ended, has failed or hangs."""
         if self._ended_by_request or len(self._ends) == len(self._ranks):
             return True
         now = time.monotonic()
@@ -192,7 +196,7 @@ class NodeTrial:
         return self._failed_at is not None and now - self._failed_at >= SETTLE_SECONDS
 
     def clear(self, keep: Collection[int] = ()) -> NodeReport:
-        """Kill what is left of the trial, grandchildren too, and say how it went, and what survives.
+        """Kill every process left of the trial; report how it went and what survives.
 
         Args:
             keep: ranks of other trials, which go on.
@@ -212,7 +216,7 @@ class NodeTrial:
         ends = tuple(self._ends)
         return NodeReport(self.name, self._placement.node, ends, stuck=stuck)
 
-    def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:
+    def _read(self, member: _Rank) -> Iterator[BlockReport | WorkloadBuilt]:
         while member.connected and member.connection.poll():
             try:
                 line = member.connection.recv_bytes()
@@ -220,7 +224,7 @@ class NodeTrial:
                 member.connected = False
                 return
             message = from_line(line)
-            if isinstance(message, BlockReport | Built):
+            if isinstance(message, BlockReport | WorkloadBuilt):
                 yield message
             elif isinstance(message, Waiting):
                 member.waits = message.after
@@ -230,7 +234,7 @@ class NodeTrial:
     def _note(self, end: RankEnd) -> None:
         if any(known.rank == end.rank for known in self._ends):
             return
-        if self._ended_on_purpose and failure.may_come_of_the_end(end):
+        if self._ended_on_purpose and failure.may_follow_from_end(end):
             return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()
@@ -242,7 +246,7 @@ class NodeTrial:
     def _note_exit(self, member: _Rank) -> None:
         status = member.process.exitcode
         assert status is not None
-        outcome, cause = failure.of_exit(
+        outcome, cause = failure.outcome_of_exit(
             status,
             self._log_tail(member.number),
             kernel_killed=failure.kernel_oom_kills() > self._kernel_kills,
@@ -265,7 +269,7 @@ class NodeTrial:
                 return
 
     def _too_long(self, limit: float, *, begun: bool) -> str:
-        """Say what took longer than allowed, and by which setting."""
+        """Return what took longer than allowed, and by which setting."""
         if not begun:
             return f"start-up took more than {limit:g} s ({_STARTUP}, the first step included)"
         usual = _USUAL_REASONS if self.request.script else ""
@@ -313,10 +317,10 @@ def _become_a_rank(
     connection: Connection,
     ticket: Ticket | None,
 ) -> None:
-    # Before there is a second thread: the kernel lets no other process into a namespace of users.
+    # Before a second thread exists: only a single-threaded process may enter a user namespace.
     if ticket:
         enter(ticket, connection)
-    # Imported by the fork server, not by the agent: that has no use for torch.
+    # Imported in the fork server; the agent itself does without torch.
     from autotune.worker.rank.main import main
 
     main(request, placement, local_rank, connection)

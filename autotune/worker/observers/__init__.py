@@ -1,1 +1,1 @@
-"""What is observed of a running trial. An observer costs nothing inside a timed step."""
+"""Observers of a running trial. An observer costs nothing inside a timed step."""

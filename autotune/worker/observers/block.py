@@ -1,4 +1,4 @@
-"""All that is observed of a block besides its time: on each rank, then put together over the ranks."""
+"""Observations of a block besides its time: made on each rank, then combined over the ranks."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from autotune.worker.observers.timing import StepMarks, StepTimes
 from autotune.worker.protocol import Observed
 
 
-class RankSight(NamedTuple):
-    """What one rank saw of a block."""
+class RankObservation(NamedTuple):
+    """Observations of a block by one rank."""
 
     steps: StepTimes
     exposed_seconds: float
@@ -27,7 +27,7 @@ class RankSight(NamedTuple):
 
 
 class BlockObservers:
-    """One rank's observers. All but `marks` look only between blocks."""
+    """Observers of one rank. All but `marks` measure only between blocks."""
 
     def __init__(
         self,
@@ -43,34 +43,36 @@ class BlockObservers:
         Args:
             model: of this rank.
             devices: of this rank.
-            node: this rank also watches the node that it is on.
-            first: no rank before it shares its device; it tells the device's energy.
-            alone: no other trial may be on its device.
+            node: whether this rank also observes its node.
+            first: whether no earlier rank shares its device; this one reports the device's energy.
+            alone: whether no other trial may be on its device.
         """
         self.marks = StepMarks(devices[0])
         self._model = model
         self._devices = devices
         self._load = NodeLoad() if node else None
-        self._settled = settling.so_far(devices)
+        self._settled = settling.read_counters(devices)
         self._nvidia = [DeviceWatch(device, first=first, alone=alone) for device in devices]
 
     def resume(self) -> None:
-        """Other trials have had the devices since the last block."""
+        """Start counters anew: other trials have had the devices since the last block."""
         for watch in self._nvidia:
             watch.restart()
 
     def start(self, index: int) -> None:
-        """Just before block `index`. Nothing here may take long on one rank: the others would wait for
-        it in their timed steps."""
+        """Begin block `index`.
+
+        Nothing here may take long on one rank: the others would wait for it in their timed steps.
+        """
         communication.sample(self._model, index, self._devices[0])
         self.marks.start()
 
-    def stop(self) -> RankSight:
-        """Just after a block, and before the ranks meet."""
+    def stop(self) -> RankObservation:
+        """Return the observations of the block that is over, before the ranks synchronise."""
         load = self._load.shares() if self._load else NodeShares()
-        settled = settling.so_far(self._devices)
+        settled = settling.read_counters(self._devices)
         news, self._settled = settled.since(self._settled), settled
-        return RankSight(
+        return RankObservation(
             self.marks.percentiles(),
             communication.exposed_seconds(self._model),
             load,
@@ -79,8 +81,8 @@ class BlockObservers:
         )
 
 
-def together(ranks: Sequence[RankSight]) -> Observed:
-    """What the ranks saw of a block."""
+def together(ranks: Sequence[RankObservation]) -> Observed:
+    """Combine the observations of all ranks of a block."""
     observed = Observed(
         step_p50=max(rank.steps.p50 for rank in ranks),
         step_p95=max(rank.steps.p95 for rank in ranks),

@@ -1,4 +1,4 @@
-"""Communication that the backward pass does not hide, from what DDP itself logs of sampled steps."""
+"""Communication that the backward pass does not hide, from DDP's own log of sampled steps."""
 
 import math
 
@@ -9,21 +9,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 _EVERY = 10
 _NEVER = 2**31 - 1
-"""Steps; of the first ten DDP times each, whatever it is told."""
+"""Sampling interval in steps. DDP times each of the first ten steps nevertheless."""
 _SETTLING_BLOCKS = 3
-"""In which a block finds its length: they belong to the warm-up."""
+"""Number of first blocks, which find their length and belong to the warm-up."""
 _NANOSECONDS = 1e-9
 
 
 def sample(model: nn.Module, block: int, device: torch.device) -> None:
-    """Have DDP time one backward pass in ten; its own default of one in a hundred is too rare.
+    """Let DDP time one backward pass in ten; its own default of one in a hundred is too rare.
 
-    To read its timers on CUDA, DDP waits for the device, which then has nothing to do for a while: that
-    is for blocks that do not count.
+    To read its timers on CUDA, DDP waits for the device, which is idle for a while: that happens in
+    blocks that do not count.
 
     Args:
         model: of this rank.
-        block: index of the one that begins.
+        block: index of the block that begins.
         device: of this rank.
     """
     if isinstance(model, DistributedDataParallel):
@@ -32,8 +32,10 @@ def sample(model: nn.Module, block: int, device: torch.device) -> None:
 
 
 def exposed_seconds(model: nn.Module) -> float:
-    """Seconds that this rank waited for collectives after its backward pass had computed all, in the
-    last step that DDP timed; NaN before there is one, and without DDP."""
+    """Return the seconds that this rank waited for collectives after computing its backward pass.
+
+    DDP timed it in its last sampled step; NaN before there is one, and without DDP.
+    """
     if not isinstance(model, DistributedDataParallel):
         return math.nan
     logged = model._get_ddp_logging_data()
@@ -45,8 +47,10 @@ def exposed_seconds(model: nn.Module) -> float:
 
 
 def collectives() -> int:
-    """How many this process has begun so far, in all of its process groups; 0 where it has joined none.
-    A group whose backend does not count them tells nothing."""
+    """Return the number of collectives that this process has begun, in all of its process groups.
+
+    It is 0 where the process has joined none. A group whose backend does not count is left out.
+    """
     if not dist.is_initialized():
         return 0
     total = 0

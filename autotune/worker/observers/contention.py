@@ -1,7 +1,7 @@
-"""How much of a node's processors others take while a block is timed.
+"""Share of a node's processors that other processes take while a block is timed.
 
-Linux accounts for it: /proc/stat has the busy time of all processors, including what a hypervisor gave
-to other machines ("steal"), and /proc/<pid>/stat that of each process.
+Linux accounts for it: /proc/stat has the busy time of all processors, including what a hypervisor
+gave to other machines ("steal"), and /proc/<pid>/stat that of each process.
 """
 
 import math
@@ -16,14 +16,14 @@ _STAT = Path("/proc/stat")
 
 
 class NodeShares(NamedTuple):
-    """Of all processors of this node over a block; NaN on a rank that does not watch its node."""
+    """Shares of all processors of this node over a block; NaN on a rank that does not observe it."""
 
     foreign: float = math.nan
     idle: float = math.nan
 
 
 class NodeLoad:
-    """Reads the accounts between blocks, while all ranks wait for each other anyway."""
+    """Reader of the processor accounts, called between blocks, while all ranks wait anyway."""
 
     def __init__(self) -> None:
         # Ranks are children of the fork server: it and all below it are this trial on this node.
@@ -31,7 +31,7 @@ class NodeLoad:
         self._before = self._accounts()
 
     def shares(self) -> NodeShares:
-        """What has happened since this was last asked."""
+        """Return the shares since the last call."""
         now = self._accounts()
         busy, idle, ours = (new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
@@ -50,7 +50,7 @@ class NodeLoad:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of its children that have ended."""
+    """Return the processor time of a process and of its children that have ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,7 @@
-"""An NVIDIA device during a block, as NVML tells: clock, throttling, power, energy, other processes.
+"""An NVIDIA device during a block, by NVML: clock, throttling, power, energy, other processes.
 
-It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-py, nothing is observed.
+It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-py, nothing is
+observed.
 """
 
 import contextlib
@@ -15,27 +16,35 @@ from autotune.worker import processes
 
 _NAN = float("nan")
 _THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
-"""Hardware slow-down, software and hardware thermal slow-down, power brake. Not the power cap: devices
-run at that all the time."""
+"""Hardware slow-down, software and hardware thermal slow-down, power brake.
+
+The power cap is not among them: devices run at that all the time.
+"""
 _UNREADABLE = (Exception,)
-"""A trial does not fail for want of telemetry, and not all that pynvml raises is an NVMLError: a library
-of another version than the driver, or one that lacks a function, is something else."""
+"""Errors of pynvml, which do not end a trial.
+
+Not all of them are NVMLErrors: a library of another version than the driver, or one that lacks a
+function, raises others.
+"""
 
 
 class DeviceState(NamedTuple):
-    """Of one device or of several; NaN where it could not be observed."""
+    """State of one device or of several; NaN where it could not be observed."""
 
     clock_mhz: float = _NAN
     throttled: float = _NAN
     power_watts: float = _NAN
     energy_joules: float = _NAN
-    """0 on a rank that shares the device with one that tells it."""
+    """0 on a rank that shares the device with one that reports it."""
     foreign_processes: float = _NAN
 
 
 def together(states: Sequence[DeviceState]) -> DeviceState:
-    """Of several devices: the slowest clock, the highest power, whether any is throttled or shared, as
-    far as they were observed; the sum of the energy, if all were."""
+    """Combine several devices.
+
+    The result has the slowest clock, the highest power, whether any is throttled or shared, as far
+    as they were observed; and the sum of the energy, if all were.
+    """
     clocks, throttled, watts, _, others = (
         [value for value in column if value == value] for column in zip(*states, strict=True)
     )
@@ -49,14 +58,15 @@ def together(states: Sequence[DeviceState]) -> DeviceState:
 
 
 class DeviceWatch:
-    """Watches one device."""
+    """Observer of one device."""
 
     def __init__(self, device: torch.device, *, first: bool = True, alone: bool = True) -> None:
-        """Look at a device.
+        """Open a device.
 
         Args:
-            first: of the ranks that share it, this one tells its energy.
-            alone: no other trial may be on it; else nobody can tell whose its energy is.
+            device: of this rank.
+            first: whether this rank, of those that share the device, reports its energy.
+            alone: whether no other trial may be on it; otherwise its energy cannot be attributed.
         """
         self._first, self._alone = first, alone
         self._energy = _NAN
@@ -74,12 +84,12 @@ class DeviceWatch:
             self._energy = self._joules()
 
     def restart(self) -> None:
-        """Others have had the device: their energy is not to be told."""
+        """Start the energy anew: other trials have had the device."""
         if self._handle is not None:
             self._energy = self._joules()
 
     def state(self) -> DeviceState:
-        """Energy since this was last asked; clock, power and throttling as they are now."""
+        """Return the energy since the last call, and clock, power and throttling as they are now."""
         if self._handle is None:
             return DeviceState()
         before, self._energy = self._energy, self._joules()
@@ -108,7 +118,7 @@ class DeviceWatch:
         pids = {process.pid for process in found}
         if os.getpid() not in pids:
             return _NAN  # in a container the device knows this process by another number
-        # Ranks of another slot may share the device: whoever has an agent above it is one of ours.
+        # Ranks of another slot may share the device: a process below an agent is not foreign.
         return float(sum(not processes.is_marked(pid) for pid in pids - {os.getpid()}))
 
     def _read(self, question: str, *arguments: Any) -> float:

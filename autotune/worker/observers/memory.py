@@ -1,4 +1,4 @@
-"""Peak memory of a rank, and the limit that it is held to."""
+"""Peak memory of a rank, and its memory limit."""
 
 import ctypes
 import resource
@@ -10,11 +10,12 @@ _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK_RESIDENT = "5"
 _CONTEXT = 512 << 20
-"""An allowance for a CUDA context with torch's kernels, which takes 300 to 600 MiB on recent devices."""
+"""Allowance for a CUDA context with torch's kernels, which takes 300 to 600 MiB on recent devices.
+"""
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the peak so far: a forked rank starts with its parent's."""
+    """Reset the peak: a forked rank starts with its parent's."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -25,7 +26,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the system what this process holds and does not use."""
+    """Return unused memory of this process to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
@@ -33,12 +34,14 @@ def give_back(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device, *, alone: bool = True) -> int:
-    """Peak memory of this process, bytes: resident on the CPU; on CUDA what its allocator has reserved,
-    and what it has of the device beside that.
+    """Return the peak memory of this process, bytes.
+
+    It is resident memory on the CPU; on CUDA it is what the allocator has reserved, and what the
+    process has of the device besides.
 
     Args:
         device: of the process.
-        alone: no other rank shares the device.
+        alone: whether no other rank shares the device.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device)) + beside_allocator(device, alone=alone)
@@ -46,13 +49,13 @@ def peak_bytes(device: torch.device, *, alone: bool = True) -> int:
 
 
 def peak_resident(status: Path) -> int:
-    """Peak resident memory of a process, bytes; 0 of one that has ended and is not cleared away.
+    """Return the peak resident memory of a process, bytes; 0 for a zombie.
 
     Args:
         status: /proc/PID/status.
 
     Raises:
-        OSError: it is gone.
+        OSError: the process is gone.
     """
     for line in status.read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -61,11 +64,11 @@ def peak_resident(status: Path) -> int:
 
 
 def beside_allocator(device: torch.device, *, alone: bool) -> int:
-    """What this process has of a CUDA device without its allocator, bytes: the context, the code of
-    kernels, NCCL's buffers, CUDA graphs.
+    """Return this process's memory of a CUDA device outside its allocator, bytes.
 
-    The device tells what is left of it, for all processes together: strangers' memory counts as well, as
-    it is not there for the allocator either. Of a device that ranks share, none can tell its own.
+    It holds the context, the code of kernels, NCCL's buffers and CUDA graphs. The device reports
+    the sum over all processes: memory of other users counts as well, as the allocator cannot have
+    it either. On a device that ranks share, an allowance is returned.
     """
     if not alone:
         return _CONTEXT
@@ -74,8 +77,11 @@ def beside_allocator(device: torch.device, *, alone: bool) -> int:
 
 
 def limit(device: torch.device, limit_bytes: int, *, alone: bool = True) -> None:
-    """Hold this process to so many bytes: beyond it an allocation fails as out of memory. On CUDA what
-    is beside the allocator by now is among them; NCCL's buffers come later, on top."""
+    """Limit this process's memory: beyond the limit an allocation fails as out of memory.
+
+    On CUDA the limit includes what is outside the allocator by now; NCCL's buffers come on top
+    later.
+    """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         own = max(0, limit_bytes - beside_allocator(device, alone=alone))

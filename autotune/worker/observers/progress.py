@@ -1,4 +1,4 @@
-"""A counter per rank in a shared file: how the agent tells a hang from a slow step.
+"""Counter per rank in a shared file, by which the agent tells a hang from a slow step.
 
 Writing it costs one store to mapped memory, so it may be written in every step.
 """
@@ -12,8 +12,11 @@ _COUNTER_BYTES = 8
 
 
 class Progress:
-    """Counters of the ranks of one node: 0 while starting up, then one more with every forward pass
-    and every optimizer step. A rank that lags behind the others is the one they wait for."""
+    """Counters of the ranks of one node.
+
+    A counter is 0 while the rank starts, and grows by one with every forward pass and every
+    optimizer step. A rank that lags behind the others is the one they wait for.
+    """
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -21,13 +24,16 @@ class Progress:
 
     @classmethod
     def create(cls, path: Path, ranks: int) -> Self:
-        """A new file with all counters at 0; who still counts in an older one does not count here."""
+        """Make a new file with all counters at 0.
+
+        Processes that still count in an older file of this name have no effect.
+        """
         path.unlink(missing_ok=True)
         path.write_bytes(bytes(_COUNTER_BYTES * ranks))
         return cls(path)
 
     def counter(self, local_rank: int) -> Callable[[], None]:
-        """Counts one more of this rank whenever it is called."""
+        """Return a function that adds one to the counter of a rank."""
         counts = self._counts
 
         def advance() -> None:

@@ -1,4 +1,4 @@
-"""Events that make a step slow once: compilation, and the allocator starting over."""
+"""Events that make a step slow once: compilation, and retries of the allocator."""
 
 import sys
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import torch
 
 
 class Settling(NamedTuple):
-    """Counted since the process began."""
+    """Counters since the process began."""
 
     compilations: int
     compile_seconds: float
     alloc_retries: int
 
     def since(self, before: "Settling") -> "Settling":
-        """What has been added."""
+        """Return the differences to an earlier reading."""
         return Settling(
             self.compilations - before.compilations,
             self.compile_seconds - before.compile_seconds,
@@ -23,8 +23,8 @@ class Settling(NamedTuple):
         )
 
 
-def so_far(devices: Sequence[torch.device]) -> Settling:
-    """The counters as they stand, retries of all devices together."""
+def read_counters(devices: Sequence[torch.device]) -> Settling:
+    """Read the counters; retries are summed over the devices."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     graphs, seconds = 0, 0.0
     if dynamo is not None:

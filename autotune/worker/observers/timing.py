@@ -13,11 +13,11 @@ import torch
 from autotune.worker.protocol import BlockPlan
 
 _OVERRUN = 2.0
-"""A block may become so many times longer to hold a whole number of logging intervals."""
+"""Factor by which a block may grow to hold a whole number of logging intervals."""
 
 
 class BlockClock:
-    """Times a block. The device is synchronised at its two ends and nowhere between them."""
+    """Timer of a block. The device is synchronised at its two ends and nowhere between them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -31,12 +31,12 @@ class BlockClock:
         self._started = time.perf_counter()
 
     def stop(self) -> float:
-        """Seconds since `start`."""
+        """Return the seconds since `start`."""
         self._synchronize()
         return time.perf_counter() - self._started
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; the time it takes to get each counts as waiting."""
+        """Yield the batches; count the time to get each as waiting."""
         while True:
             asked = time.perf_counter()
             batch = next(batches)
@@ -49,7 +49,7 @@ class BlockClock:
 
 
 class StepTimes(NamedTuple):
-    """Of the steps of a block, in seconds."""
+    """Durations of the steps of a block, in seconds."""
 
     p50: float
     p95: float
@@ -57,8 +57,10 @@ class StepTimes(NamedTuple):
 
 
 class StepMarks:
-    """The time of every step of a block, without waiting for any: events of the device on CUDA, the
-    host's clock on CPU."""
+    """Times of every step of a block, taken without waiting for any.
+
+    They are events of the device on CUDA, and the host's clock on the CPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -73,7 +75,7 @@ class StepMarks:
         self.mark()
 
     def mark(self) -> None:
-        """A step ends."""
+        """Record the end of a step."""
         if not self._cuda:
             self._marks.append(time.perf_counter())
             return
@@ -82,7 +84,7 @@ class StepMarks:
         self._marks.append(event)
 
     def percentiles(self) -> StepTimes:
-        """Of the steps since the block began; on CUDA after a synchronisation."""
+        """Return the durations of the steps since the block began. On CUDA, synchronise before."""
         pairs = itertools.pairwise(self._marks)
         if self._cuda:
             steps = sorted(before.elapsed_time(after) / 1e3 for before, after in pairs)
@@ -94,7 +96,7 @@ class StepMarks:
 
 @dataclass
 class BlockLength:
-    """How many optimizer steps the next block takes; the same on every rank.
+    """Number of optimizer steps of the next block; the same on every rank.
 
     The first block is a single step: it holds allocation, autotuning and compilation, and tells
     little about the speed. The length settles over the next two and then stays.
@@ -103,7 +105,7 @@ class BlockLength:
     plan: BlockPlan
     log_interval: int
     fewest: int = 1
-    """Steps without which a block does not stand for the training, however long they take."""
+    """Fewest steps of a block that stands for the training, however long they take."""
     steps: int = 1
     _SETTLED_AT = 3
 
@@ -111,13 +113,15 @@ class BlockLength:
         """Take in that block `index`, of `steps` steps, took `seconds` on the slowest rank.
 
         Args:
-            rested: others had trained before it.
+            index: of the block, from 0.
+            seconds: wall time of the block.
+            rested: whether other trials have trained before it.
         """
         if index < self._SETTLED_AT:
             self._adapt(self.steps, seconds)
 
     def _adapt(self, steps: int, seconds: float) -> None:
-        """To so many steps, and what they took."""
+        """Choose the length from the time that some steps took."""
         wanted = max(self.plan.min_steps, math.ceil(self.plan.seconds * steps / seconds))
         most = max(self.fewest, self.plan.longest * steps / seconds)
         wanted = max(self.fewest, wanted if wanted <= most else math.floor(most))
@@ -129,16 +133,19 @@ class BlockLength:
 
 
 @dataclass
-class LengthInTurn(BlockLength):
-    """The same where trials take turns: it is learnt from all blocks before the first rest. Whoever
-    trains for a shorter time after each rest is favoured by the system: all are to have blocks alike."""
+class InterleavedBlockLength(BlockLength):
+    """Block length of interleaved trials, settled before the first switch to another trial.
+
+    The operating system favours processes that train for a shorter time after each rest, so blocks
+    of different lengths would bias the comparison.
+    """
 
     _steps: int = 0
     _seconds: float = 0.0
     _settled: bool = False
 
     def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
-        """As above."""
+        """Take in a block, unless the trial has rested since it began; see BlockLength."""
         self._settled |= rested
         if index == 0:
             self._adapt(self.steps, seconds)

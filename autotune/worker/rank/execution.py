@@ -1,4 +1,4 @@
-"""Running an unmodified script in this process, as python runs it."""
+"""Run an unmodified script in this process, as python runs it."""
 
 import builtins
 import multiprocessing
@@ -22,19 +22,19 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     """Run a script as python does, to its end.
 
     Args:
-        script: what to run.
-        folders: in which its file is looked for, unless the working directory has it.
+        script: to run.
+        folders: searched for its file, unless the working directory has it.
         local_rank: of this process.
 
     Returns:
-        How it ended, in words that a sentence takes.
+        How it ended, as a part of a sentence; empty for an ordinary end.
     """
     target = script.path if script.is_module else _file(script.path, folders)
     named = ["-m", target] if script.is_module else [target]
     arguments = [*launch.arguments(script, local_rank), *script.args]
     sys.argv = [named[0], *arguments]
     sys.orig_argv = [*sys.orig_argv, *named, *arguments]
-    # The script may choose, as in its own process: the choice of the fork server was taken over.
+    # The script may choose a method, as in its own process: the fork server's choice was inherited.
     multiprocessing.set_start_method(None, force=True)
     main = sys.modules[_MAIN] = ModuleType(_MAIN)
     vars(main).update(__annotations__={}, __builtins__=builtins)
@@ -51,7 +51,7 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
 def _run_module(name: str) -> None:
     _search_first(Path.cwd())
     module: Any = runpy
-    module._run_module_as_main(name)  # that python itself calls for -m
+    module._run_module_as_main(name)  # the function that python itself calls for -m
 
 
 def _run_file(path: str) -> None:
@@ -69,12 +69,12 @@ def _run_file(path: str) -> None:
 
 
 def _search_first(folder: Path) -> None:
-    """Look for modules in this folder before all others, unless python was told not to (-P, -I)."""
+    """Put a folder in front of sys.path, unless an option of python forbids it (-P, -I)."""
     if not sys.flags.safe_path:
         sys.path.insert(0, str(folder))
 
 
 def _file(name: str, folders: Sequence[str]) -> str:
-    """Return where a script is: from the working directory on, else in the first folder that has it."""
+    """Return where a script is: in the working directory, else in the first folder that has it."""
     beside = (str(Path(folder) / name) for folder in folders)
     return next((path for path in (name, *beside) if Path(path).exists()), name)

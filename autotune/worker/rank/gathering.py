@@ -1,4 +1,4 @@
-"""Numbers of every rank, on every rank."""
+"""Exchange of numbers between all ranks."""
 
 import itertools
 import json
@@ -13,24 +13,27 @@ Figures = TypeVar("Figures", bound=tuple[Any, ...])
 
 
 Gather = Callable[[Any], list[Any]]
-"""This rank's figures -> those of every rank, on every rank: all of them must choose the same next
-block. Figures are a NamedTuple of numbers and of such NamedTuples; the same on every rank."""
+"""This rank's figures -> those of every rank, on every rank.
+
+All of them must choose the same next block. Figures are a NamedTuple of numbers and of such
+NamedTuples, of one type on every rank.
+"""
 
 
 class RankFigures(NamedTuple):
-    """What one rank tells of a block."""
+    """Figures of one rank for a block."""
 
     seconds: float
     wait_seconds: float
-    """For the data loader."""
+    """Time spent waiting for the data loader."""
     loss: float
-    """The last one that was read."""
+    """Last loss that was read."""
     peak_bytes: float
-    """Since the trial began."""
+    """Peak since the trial began."""
 
 
 def among_ranks(world_size: int) -> Gather:
-    """By a collective of the process group that the ranks train with."""
+    """Gather by a collective of the process group that the ranks train with."""
 
     def gather(mine: Figures) -> list[Figures]:
         sent = torch.tensor(list(_numbers(mine)), dtype=torch.float64)
@@ -42,20 +45,20 @@ def among_ranks(world_size: int) -> Gather:
 
 
 def over_store(store: Store, rank: int, world_size: int) -> Gather:
-    """Through a store, beside whatever the ranks train with.
+    """Gather through a store, independently of the process groups of the training.
 
     Args:
-        store: in which nobody else uses the keys.
-        rank: this one's.
-        world_size: ranks that take part.
+        store: in which only this function uses the keys.
+        rank: number of this rank.
+        world_size: number of ranks that take part.
     """
     rounds = itertools.count()
 
     def gather(mine: Figures) -> list[Figures]:
         number = next(rounds)
         store.set(f"{number}/{rank}", json.dumps(list(_numbers(mine))))
-        told = (json.loads(store.get(f"{number}/{other}")) for other in range(world_size))
-        return [_filled(mine, iter(numbers)) for numbers in told]
+        gathered = (json.loads(store.get(f"{number}/{other}")) for other in range(world_size))
+        return [_filled(mine, iter(numbers)) for numbers in gathered]
 
     return gather
 

@@ -1,4 +1,4 @@
-"""What the launcher of a script leaves in each rank: variables, an argument, a number of threads."""
+"""Environment that a script's launcher leaves in each rank: variables, an argument, threads."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def variables(script: Script, placement: Placement, context: RankContext) -> dict[str, str]:
-    """Return what tells a rank its place, but for where the ranks meet; nothing under plain python."""
+    """Return the variables for a rank's place without the rendezvous; none under plain python."""
     if script.launch == PYTHON:
         return {}
     of_launcher = _of_deepspeed if script.launch == DEEPSPEED else _of_torchrun
@@ -62,26 +62,26 @@ def _of_deepspeed(placement: Placement, context: RankContext) -> dict[str, str]:
 
 
 def _interfaces(placement: Placement) -> dict[str, str]:
-    """Return the network interface of the ranks, where the user has not named another."""
+    """Return variables for the ranks' network interface, unless the user has set them."""
     wanted = {
         "GLOO_SOCKET_IFNAME": placement.interface,
-        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # "=": not every name with this prefix
     }
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 def arguments(script: Script, local_rank: int) -> tuple[str, ...]:
-    """Return what a launcher puts before the arguments of a script."""
+    """Return the arguments that a launcher puts before those of a script."""
     option = _LOCAL_RANK_ARGUMENTS.get(script.launch)
     return (f"{option}={local_rank}",) if option else ()
 
 
 def threads(script: Script, ranks: int, environment: Mapping[str, str]) -> int | None:
-    """Return the OMP_NUM_THREADS that a launcher sets; None: it leaves the number as it is.
+    """Return the OMP_NUM_THREADS that a launcher sets; None: it leaves the number unchanged.
 
     Args:
-        script: how it is launched.
-        ranks: of the script on this node.
+        script: with its launcher.
+        ranks: number of the script's ranks on this node.
         environment: of the launcher.
     """
     sets = script.launch in _SETS_THREADS and ranks > 1 and "OMP_NUM_THREADS" not in environment

@@ -1,5 +1,8 @@
-"""The gradients that the first optimizer of a script sees: their norm in every step, and sketches of
-those of the first step, which two runs of a seeded script begin with equal weights and rows."""
+"""Gradients that the first optimizer of a script sees.
+
+Their norm is taken in every step, and sketches of those of the first step, which two runs of a
+seeded script begin with equal weights and rows.
+"""
 
 import hashlib
 import json
@@ -10,24 +13,24 @@ from typing import Any
 
 from torch import nn
 
-from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.protocol import Observed
-from autotune.worker.rank.replicas import whole
+from autotune.worker.rank.replica_sums import whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.trajectory import plain, square
 
 
 class LeaderNorms:
-    """Of the gradient that the first optimizer sees, clipped if the script clips it."""
+    """Norm of the gradient that the first optimizer sees, clipped if the script clips it."""
 
-    def __init__(self, sight: Sight, rows: Callable[[], str]) -> None:
-        """Prepare.
+    def __init__(self, probe: ScriptProbe, rows: Callable[[], str]) -> None:
+        """Prepare for the first step.
 
         Args:
-            sight: of this rank.
-            rows: a digest of the rows of the first step; empty if they are not known.
+            probe: of this rank.
+            rows: returns a digest of the rows of the first step; empty if they are not known.
         """
-        self._sight = sight
+        self._probe = probe
         self._rows = rows
         self._square = math.nan
         self._places: dict[nn.Parameter, int] = {}
@@ -39,16 +42,16 @@ class LeaderNorms:
         """Begin a step."""
         self._square = math.nan
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Take in the gradients, just before a step."""
-        assert self._sight.leader is not None
-        self._square = square(self._sight.leader)
+        assert self._probe.leader is not None
+        self._square = square(self._probe.leader)
         if not self._places:
-            self._look_at_first()
+            self._observe_first()
 
     def first_taken(self) -> None:
         """Take in how far the first step has moved the weights. Every rank must call it."""
-        # On every rank, whatever is known of the rows: parts of parameters are put together.
+        # On every rank, whether or not the rows are known: sharded parameters are gathered.
         moved = [now.less(at) for now, at in zip(self._sketched(), self._weights, strict=True)]
         if rows := self._rows():
             weights = [one.as_row() for one in self._weights]
@@ -60,15 +63,15 @@ class LeaderNorms:
             self._seen = Observed()
 
     def of_step(self) -> float:
-        """The norm of the step that is over."""
+        """Return the norm of the step that is over."""
         return math.sqrt(self._square)
 
-    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
-        """Around a step, by its number: what was seen of the one before the first."""
+    def observing(self, index: int) -> AbstractContextManager[Observed]:
+        """Return a context around step `index`; for the first, it yields what was seen before."""
         return nullcontext(self._seen if not index else Observed())
 
-    def _look_at_first(self) -> None:
-        names = _names(self._sight)
+    def _observe_first(self) -> None:
+        names = _names(self._probe)
         parameters = list(self._parameters())
         self._places = {parameter: place for place, parameter in enumerate(parameters)}
         self._sketcher = Sketcher(
@@ -76,7 +79,7 @@ class LeaderNorms:
             for parameter, place in self._places.items()
         )
         self._weights = self._sketched()
-        scale = getattr(self._sight.leader, "grad_scale", None)  # fp16: of a fused update
+        scale = getattr(self._probe.leader, "grad_scale", None)  # fp16: of a fused update
         for parameter, place in self._places.items():
             if parameter.grad is not None:
                 gradient = whole(parameter.grad.detach())
@@ -90,12 +93,12 @@ class LeaderNorms:
         return self._sketcher.done()
 
     def _parameters(self) -> Iterator[nn.Parameter]:
-        groups: list[dict[str, Any]] = self._sight.leader.param_groups if self._sight.leader else []
+        groups: list[dict[str, Any]] = self._probe.leader.param_groups if self._probe.leader else []
         return (parameter for group in groups for parameter in group["params"])
 
 
-def _names(sight: Sight) -> dict[nn.Parameter, str]:
-    """Of the parameters of a model under DistributedDataParallel."""
-    inner = sight.built.inner
+def _names(probe: ScriptProbe) -> dict[nn.Parameter, str]:
+    """Return the names of parameters of a model under DistributedDataParallel."""
+    inner = probe.built.inner
     named = inner.named_parameters() if inner is not None else ()
     return {parameter: plain(name) for name, parameter in named}

@@ -1,4 +1,4 @@
-"""A workload reduced to the longest samples of its data: what does the worst batch of a month take?"""
+"""Reduction of a workload to the longest samples of its data, to find the memory that they need."""
 
 import dataclasses
 import itertools
@@ -10,10 +10,10 @@ from autotune.worker.workload import Workload
 
 
 def of_longest(workload: Workload, request: TrialRequest) -> Workload:
-    """The same, every batch of which holds nothing but its longest samples.
+    """Return the workload with a dataset of nothing but its longest samples.
 
     Raises:
-        ValueError: it does not say which they are.
+        ValueError: the workload does not name them.
     """
     if workload.longest is None or workload.dataset is None:
         raise ValueError(

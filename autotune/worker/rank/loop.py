@@ -1,4 +1,4 @@
-"""The built-in data-parallel training loop, cut into blocks."""
+"""Built-in data-parallel training loop, cut into blocks."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +15,10 @@ from autotune.worker.rank.training import Span, Training, no_span
 from autotune.worker.workload import Workload, check_loss
 
 _MOST_HALVINGS = 24
-"""Of the scale of the loss, which is 2**16 at first."""
+"""Largest number of halvings of the loss scale, which is 2**16 at first."""
 
 _SPARE = 4
-"""How much larger gradients may be in the steps that follow."""
+"""Factor by which gradients may grow in the steps that follow."""
 
 
 class _Overflow(NamedTuple):
@@ -26,13 +26,13 @@ class _Overflow(NamedTuple):
 
 
 def _is_finite(gradient: torch.Tensor) -> bool:
-    """Of what this rank has of it."""
+    """Return whether this rank's part of a gradient is finite."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(own.isfinite().all())
 
 
 class TrainingLoop(Training):
-    """One rank's training: model, optimizer and data under a configuration; `step` by `step`."""
+    """Training of a workload on one rank: model, optimizer and data under a configuration."""
 
     def __init__(
         self,
@@ -46,9 +46,12 @@ class TrainingLoop(Training):
         """Apply the configuration.
 
         Args:
-            progressed: called after every step, and every forward pass but those of the first.
+            workload: to train.
+            request: of the trial.
+            context: of this rank.
+            progressed: called after every step, and every forward pass except those of the first.
             span: entered around every part of a step.
-            before: the configuration that the workload's model has had in this process.
+            before: configuration that the workload's model has had in this process.
         """
         super().__init__(request, context, among_ranks(context.world_size))
         self.workload = workload
@@ -73,13 +76,15 @@ class TrainingLoop(Training):
         self._batches = self._feed(request, context)
 
     def close(self) -> None:
-        """Take no further step: what fetches batches ends, gradients are dropped."""
+        """End the training: stop fetching batches, and drop gradients."""
         self._batches = iter(())
         self.model.zero_grad(set_to_none=True)
 
     def reconfigured(self, request: TrialRequest, context: RankContext) -> "TrainingLoop":
-        """The same model, closed here, under a configuration that differs in what acts on a step; timed,
-        so that no part of it is marked."""
+        """Return a loop for the same model under a configuration with other per-step knobs.
+
+        This loop is closed. The new one is timed, so that no part of it is marked.
+        """
         return TrainingLoop(self.workload, request, context, self.progressed, before=self.applied)
 
     def _feed(self, request: TrialRequest, context: RankContext) -> Iterator[Any]:
@@ -94,7 +99,7 @@ class TrainingLoop(Training):
         return self._spanned("batch", self.applied.batches(loaded))
 
     def step(self) -> None:
-        """One optimizer step: all micro-batches, gradient exchange, update, logging when due."""
+        """Take one optimizer step: all micro-batches, gradient exchange, update, logging when due."""
         for micro_batch in self.applied.step(self.steps_done):
             batch = next(self._batches)
             with micro_batch:
@@ -117,8 +122,10 @@ class TrainingLoop(Training):
                 self.read_loss()
 
     def settle_scale(self) -> None:
-        """fp16: lower the scale of the loss until the gradients of the first step do not
-        overflow, so that this step is not skipped. Its samples are kept for it."""
+        """Lower the scale of an fp16 loss until the gradients of the first step do not overflow.
+
+        That step is then not skipped. Its samples are kept for it.
+        """
         scaler = self.applied.scaler
         if not scaler.is_enabled():
             return
@@ -140,12 +147,12 @@ class TrainingLoop(Training):
         self._batches = itertools.chain(batches, self._batches)
 
     def take(self, steps: Iterable[None]) -> None:
-        """An optimizer step for each."""
+        """Take an optimizer step for each item."""
         for _ in steps:
             self.step()
 
     def tokens(self, samples: int) -> int:
-        """Of so many samples."""
+        """Return the number of tokens in some samples."""
         return samples * self.workload.tokens_per_sample
 
     def block(
@@ -165,6 +172,6 @@ class TrainingLoop(Training):
 
 
 def _samples_per_step(request: TrialRequest) -> int:
-    """Over all ranks."""
+    """Return the samples of a step over all ranks."""
     workers = request.world_size * request.replicas
     return int(request.knobs["micro_batch"] * request.knobs["accumulation_steps"] * workers)

@@ -30,28 +30,28 @@ from autotune.worker.places import device_of
 from autotune.worker.protocol import (
     PYTHON,
     BlockReport,
-    Built,
     Outcome,
     Placement,
     RankEnd,
     TrialRequest,
+    WorkloadBuilt,
 )
 from autotune.worker.rank import (
-    command,
+    command_run,
+    exceptions,
     execution,
     launch,
-    meeting,
     profiling,
-    raised,
-    script,
-    staying,
+    rendezvous,
+    script_run,
     surveying,
     terminal,
+    warm_worker,
 )
-from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.longest import of_longest
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
@@ -59,17 +59,17 @@ from autotune.worker.sandbox import offline, uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
-    *(__file__, execution.__file__, script.__file__, surveying.__file__),
+    *(__file__, execution.__file__, script_run.__file__, surveying.__file__),
     *("<frozen runpy>", runpy.__file__, "<frozen importlib._bootstrap_external>"),
 )
-"""What stands above a script in its traceback."""
+"""Files of frames above a script in its traceback."""
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
 
 
 def main(
     request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
 ) -> NoReturn:
-    """Train, report to the agent, and leave without tearing anything down."""
+    """Train, report to the agent, and exit without tearing anything down."""
     # As under torchrun. Where Linux shares out the processors by session, ranks in that of the agent
     # would have one share together, and be slower than the job is.
     os.setsid()
@@ -85,12 +85,12 @@ def main(
     except BaseException as error:
         at = time.time()
         traceback.print_exception(error.with_traceback(_of_user(error, request)))
-        end = RankEnd(rank, raised.of_exception(error), _describe(error), at=at)
+        end = RankEnd(rank, exceptions.outcome_of(error), _describe(error), at=at)
     _leave(connection, end)
 
 
 def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | None:
-    """Where it was raised, less how a script came to be run: that tells nobody anything."""
+    """Return the traceback without the frames that started the script."""
     place = error.__traceback__
     while request.script and place and place.tb_frame.f_code.co_filename in _RUNNING:
         place = place.tb_next
@@ -101,7 +101,7 @@ def _leave(connection: Connection, end: RankEnd) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     connection.send_bytes(end.to_line())
-    # Destructors of DDP and of the process group can deadlock: leave without them.
+    # Destructors of DDP and of the process group can deadlock: exit without them.
     os._exit(0)
 
 
@@ -141,7 +141,7 @@ def _train(
         connection.send_bytes(block.to_line())
 
     if request.stays:
-        staying.stay(loop, request, context, turns, report, _print_to)
+        warm_worker.serve(loop, request, context, turns, report, _print_to)
     elif request.profile:
         subject = profiling.LoopSubject(loop, request.replicas)
         loop.take(profiling.run_profile(subject, request, context, report))
@@ -161,7 +161,10 @@ def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
 def _run_command(
     request: TrialRequest, connection: Connection, progressed: Callable[[], None]
 ) -> NoReturn:
-    """Run a command, which is on devices with ranks of its own: this process leaves those alone."""
+    """Run a command.
+
+    It uses the devices with ranks of its own, so this process does not touch them.
+    """
 
     def leave(outcome: Outcome | None, cause: str) -> NoReturn:
         _leave(connection, RankEnd(0, outcome, cause, at=time.time()))
@@ -169,7 +172,7 @@ def _run_command(
     os.chdir(request.workdir)
     interpreter.restore()
     assert request.command is not None
-    command.CommandRun(
+    command_run.CommandRun(
         request,
         request.command,
         progressed=progressed,
@@ -185,21 +188,21 @@ def _run_script(
     connection: Connection,
     progressed: Callable[[], None],
 ) -> NoReturn:
-    """Run a script under the eyes of its trial; in this process it has the last word."""
+    """Run a script with observers in place, and exit with its end."""
 
     def leave(outcome: Outcome | None, cause: str) -> NoReturn:
         _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
 
     assert request.script is not None
     uploads.begin()
-    store, told = _store(request, placement), dict[str, str]()
+    store, extra = _store(request, placement), dict[str, str]()
     if request.script.launch != PYTHON:
-        told = meeting.variables(placement, context, store)
-        os.environ.update(told)
+        extra = rendezvous.variables(placement, context, store)
+        os.environ.update(extra)
     if request.script.survey:
         surveying.survey(request, context, progressed, leave)
-    built = _announcement(request, placement, context, connection, told)
-    script.ScriptRun(
+    built = _announcement(request, placement, context, connection, extra)
+    script_run.ScriptRun(
         request,
         context,
         PrefixStore("blocks", store),
@@ -224,22 +227,29 @@ def _announcement(
     placement: Placement,
     context: RankContext,
     connection: Connection,
-    told: Iterable[str] = (),
+    extra: Iterable[str] = (),
 ) -> Callable[[], None]:
-    """What tells the agent, once training can begin, how long that took from now on, and what was
-    imported meanwhile.
+    """Return a function that reports the workload as built.
+
+    The report has the time since this call, and the modules imported meanwhile.
 
     Args:
-        told: variables of the environment that this rank alone has, besides the usual ones.
+        request: of the trial.
+        placement: of this node's ranks.
+        context: of this rank.
+        connection: to the agent.
+        extra: variables of the environment that this rank alone has, besides the usual ones.
     """
-    brought, started = imports.Brought(), time.perf_counter()
+    brought, started = imports.ImportRecord(), time.perf_counter()
 
     def announce() -> None:
         seconds = time.perf_counter() - started
         if context.local_rank == 0:
-            own = {*environment(request, placement, context), *process.VARIABLES, *told}
+            own = {*environment(request, placement, context), *process.VARIABLES, *extra}
             preload = brought.preload(request, own)
-            connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
+            connection.send_bytes(
+                WorkloadBuilt(request.trial, placement.node, seconds, preload).to_line()
+            )
 
     return announce
 
@@ -258,7 +268,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.environ.update(environment(request, placement, context))
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
-    # A script has by now what its launcher leaves it, unless that sets another number than was there.
+    # The launcher's number of threads is in force for a script, unless the environment changes it.
     if not request.script or os.environ.get(process.THREADS) != before:
         process.limit_threads(process.threads_of(os.environ))
     process.compile_workers(request.knobs, placement.local_world_size)
@@ -284,7 +294,7 @@ def _prepare_device(request: TrialRequest, context: RankContext) -> None:
 
 
 def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
-    """Return whether CUDA is begun by the script itself, as under plain python, and not before it."""
+    """Return whether the script itself initialises CUDA, as under plain python."""
     plain = request.script is not None and request.script.launch == PYTHON
     return plain and context.device.type == "cuda"
 
@@ -292,9 +302,9 @@ def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
 def environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
-    """Return what a rank finds in its environment besides what its agent has."""
-    own = processes.of_study(request.env)
-    # What the agent's environment tells the allocator besides is not to be lost.
+    """Return the variables of a rank beyond those of its agent."""
+    own = processes.study_variables(request.env)
+    # Settings of the allocator in the agent's environment must not be lost.
     allocator = process.allocator_variables({**os.environ, **own})
     of_launcher = _of_script if request.script else _of_workload
     return {
@@ -317,14 +327,14 @@ def _of_workload(
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
         process.THREADS: str(threads),
         "GLOO_SOCKET_IFNAME": placement.interface,
-        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # "=": not every name with this prefix
     }
 
 
 def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
     assert request.script is not None
-    ranks, told = placement.local_world_size, {**os.environ, **request.env}
-    by_launcher = launch.threads(request.script, ranks, told)
+    ranks, variables = placement.local_world_size, {**os.environ, **request.env}
+    by_launcher = launch.threads(request.script, ranks, variables)
     threads = request.knobs["cpu_threads"] or by_launcher
     return {
         **launch.variables(request.script, placement, context),
@@ -344,7 +354,7 @@ def _join_group(request: TrialRequest, placement: Placement, context: RankContex
 
 
 def _store(request: TrialRequest, placement: Placement) -> PrefixStore:
-    """The part of the agent's that is of this launch alone."""
+    """Return the part of the agent's store that belongs to this launch."""
     shared = TCPStore(
         placement.store_host,
         placement.store_port,
@@ -379,6 +389,6 @@ def _die_with_agent() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text, place = raised.text_of(error), raised.place_of(error)
+    text, place = exceptions.message_of(error), exceptions.location_of(error)
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"{named} ({place})" if place else named

@@ -1,4 +1,4 @@
-"""A short run under the torch profiler: what each rank's step is made of. Nothing in it is timed."""
+"""Short run under the torch profiler: the parts of each rank's step. Nothing in it is timed."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from autotune.worker.effects.lacking import ATTENTION, lacking
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
-from autotune.worker.observers.layout import BatchMoves
+from autotune.worker.observers.batch_moves import BatchMoves
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank import trace
 from autotune.worker.rank.context import RankContext
@@ -25,22 +25,23 @@ from autotune.worker.rank.training import Training
 _ATTENTION = "scaled_dot_product"
 _FEWEST = 2
 _WARM_UP = 5
-"""Steps before: allocation and compilation are over, and the ranks in step."""
+"""Steps before the profile, after which allocation and compilation are over."""
 _FEWEST_WARM_UP = 1
 _OWN_COST = 2.0
-"""Steps under the profiler take longer, and what it has written down is read afterwards."""
+"""Cost of a profiled step relative to a plain one, reading the trace included."""
 
 
-class Course(NamedTuple):
-    """How many steps a profile takes after its first one."""
+class ProfileSteps(NamedTuple):
+    """Number of steps of a profile after its first one."""
 
     warm_up: int
     profiled: int
 
 
-def affordable(steps: int, first: float, seconds: float | None) -> Course | None:
-    """The steps for which there is time; None if there is none for the fewest. Steps that are long give
-    way, the warm-up first.
+def affordable(steps: int, first: float, seconds: float | None) -> ProfileSteps | None:
+    """Return the steps for which there is time; None if there is none for the fewest.
+
+    Where steps are long, the warm-up is shortened first.
 
     Args:
         steps: to be profiled, at most.
@@ -48,12 +49,12 @@ def affordable(steps: int, first: float, seconds: float | None) -> Course | None
         seconds: for all of them, the first one included; None: no limit.
     """
     if seconds is None:
-        return Course(_WARM_UP, steps)
+        return ProfileSteps(_WARM_UP, steps)
     left = seconds - first
     for course in (
-        Course(_WARM_UP, steps),
-        Course(_FEWEST_WARM_UP, steps),
-        Course(_FEWEST_WARM_UP, _FEWEST),
+        ProfileSteps(_WARM_UP, steps),
+        ProfileSteps(_FEWEST_WARM_UP, steps),
+        ProfileSteps(_FEWEST_WARM_UP, _FEWEST),
     ):
         if first * (course.warm_up + _OWN_COST * course.profiled) <= left:
             return course
@@ -66,22 +67,22 @@ class _RankProfile(NamedTuple):
 
 
 class Subject(Protocol):
-    """A training under the profiler, whoever drives it."""
+    """Training under the profiler: the built-in loop or a script."""
 
     training: Training
 
     @property
     def moves(self) -> Mapping[str, str]:
-        """Where the model moves the batch away from the outermost dimension."""
+        """Return where the model moves the batch away from the outermost dimension."""
 
     def watched(self) -> AbstractContextManager[Any]:
-        """The first step, looked at operator by operator."""
+        """Return a context for the first step, in which operators are recorded."""
 
     def marked(self) -> AbstractContextManager[Any]:
-        """The profiled steps: their stretches are named in the trace."""
+        """Return a context for the profiled steps, in which their spans are named in the trace."""
 
     def progressed(self) -> None:
-        """The run goes on, though it takes no step."""
+        """Report progress of the run outside a step."""
 
     def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
         """Return the targets of knobs that the training has not."""
@@ -93,10 +94,10 @@ def run_profile(
     context: RankContext,
     report: Callable[[BlockReport], None],
 ) -> Iterator[None]:
-    """Look at about `request.profile` optimizer steps of a training that takes one whenever this yields;
-    rank 0 reports them as one block.
+    """Profile about `request.profile` optimizer steps; the training takes one at each yield.
 
-    Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
+    Rank 0 reports them as one block. Every rank writes its trace, which Perfetto opens, as
+    `trace-<rank>.json.gz` beside its log.
     """
     training = subject.training
     training.begin_block()
@@ -118,7 +119,7 @@ def run_profile(
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
-        # Only now: the profiler takes its time to start, and not the same on all ranks.
+        # The profiler starts only now: that takes time, and not the same on all ranks.
         training.meet()
         training.begin_block()
         with subject.marked():
@@ -143,36 +144,36 @@ def run_profile(
 
 
 class LoopSubject:
-    """The built-in loop, which names the stretches of its steps itself."""
+    """Built-in loop under the profiler, which names the spans of its steps itself."""
 
     def __init__(self, loop: TrainingLoop, replicas: int) -> None:
-        """Take in the loop, and the ranks whose work each process of it does."""
+        """Wrap a loop; each of its processes does the work of `replicas` ranks."""
         self.training: Training = loop
         self._loop = loop
         self._moves = BatchMoves(loop.knobs["micro_batch"] * replicas)
 
     @property
     def moves(self) -> Mapping[str, str]:
-        """Seen in the first step."""
+        """Return the moves seen in the first step."""
         return self._moves.found
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Unless its operators do not show."""
+        """Return a context that records the batch's moves, unless operators cannot be inspected."""
         inspectable = self._loop.applied.inspectable
         return self._moves.watching(self._loop.workload.model) if inspectable else nullcontext()
 
     def marked(self) -> AbstractContextManager[Any]:
-        """They are, always."""
+        """Return an empty context: the loop always names its spans."""
         return nullcontext()
 
     def progressed(self) -> None:
-        """As after a step."""
+        """Report progress as after a step."""
         self._loop.progressed()
 
     def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
         """Judge by what the workload is made of, and by the operators of the profile."""
         found = lacking(self._loop.workload)
-        # Of a model that is compiled, no operator shows.
+        # A compiled model shows no operators.
         if self._loop.applied.inspectable and not any(
             _ATTENTION in str(event.get("name")) for event in events
         ):
@@ -181,7 +182,7 @@ class LoopSubject:
 
 
 def span(name: str) -> torch.profiler.record_function:
-    """A named stretch of the step, to be found in the trace."""
+    """Return a context that names a span of the step in the trace."""
     return torch.profiler.record_function(trace.SPAN + name)
 
 

@@ -1,4 +1,4 @@
-"""What a command tells of its training: lines of a file or of its output, read as they come."""
+"""Reports of a command about its training: lines of a file or of its output, read as they come."""
 
 import json
 import math
@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 POLL_SECONDS = 0.02
-"""Between two looks at a file: the error of a report that does not say its seconds."""
+"""Interval between two readings of a file: the timing error of a report without seconds."""
 _READ_BYTES = 1 << 16
 _ENDS = re.compile(rb"[\r\n]+")
-"""Of lines. Progress bars go back to the beginning of theirs."""
+"""Ends of lines. Progress bars return to the beginning of theirs."""
 _SHOWN = 200
 
 
-class Unreadable(Exception):
-    """A line that should have been a report, in words."""
+class UnreadableReport(Exception):
+    """Line that should have been a report; the text quotes it."""
 
 
 @dataclass(frozen=True)
-class Told:
+class ProgressReport:
     """One report: an amount, or a rate.
 
     Attributes:
         amount: samples, or tokens where the study counts those.
-        rate: of them a second.
-        seconds: that the amount has taken; None: since the report before.
-        loss: 0 where none is told.
+        rate: samples or tokens per second.
+        seconds: time of the amount; None: since the report before.
+        loss: 0 where the report has none.
     """
 
     amount: float | None = None
@@ -40,48 +40,51 @@ class Told:
     loss: float = 0.0
 
 
-Reading = Callable[[str], Told | None]
-"""Of a line; None if that is no report."""
+Reading = Callable[[str], ProgressReport | None]
+"""Parser of a line; it returns None if the line is no report."""
 
 
-def of_json(line: str, *, tokens: bool) -> Told | None:
-    """Of a JSON object with the unit of the study and perhaps `seconds`, or with `throughput`. Other
-    objects are no reports.
+def parse_json(line: str, *, tokens: bool) -> ProgressReport | None:
+    """Parse a JSON object with the unit of the study and perhaps `seconds`, or with `throughput`.
+
+    Other objects are no reports.
 
     Raises:
-        Unreadable: it is no JSON object, what it says is no positive number, or counts another unit.
+        UnreadableReport: it is no JSON object, a value is no positive number, or it counts another unit.
     """
     try:
-        said = json.loads(line)
+        body = json.loads(line)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        raise Unreadable(f"no JSON object: {_shown(line)}")
+        body = None
+    if not isinstance(body, dict):
+        raise UnreadableReport(f"no JSON object: {_shown(line)}")
     unit, other = ("tokens", "samples") if tokens else ("samples", "tokens")
-    amount, rate, seconds = (_number(said, name, line) for name in (unit, "throughput", "seconds"))
+    amount, rate, seconds = (_number(body, name, line) for name in (unit, "throughput", "seconds"))
     if amount is None and rate is None:
-        if other in said:
-            raise Unreadable(f"{other} and no {unit}, which the objective counts: {_shown(line)}")
+        if other in body:
+            raise UnreadableReport(
+                f"{other} and no {unit}, which the objective counts: {_shown(line)}"
+            )
         return None
-    loss = said.get("loss")
-    told_loss = float(loss) if isinstance(loss, int | float) else 0.0
-    return Told(amount, None if amount is not None else rate, seconds, told_loss)
+    loss = body.get("loss")
+    last_loss = float(loss) if isinstance(loss, int | float) else 0.0
+    return ProgressReport(amount, None if amount is not None else rate, seconds, last_loss)
 
 
-def _number(said: dict[str, Any], name: str, line: str) -> float | None:
-    value = said.get(name)
+def _number(body: dict[str, Any], name: str, line: str) -> float | None:
+    value = body.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_positive(value):
-        raise Unreadable(f"{name} is no number above 0: {_shown(line)}")
+        raise UnreadableReport(f"{name} is no number above 0: {_shown(line)}")
     return float(value)
 
 
-def of_match(line: str, *, pattern: re.Pattern[str]) -> Told | None:
-    """Of the rate that a pattern's only group finds.
+def parse_match(line: str, *, pattern: re.Pattern[str]) -> ProgressReport | None:
+    """Parse a line by a pattern whose only group finds the rate.
 
     Raises:
-        Unreadable: what it finds is no positive number.
+        UnreadableReport: the text it finds is no positive number.
     """
     found = pattern.search(line)
     if found is None:
@@ -91,8 +94,10 @@ def of_match(line: str, *, pattern: re.Pattern[str]) -> Told | None:
     except ValueError:
         rate = math.nan
     if not _is_positive(rate):
-        raise Unreadable(f"workload.throughput.pattern finds no number above 0: {_shown(line)}")
-    return Told(rate=rate)
+        raise UnreadableReport(
+            f"workload.throughput.pattern finds no number above 0: {_shown(line)}"
+        )
+    return ProgressReport(rate=rate)
 
 
 def _is_positive(value: float) -> bool:
@@ -104,28 +109,28 @@ def _shown(line: str) -> str:
 
 
 class Lines(Protocol):
-    """Where lines come from."""
+    """Source of lines."""
 
     def read(self) -> Iterator[str]:
-        """Those that have become whole since the last time."""
+        """Yield lines completed since the last call."""
 
     def wait(self) -> None:
-        """A moment, or until there is something to read."""
+        """Wait a moment, or until there is something to read."""
 
 
 class FileLines:
-    """Lines that are added to a file, which may not be there yet."""
+    """Lines that are appended to a file, which may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> Iterator[str]:
-        """Those that have become whole since the last time."""
+        """Yield lines completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # begun anew
+                    self._offset = 0  # the file was truncated
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except OSError:
@@ -136,15 +141,15 @@ class FileLines:
                 yield line.decode(errors="replace")
 
     def wait(self) -> None:
-        """A moment."""
+        """Wait a moment."""
         time.sleep(POLL_SECONDS)
 
 
 class OutputLines:
-    """Lines of a command's output, which goes on into the log."""
+    """Lines of a command's output, which is copied to the log."""
 
     def __init__(self, output: IO[bytes], log: int) -> None:
-        """Take over its output; `log`: descriptor of the file that is to have it as well."""
+        """Read from a command's output; `log` is the descriptor of the file that it is copied to."""
         self._descriptor = output.fileno()
         os.set_blocking(self._descriptor, False)
         self._log = log
@@ -152,7 +157,7 @@ class OutputLines:
         self._open = True
 
     def read(self) -> Iterator[str]:
-        """Those that have become whole since the last time."""
+        """Yield lines completed since the last call."""
         while self._open:
             try:
                 data = os.read(self._descriptor, _READ_BYTES)
@@ -167,7 +172,7 @@ class OutputLines:
                     yield line.decode(errors="replace")
 
     def wait(self) -> None:
-        """Until there is output, or a moment."""
+        """Wait until there is output, or a moment."""
         if self._open:
             select.select([self._descriptor], [], [], POLL_SECONDS)
         else:

@@ -1,10 +1,9 @@
-"""A few numbers of every tensor from which two processes tell how far their tensors lie apart, without
-sending them.
+"""Count sketches: numbers of every tensor by which two processes estimate their difference.
 
-A count sketch (Charikar, Chen and Farach-Colton 2002): every element is added, with a sign, to one of a
-few buckets; which, and with which sign, is drawn alike in every process. It is linear, and keeps the
-square of a norm on average: the sketch of a difference is the difference of sketches, and its norm that
-of the difference, with a relative standard deviation of sqrt(1 / (2 x buckets)).
+A count sketch (Charikar, Chen and Farach-Colton 2002) adds every element, with a sign, to one of a
+few buckets; bucket and sign are drawn alike in every process. It is linear, and keeps the square of
+a norm on average: the sketch of a difference is the difference of sketches, and its norm that of
+the difference, with a relative standard deviation of sqrt(1 / (2 x buckets)).
 """
 
 import itertools
@@ -16,33 +15,36 @@ import torch
 from torch import Tensor
 
 BUCKETS = 32
-"""Per tensor: a norm is told to within 12 %."""
+"""Buckets per tensor: they give a norm to within 12 %."""
 _MOST_TENSORS = 64
-"""Beyond that neighbours share their buckets: what is sent stays below 30 kB."""
+"""Largest number of sketches; beyond it neighbouring tensors share one.
+
+A message stays below 30 kB.
+"""
 _CHUNK = 1 << 22
 """Elements that are hashed at a time."""
 
 
 class Sketched(NamedTuple):
-    """Of a tensor, or of several neighbours of a large model."""
+    """Sketch of a tensor, or of several neighbours of a large model."""
 
     name: str
     size: int
-    """Elements."""
+    """Number of elements."""
     norm: float
     buckets: list[float]
 
     def as_row(self) -> list[Any]:
-        """As it is sent."""
+        """Return the sketch as a row for a message."""
         return [self.name, self.size, _short(self.norm), *map(_short, self.buckets)]
 
     def scaled(self, factor: float) -> "Sketched":
-        """Of so many times the tensor."""
+        """Return the sketch of a multiple of the tensor."""
         buckets = [factor * one for one in self.buckets]
         return self._replace(norm=factor * self.norm, buckets=buckets)
 
     def less(self, other: "Sketched") -> "Sketched":
-        """Of the difference; its norm is an estimate."""
+        """Return the sketch of the difference; its norm is an estimate."""
         buckets = [a - b for a, b in zip(self.buckets, other.buckets, strict=True)]
         return self._replace(norm=math.hypot(*buckets), buckets=buckets)
 
@@ -52,10 +54,10 @@ def _short(number: float) -> float:
 
 
 class Sketcher:
-    """Adds up the sketches of tensors that go by the places of a model's parameters."""
+    """Sum of sketches of tensors that belong to a model's parameters."""
 
     def __init__(self, names: Iterable[tuple[str, int]]) -> None:
-        """Take in what there is; all is zero at first.
+        """Begin with zeros.
 
         Args:
             names: of all parameters in order, each with its number of elements.
@@ -69,13 +71,13 @@ class Sketcher:
         self._squares = [0.0] * len(self._groups)
 
     def add(self, place: int, tensor: Tensor) -> None:
-        """Count the tensor at a place in; what is not counted in is zero."""
+        """Add a tensor at the place of a parameter; places without one remain zero."""
         buckets, square = _sketch(tensor, seed=place)
         self._buckets[self._group_of[place]] += buckets
         self._squares[self._group_of[place]] += square
 
     def done(self) -> list[Sketched]:
-        """Of everything, which is zero again."""
+        """Return all sketches, and begin with zeros again."""
         found = [self._sketched(number) for number in range(len(self._groups))]
         self._buckets.zero_()
         self._squares = [0.0] * len(self._groups)
@@ -97,7 +99,7 @@ def _groups(count: int) -> list[range]:
 
 
 def _sketch(tensor: Tensor, seed: int) -> tuple[Tensor, float]:
-    """Buckets, and the square of the norm."""
+    """Return buckets and the square of the norm."""
     flat = (tensor.to_dense() if tensor.is_sparse else tensor).detach().flatten()
     generator = torch.Generator(flat.device).manual_seed(seed)
     buckets = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)

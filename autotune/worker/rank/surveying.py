@@ -1,4 +1,4 @@
-"""A training script under survey, as one rank runs it: left after a few steps."""
+"""Survey of a training script, as one rank runs it: left after a few steps."""
 
 import threading
 from collections.abc import Callable
@@ -7,25 +7,28 @@ from typing import NoReturn
 
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
-from autotune.worker.inject.copies import Copies
-from autotune.worker.inject.survey import Survey
+from autotune.worker.inject.script_survey import Survey
+from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
-from autotune.worker.rank.script import Leave
-from autotune.worker.surveyed import ENDED, Surveyed
+from autotune.worker.rank.script_run import Leave
+from autotune.worker.survey_result import ENDED, SurveyResult
 
 _OF_STARTUP = 0.9
-"""Share of the start-up deadline after which a script without a step is left: before its agent ends it,
-which does not know what was seen."""
+"""Share of the start-up deadline after which a script without a step is left.
+
+It is below 1 as the agent, which would end it then, does not know what was seen.
+"""
 
 
 def survey(
     request: TrialRequest, context: RankContext, progressed: Callable[[], None], leave: Leave
 ) -> NoReturn:
-    """Run the script for as many optimizer steps as the survey takes, write down what was seen.
+    """Run the script for as many optimizer steps as the survey takes; write down what was seen.
 
-    A script that ends before, or takes no step until the start-up deadline, is seen as far as it went.
+    A script that ends before, or takes no step until the start-up deadline, is seen as far as it
+    went.
     """
     script, files = request.script, TrialFiles(Path(request.log_dir))
     assert script is not None
@@ -42,10 +45,10 @@ def survey(
             leave(None, "finished")
 
     def too_late() -> NoReturn:
-        # What the script has is not looked at: its own thread goes on.
+        # The script is not inspected here, as its own thread goes on.
         with ending:
             how = f"{seen.so_far()} within {longest:.0f} s, and took no optimizer step"
-            files.survey(context.rank).write_text(Surveyed(ended=how).to_text())
+            files.survey(context.rank).write_text(SurveyResult(ended=how).to_text())
             leave(None, "finished")
 
     late = threading.Timer(longest, too_late)
@@ -63,7 +66,7 @@ def survey(
             progressed()
 
     spawning.watch(script, lambda why: leave(Outcome.ERROR, why))
-    Copies(request.copies).begin()
+    SettingsCopies(request.copies).begin()
     seen.watch(alive, taken, done)
     late.start()
     ended = execute(script, request.import_paths, context.local_rank)

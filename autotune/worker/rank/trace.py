@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from the events of a torch profiler trace. Pure functions.
+"""Shares of a step's time by part, from the events of a torch profiler trace. Pure functions.
 
 Every moment of the traced steps is given to exactly one part, so that the parts add up to one.
 """
@@ -12,12 +12,14 @@ Intervals = list[tuple[float, float]]
 """Disjoint and in order."""
 
 SPAN = "autotune/"
-"""What the training loop's own spans begin with in a trace: step, batch, loader, forward..."""
+"""Prefix of the training loop's own spans in a trace: step, batch, loader, forward..."""
 
 
 class Shares(NamedTuple):
-    """Share of the traced steps by part. search_spaces.knob.PARTS are the same, but for idle, and for
-    what no profile shows."""
+    """Share of the traced steps by part.
+
+    search_spaces.knob.PARTS are the same without idle, and with parts that no profile shows.
+    """
 
     compute: float
     """Forward and backward pass."""
@@ -27,13 +29,13 @@ class Shares(NamedTuple):
     loader: float
     """Waiting for a batch."""
     copies: float
-    """Of batches to the device."""
+    """Copies of batches to the device."""
     synchronisation: float
     """Reading the loss on the host."""
     launching: float
     """The rest, in which the device waits for the host."""
     idle: float
-    """No part of its own: while the device did nothing; 0 on the CPU."""
+    """Time in which the device did nothing; no part of the sum; 0 on the CPU."""
 
 
 PARTS = Shares._fields
@@ -43,7 +45,7 @@ _DEVICE = ("kernel", *_COPIES)
 _HOST = ("cpu_op", "user_annotation")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _READ = "aten::_local_scalar_dense"
-"""What Tensor.item() comes down to."""
+"""Operator that implements Tensor.item()."""
 _UNKNOWN = -1
 _COLLECTIVES = (
     "c10d::",
@@ -53,14 +55,14 @@ _COLLECTIVES = (
     "torch::distributed::reducer::",
     "torch.distributed.ddp.reducer::",
 )
-"""What the names of such spans begin with (torch 2.13)."""
+"""Prefixes of the names of spans for collectives (torch 2.13)."""
 
 
 def shares(events: Iterable[Mapping[str, Any]]) -> Shares:
-    """What the traced steps are made of.
+    """Return the share of each part in the traced steps.
 
     Args:
-        events: `traceEvents` of a trace that torch.profiler has exported, one rank's.
+        events: `traceEvents` of a trace of one rank that torch.profiler has exported.
 
     Raises:
         ValueError: no step was traced.
@@ -72,7 +74,7 @@ def shares(events: Iterable[Mapping[str, Any]]) -> Shares:
     window = union(_times(step) for step in steps)
     working = [_times(event) for event in complete if event["cat"] in _DEVICE]
     on_device = bool(working)
-    if on_device:  # the host runs ahead: the steps end when the device has done its last
+    if on_device:  # the host runs ahead: the steps end with the device's last work
         window = [(window[0][0], max(window[-1][1], *(end for _, end in working)))]
     claims = _device_claims(complete) if on_device else _host_claims(complete, steps[0]["tid"])
     found = dict.fromkeys(PARTS, 0.0)
@@ -88,12 +90,12 @@ def shares(events: Iterable[Mapping[str, Any]]) -> Shares:
 
 
 def _host_claims(events: Sequence[Mapping[str, Any]], thread: int) -> list[tuple[str, Intervals]]:
-    """Who claims a moment on the CPU, in order: there the thread that trains is the device."""
+    """Return the parts' claims on the CPU in order of precedence, from the thread that trains."""
     spans = _spans(events)
     operators = union(
         _times(e) for e in events if e["cat"] == "cpu_op" and e["tid"] == thread and not _sends(e)
     )
-    # Where the optimizer is given a function to call, both are within its step.
+    # An optimizer that calls a closure has both passes within its step.
     passes = union([*spans("forward"), *spans("backward")])
     return [
         ("loader", spans("loader")),
@@ -106,7 +108,7 @@ def _host_claims(events: Sequence[Mapping[str, Any]], thread: int) -> list[tuple
 
 
 def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Intervals]]:
-    """The same on CUDA: first what the device does, then what the host does while it does nothing."""
+    """Return the parts' claims on CUDA in order of precedence: device first, then host."""
     kernels = [event for event in events if event["cat"] == "kernel"]
     calls = {_correlation(event): event for event in events if event["cat"] in _CALLS}
     copies = _Copies.of(events, calls)
@@ -128,17 +130,18 @@ def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Inter
         ("compute", computing),
         ("communication", union([*sending, *copies.of_collectives])),
         ("copies", union(copies.of_batches)),
-        ("communication", _collectives(events)),  # gloo's run on the host
+        ("communication", _collectives(events)),  # gloo runs on the host
         ("loader", spans("loader")),
         ("synchronisation", _reads(events)),
     ]
 
 
 def _updates(events: Sequence[Mapping[str, Any]]) -> dict[Any, Intervals]:
-    """When each thread of the host was in the optimizer, and in no pass that this was given to call.
+    """Return when each thread of the host was in the optimizer, without passes of a closure.
 
-    What the device has of it is told by who has asked for it: the profiler gives a kernel to the
-    innermost annotation alone, and within ours PyTorch's optimizers have one of their own.
+    The device's share of it is found by the calls that launched the work: the profiler assigns a
+    kernel to the innermost annotation alone, and PyTorch's optimizers have one of their own within
+    ours.
     """
     passes = _by_thread(e for e in events if e["name"] in (SPAN + "forward", SPAN + "backward"))
     steps = _by_thread(e for e in events if _is(e, "user_annotation", SPAN + "optimizer"))
@@ -146,12 +149,12 @@ def _updates(events: Sequence[Mapping[str, Any]]) -> dict[Any, Intervals]:
 
 
 class _Copies(NamedTuple):
-    """What the device copies and fills besides what kernels do, by what has asked for it.
+    """Copies and fills of the device outside kernels, by the span that launched them.
 
-    A copy runs long after it was asked for: the host's call has the same correlation number, and the
-    thread that made it was within some span at that time. What the host sends to the device within the
-    span of a batch is the batch; what is asked for within a collective, or while DDP fills and empties
-    its buckets, is communication (gloo stages tensors of the device in host memory). All else is the
+    A copy runs long after it was launched: the host's call has the same correlation number, and the
+    thread that made it was within some span at that time. A transfer from the host within the span
+    of a batch is the batch; a copy launched within a collective, or while DDP fills and empties its
+    buckets, is communication (gloo stages tensors of the device in host memory). All else is the
     model's own, or the optimizer's, like kernels; so is a copy whose call was not recorded.
     """
 
@@ -165,7 +168,7 @@ class _Copies(NamedTuple):
     ) -> "_Copies":
         batches = _by_thread(e for e in events if _is(e, "user_annotation", SPAN + "batch"))
         collectives = _by_thread(filter(_communicates, events))
-        # A script does not say where it moves a batch: neither in the model nor in the optimizer.
+        # A script has no span for its batches: it moves them neither in the model nor in the optimizer.
         named = bool(batches)
         passes = _by_thread(event for event in events if event["name"] in _PASSES)
         found = cls([], [], [])
@@ -187,7 +190,7 @@ _PASSES = {SPAN + name for name in ("forward", "backward", "optimizer")}
 
 
 def _correlation(event: Mapping[str, Any]) -> Any:
-    """What a call of the host and the work that it causes on the device have in common."""
+    """Return the number that a call of the host shares with the work it causes on the device."""
     return event.get("args", {}).get("correlation", _UNKNOWN)
 
 
@@ -199,14 +202,14 @@ def _by_thread(events: Iterable[Mapping[str, Any]]) -> dict[Any, Intervals]:
 
 
 def _within(call: Mapping[str, Any], spans: Mapping[Any, Intervals]) -> bool:
-    """Whether a call was made within a span of its thread."""
+    """Return whether a call was made within a span of its thread."""
     own = spans.get(call["tid"], [])
     last = bisect_right(own, call["ts"], key=lambda interval: interval[0]) - 1
     return last >= 0 and call["ts"] < own[last][1]
 
 
 def _communicates(event: Mapping[str, Any]) -> bool:
-    """Whether the host exchanges gradients or parameters, or gets them ready for it."""
+    """Return whether the host exchanges gradients or parameters, or prepares them for it."""
     return event["cat"] in _HOST and event["name"].startswith(_COLLECTIVES)
 
 
@@ -217,7 +220,7 @@ def _spans(events: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _reads(events: Iterable[Mapping[str, Any]]) -> Intervals:
-    """The loop's own, and wherever a script wants a number from the device."""
+    """Return when a number was read from the device, by the loop or by a script."""
     return union(
         _times(event)
         for event in events
@@ -247,7 +250,7 @@ def _times(event: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    """All of it, merged."""
+    """Return the union of intervals, merged."""
     merged: Intervals = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -258,14 +261,14 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def difference(intervals: Intervals, others: Intervals) -> Intervals:
-    """What of the first is in none of the others."""
+    """Return the parts of the first intervals that are in none of the others."""
     edges = [(float("-inf"), float("-inf")), *others, (float("inf"), float("inf"))]
     gaps = [(before[1], after[0]) for before, after in itertools.pairwise(edges)]
     return intersection(intervals, gaps)
 
 
 def intersection(intervals: Intervals, others: Intervals) -> Intervals:
-    """What is in both."""
+    """Return the parts that are in both."""
     common: Intervals = []
     i = j = 0
     while i < len(intervals) and j < len(others):
@@ -281,5 +284,5 @@ def intersection(intervals: Intervals, others: Intervals) -> Intervals:
 
 
 def length(intervals: Intervals) -> float:
-    """Of all together."""
+    """Return the length of all intervals together."""
     return sum(end - start for start, end in intervals)

@@ -1,4 +1,4 @@
-"""A training on one rank, whoever drives it, as blocks see it: steps, samples, seconds, loss."""
+"""A training on one rank as blocks see it: steps, samples, seconds, loss."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,22 +14,22 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.gathering import Gather, RankFigures
 
 Span = Callable[[str], AbstractContextManager[Any]]
-"""Marks a stretch of the step: step, batch, loader, forward, backward, optimizer, read."""
+"""Marks a span of the step: step, batch, loader, forward, backward, optimizer, read."""
 
 _NOTHING = nullcontext()
 
 
 def no_span(_: str) -> AbstractContextManager[Any]:
-    """Marks nothing."""
+    """Return an empty context."""
     return _NOTHING
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss became NaN or infinite."""
+    """Error for a loss that became NaN or infinite."""
 
 
 class Training:
-    """What every training on a rank has.
+    """Base of the trainings on a rank: the built-in loop, or a script.
 
     Attributes:
         knobs: its configuration.
@@ -37,12 +37,12 @@ class Training:
         clock: times its blocks.
         steps_done: optimizer steps.
         samples_done: over all ranks; a shortened sample counts by its share of tokens.
-        loss: the last one, on its device.
-        loss_read: the last one that was read in this block; NaN before.
-        fewest_steps: of a block that is to stand for the whole training.
-        inspectable: whether one may look at its operators one by one.
+        loss: last one, on its device.
+        loss_read: last one that was read in this block; NaN before.
+        fewest_steps: of a block that stands for the whole training.
+        inspectable: whether its operators may be inspected one by one.
         log_interval: steps between two readings of the loss.
-        gather: the figures of all ranks, on every rank.
+        gather: exchanges the figures of all ranks.
     """
 
     model: nn.Module
@@ -78,11 +78,11 @@ class Training:
         self.gather(RankFigures(0.0, 0.0, 0.0, 0.0))
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """All that is trained."""
+        """Return all trained parameters."""
         return self.model.parameters()
 
     def tokens(self, samples: int) -> int:
-        """Of so many samples of the block; 0 where a sample has none."""
+        """Return the number of tokens in some samples of the block; 0 where a sample has none."""
         raise NotImplementedError
 
     def begin_block(self) -> None:
@@ -92,11 +92,13 @@ class Training:
         self.clock.start()
 
     def ends_with_next(self) -> None:
-        """The next step is the last one of the block."""
+        """Prepare for the next step, the last one of the block."""
 
     def end_block(self) -> RankFigures:
-        """Of the block until here. A loss that was not read in it is read now, when nothing is timed any
-        more."""
+        """Return the figures of the block until here.
+
+        A loss that was not read in the block is read now, when nothing is timed any more.
+        """
         seconds = self.clock.stop()
         if math.isnan(self.loss_read):
             self.loss_read = float(self.loss)
@@ -105,13 +107,15 @@ class Training:
     def block(
         self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
     ) -> BlockReport:
-        """The report of the block that is over. A shortened sample counts by its share of tokens.
+        """Return the report of the block that is over.
+
+        A shortened sample counts by its share of tokens.
 
         Args:
-            trial: its name.
+            trial: name of the trial.
             index: of the block.
-            ranks: what each of them tells.
-            observed: what else was seen.
+            ranks: figures of each rank.
+            observed: further observations.
         """
         if self._replicas > 1:
             observed = Observed(**{**observed, "replicas": self._replicas})
@@ -132,11 +136,13 @@ class Training:
         )
 
     def samples_of_block(self) -> float:
-        """Samples over all ranks since it began."""
+        """Return the samples over all ranks since the block began."""
         return self.samples_done - self._block_start[1]
 
     def _peak_bytes(self) -> int:
-        """Of the device that takes most; of a process that does the work of several ranks on the CPU,
-        each one's share."""
+        """Return the peak memory of the device that takes most.
+
+        A process that does the work of several ranks on the CPU returns one rank's share.
+        """
         peak = max(memory.peak_bytes(device, alone=self._alone) for device in self._devices)
         return peak if self._devices[0].type == "cuda" else peak // self._replicas

@@ -1,9 +1,9 @@
-"""A short loss trajectory, step by step: what two configurations compute, not how fast.
+"""Short loss trajectory, step by step: what two configurations compute, not how fast.
 
-Beside the loss, each step reports the norm of the gradient that the optimizer sees, and whether the
-replicas of the model are still alike: a wrong loss scale hides behind Adam, and a gradient that is not
-exchanged behind a loss that falls all the same. The first steps are taken without dropout, and report
-sketches of their gradients and of how far they have moved the weights.
+Besides the loss, each step reports the norm of the gradient that the optimizer sees, and whether
+the replicas of the model are still alike: a wrong loss scale hides behind Adam, and a gradient that
+is not exchanged hides behind a loss that falls all the same. The first steps are taken without
+dropout, and report sketches of their gradients and of how far they have moved the weights.
 """
 
 import math
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.worker.effects.compression import averaged_gradients
-from autotune.worker.protocol import QUIET_STEPS, BlockReport, Observed, TrialRequest
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.dropout import without_dropout
 from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.quiet import without_dropout
-from autotune.worker.rank.replicas import ReplicaSums, spread, sums_of, whole
+from autotune.worker.rank.replica_sums import ReplicaSums, spread, sums_of, whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
 
@@ -32,16 +32,16 @@ class _RankStep(NamedTuple):
 
 
 class Norms(Protocol):
-    """The norm of the gradient that the optimizers see."""
+    """Source of the norm of the gradient that the optimizers see."""
 
     def clear(self) -> None:
         """Begin a step."""
 
     def of_step(self) -> float:
-        """Of the step that is over; NaN where there was none."""
+        """Return the norm of the step that is over; NaN where there was no update."""
 
-    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
-        """Around a step, by its number: what else is seen of it, once it is over."""
+    def observing(self, index: int) -> AbstractContextManager[Observed]:
+        """Return a context around step `index` that yields further observations of it."""
 
 
 def run_trajectory(
@@ -51,14 +51,16 @@ def run_trajectory(
     context: RankContext,
     report: Callable[[BlockReport], None],
 ) -> Iterator[None]:
-    """`request.trajectory` optimizer steps of a training that takes one whenever this yields; on rank 0
-    report each as a block of one step."""
+    """Run `request.trajectory` optimizer steps of a training that takes one whenever this yields.
+
+    Rank 0 reports each as a block of one step.
+    """
     for index in range(request.trajectory):
         norms.clear()
         training.begin_block()
         training.ends_with_next()
         inspects = index == 0 and training.inspectable
-        with norms.looked_at(index) as seen, _counting_flops(only=inspects) as flops:
+        with norms.observing(index) as seen, _counting_flops(only=inspects) as flops:
             yield
         mine = _rank_step(training, norms.of_step())
         ranks: list[_RankStep] = training.gather(mine)
@@ -79,11 +81,13 @@ def _rank_step(training: Training, gradient_norm: float) -> _RankStep:
 
 
 class UpdateNorms:
-    """Of the gradients of all parameters together, before they are clipped; of the first steps the
-    gradients themselves as well, and how far the weights have moved, as sketches."""
+    """Norm of the gradients of all parameters together, before they are clipped.
+
+    In the first steps it also sketches the gradients, and how far the weights have moved.
+    """
 
     def __init__(self, loop: TrainingLoop) -> None:
-        """Look at every update of a training."""
+        """Register hooks for every update of a training."""
         self._loop = loop
         self._updates = loop.updates
         self._squares: list[float] = []
@@ -93,25 +97,25 @@ class UpdateNorms:
         self._sketches = False
         self._start: list[Sketched] = []
         for optimizer in loop.updates.optimizers:
-            optimizer.register_step_pre_hook(lambda one, *_: self._look(one))
-        loop.updates.before_own = self._look_at_own
+            optimizer.register_step_pre_hook(lambda one, *_: self._observe(one))
+        loop.updates.before_own = self._observe_own
 
     def clear(self) -> None:
         """Begin a step."""
         self._squares.clear()
 
     def of_step(self) -> float:
-        """The norm. fp16: the scaler skips an update whose gradients overflow; NaN then."""
+        """Return the norm of the step; NaN where fp16 skips an update whose gradients overflow."""
         if not self._squares or math.isnan(sum(self._squares)):
             return math.nan
         before = self._updates.norm_before_clipping
         return math.sqrt(sum(self._squares)) if before is None else float(before)
 
     @contextmanager
-    def looked_at(self, index: int) -> Iterator[Observed]:
-        """Around a step, by its number: sketches of the first ones, which have no dropout."""
+    def observing(self, index: int) -> Iterator[Observed]:
+        """Sketch a step if it is one of the first, and run it without dropout."""
         seen = Observed()
-        if index >= QUIET_STEPS:
+        if index >= STEPS_WITHOUT_DROPOUT:
             yield seen
             return
         if not index:
@@ -122,13 +126,13 @@ class UpdateNorms:
             yield seen
         self._sketches = False
         seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
-        if index == QUIET_STEPS - 1:
+        if index == STEPS_WITHOUT_DROPOUT - 1:
             pairs = zip(self._weights(), self._start, strict=True)
             seen["moved"] = [now.less(before).as_row() for now, before in pairs]
             seen["weights"] = [one.norm for one in self._start]
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
-        """As they were before they were clipped."""
+        """Return the gradients as they were before they were clipped."""
         before = self._updates.norm_before_clipping
         clipped = math.sqrt(sum(one.norm**2 for one in gradients))
         factor = 1.0 if before is None or not clipped else float(before) / clipped
@@ -139,17 +143,17 @@ class UpdateNorms:
             self._sketcher.add(place, whole(parameter.detach()))
         return self._sketcher.done()
 
-    def _look(self, optimizer: Optimizer) -> None:
+    def _observe(self, optimizer: Optimizer) -> None:
         self._squares.append(square(optimizer))
         if self._sketches:
-            # fp16: a fused update takes the scale off by itself.
+            # fp16: a fused update removes the scale by itself.
             scale = getattr(optimizer, "grad_scale", None)
             self._sketch_gradients(
                 (p for group in optimizer.param_groups for p in group["params"]),
                 1.0 if scale is None else 1 / float(scale),
             )
 
-    def _look_at_own(self) -> None:
+    def _observe_own(self) -> None:
         self._squares.append(_sum_of_squares(_own(self._loop)))
         if self._sketches:
             self._sketch_gradients(self._places, 1.0)
@@ -171,8 +175,8 @@ def plain(name: str) -> str:
 
 
 def square(optimizer: Optimizer) -> float:
-    """Of the norm of the gradient that the update is about to see; NaN where it will be skipped."""
-    # fp16: a fused update takes the scale off by itself, and skips itself where gradients overflow.
+    """Return the square of the gradient's norm before an update; NaN where it will be skipped."""
+    # fp16: a fused update removes the scale by itself, and skips itself where gradients overflow.
     scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if overflow is not None and float(overflow):
         return math.nan

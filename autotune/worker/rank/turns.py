@@ -1,4 +1,4 @@
-"""Leave to train, block by block, on devices that several trials share in turn."""
+"""Permission to train, block by block, on devices that interleaved trials share."""
 
 import contextlib
 import multiprocessing
@@ -13,34 +13,37 @@ from autotune.worker.protocol import Configure, TrialRequest, Turn, Waiting, fro
 
 
 class Turns(Protocol):
-    """What `run_blocks` asks before each block."""
+    """Source of turns, which `run_blocks` asks before each block."""
 
     def next(self) -> Turn | None:
-        """Wait for leave to train a block. None: another configuration is wanted."""
+        """Wait for permission to train a block; return None if another configuration has come."""
 
     def silence(self) -> None:
-        """The block is over: nothing of this rank is to run on, until it has leave again."""
+        """Stop background work of this rank until its next turn, as the block is over."""
 
 
 class _Alone:
-    """Nobody else is there: the devices are this trial's all the time."""
+    """Source of turns for a trial that has its devices to itself."""
 
     def next(self) -> Turn:
         return Turn("", 0)
 
     def silence(self) -> None:
-        """There is nobody to disturb."""
+        """Do nothing: no other trial is disturbed."""
 
 
 ALONE = _Alone()
 
 
 class TakenTurns:
-    """Turns that the agent passes on. A rank that waits takes no processor time, and its loader's
-    workers are stopped: what they would prepare meanwhile, no step would have to wait for."""
+    """Source of turns that the agent passes on.
+
+    A waiting rank takes no processor time, and its loader's workers are stopped: batches that they
+    prepared meanwhile would cost its steps no waiting.
+    """
 
     def __init__(self, connection: Connection) -> None:
-        """Take in the line to the agent, on which `listen` hears of turns."""
+        """Use the connection to the agent, on which `listen` receives turns."""
         self._connection = connection
         self._given: queue.SimpleQueue[Turn | Configure] = queue.SimpleQueue()
         self._following: TrialRequest | None = None
@@ -48,7 +51,7 @@ class TakenTurns:
         self._silent = False
 
     def listen(self, gone: Callable[[], None]) -> None:
-        """Take in turns until the agent is gone, and say so. For a thread of its own."""
+        """Receive turns until the agent is gone, then call `gone`. For a thread of its own."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = from_line(self._connection.recv_bytes())
@@ -69,7 +72,7 @@ class TakenTurns:
         return given
 
     def following(self) -> TrialRequest:
-        """What is to be measured now; wait for it unless `next` has heard of it."""
+        """Return the next configuration; wait for it unless `next` has received it."""
         while self._following is None:
             self.next()
         request, self._following = self._following, None
@@ -88,8 +91,10 @@ class TakenTurns:
 
 
 class OwnTurns:
-    """The same for ranks that have the devices to themselves: a turn is leave to go on, and nothing that
-    is timed depends on it."""
+    """Source of turns for a warm worker that has the devices to itself.
+
+    A turn only lets it go on, and nothing that is timed depends on it.
+    """
 
     def __init__(self, turns: TakenTurns) -> None:
         self._turns = turns

@@ -11,14 +11,14 @@ Change = Callable[[Any], None]
 
 
 class Arrivals(MetaPathFinder):
-    """A finder that finds nothing itself, and has modules changed that others have found."""
+    """Finder that finds nothing itself, and changes modules that other finders have found."""
 
     def __init__(self, changes: dict[str, Change]) -> None:
-        """Take in what is to be changed: name of a module -> what changes it."""
+        """Prepare changes: name of a module -> function that changes it."""
         self._changes = dict(changes)
 
     def begin(self) -> None:
-        """Change those that are imported already, and others as they arrive."""
+        """Change modules that are imported already, and others as they are imported."""
         for name in [name for name in self._changes if name in sys.modules]:
             self._changes.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -40,7 +40,7 @@ class Arrivals(MetaPathFinder):
 
 
 class _Changing(Loader):
-    """A loader that changes what another one has loaded."""
+    """Loader that changes a module after another loader has loaded it."""
 
     def __init__(self, loader: Any, change: Change) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Compiled code that trials share: in folders of the study, where they find the user's own as well."""
+"""Compiled code that trials share, in folders of the study that also link to the user's own."""
 
 import contextlib
 import os
@@ -11,19 +11,19 @@ _USUAL = {
     "TRITON_CACHE_DIR": ("~/.triton/cache", 1),
     "TORCH_EXTENSIONS_DIR": ("~/.cache/torch_extensions", 2),
 }
-"""Variable -> where the user has compiled code if nothing else is said, and how deep its entries lie."""
+"""Variable -> the user's default folder for compiled code, and how deep its entries lie."""
 
 
-def made(told: Mapping[str, str]) -> list[str]:
+def made(variables: Mapping[str, str]) -> list[str]:
     """Make the folders that the environment of this agent names.
 
     Args:
-        told: variables that the study sets itself: such folders are the user's own.
+        variables: that the study sets itself: such folders are the user's own.
 
     Returns:
         Their real paths.
     """
-    several = {name: os.environ.get(name, "") for name in COMPILER_CACHES if name not in told}
+    several = {name: os.environ.get(name, "") for name in COMPILER_CACHES if name not in variables}
     for name, folder in several.items():
         if folder and not Path(folder).exists():
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,9 @@ def made(told: Mapping[str, str]) -> list[str]:
 
 
 def _show(usual: Path, cache: Path, depth: int) -> None:
-    """Show what the user has compiled before in a cache of trials, as links.
+    """Link the user's compiled code into a cache of trials.
 
-    Nothing is written through them: their targets are protected. What is compiled anew lies beside them.
+    Nothing is written through the links: their targets are protected. New code lies beside them.
 
     Args:
         usual: the user's own cache.

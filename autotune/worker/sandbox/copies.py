@@ -12,14 +12,14 @@ from typing import Any
 
 
 class WrittenCopies:
-    """A tree of copies, shared by all processes of a trial: its state is what lies in its folder."""
+    """Tree of copies, shared by all processes of a trial: its state is the content of its folder."""
 
     def __init__(self, folder: str, free: Iterable[str]) -> None:
-        """Take in where copies lie.
+        """Use a folder for copies.
 
         Args:
             folder: real path, of this trial alone.
-            free: folders in which files are written as they are.
+            free: folders in which files are written directly.
         """
         self._tree, self._gone = f"{folder}/copies", f"{folder}/gone"
         self._free = (folder, *(os.path.realpath(path) for path in free))
@@ -27,12 +27,12 @@ class WrittenCopies:
 
     @property
     def at_work(self) -> bool:
-        """Whether this thread is among copies already: paths mean what they say then."""
+        """Return whether this thread handles copies already, so that paths are real ones."""
         return getattr(self._own, "depth", 0) > 0
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Handle real paths."""
+        """Handle real paths meanwhile."""
         self._own.depth = getattr(self._own, "depth", 0) + 1
         try:
             yield
@@ -40,7 +40,7 @@ class WrittenCopies:
             self._own.depth -= 1
 
     def reading(self, path: Any, *, follow: bool = True) -> Any:
-        """Where to read what the process takes for this path."""
+        """Return where to read for a path of the process."""
         name = self._name(path, follow=follow)
         if name is None:
             return path
@@ -48,12 +48,12 @@ class WrittenCopies:
         return copy if os.path.lexists(copy) or self._is_gone(name) else path
 
     def writing(self, path: Any, *, keep: bool = True, follow: bool = True) -> Any:
-        """Where to write what the process takes for this path.
+        """Return where to write for a path of the process.
 
         Args:
             path: as the process has it.
-            keep: whether what is there has to be there still.
-            follow: whether a link means what it points to.
+            keep: whether the present content must remain.
+            follow: whether a link is followed.
         """
         name = self._name(path, follow=follow)
         if name is None:
@@ -64,14 +64,14 @@ class WrittenCopies:
         return copy
 
     def making(self, path: Any) -> Any:
-        """Where to make what must not be there yet."""
+        """Return where to make a file that must not exist yet."""
         name = self._name(path, follow=False)
         if name is None or (self._has_original(name) and not os.path.lexists(self._tree + name)):
             return path
         return self._with_parent(name)
 
     def removing(self, path: Any) -> str | None:
-        """Note that a path is gone.
+        """Mark a path as removed.
 
         Returns:
             A copy that is still to be removed; None if there is none.
@@ -91,7 +91,7 @@ class WrittenCopies:
         return copy if copied else None
 
     def moving(self, path: Any) -> str:
-        """Where everything lies that is to be moved away from a path."""
+        """Return a copy of everything that is to be moved away from a path."""
         name = self._name(path, follow=False)
         if name is None:
             return str(os.fspath(path))
@@ -101,18 +101,18 @@ class WrittenCopies:
         return copy
 
     def moved(self, path: Any) -> None:
-        """Note that what was at a path is elsewhere now."""
+        """Mark a path as removed after its content was moved."""
         name = self._name(path, follow=False)
         if name is not None and self._has_original(name):
             self._lose(name)
 
     def concerns(self, path: Any) -> bool:
-        """Whether a folder may have entries other than those on the disk."""
+        """Return whether a folder may have entries other than those on the disk."""
         name = self._name(path, follow=True)
         return name is not None and (Path(self._tree + name).exists() or Path(self._gone).exists())
 
     def names(self, path: Any) -> list[str]:
-        """Names in a folder, copies among them."""
+        """Return the names in a folder, copies included."""
         name = self._name(path, follow=True)
         if name is None:
             return os.listdir(path)  # noqa: PTH208
@@ -125,11 +125,11 @@ class WrittenCopies:
         return sorted(found | set(os.listdir(copy) if copied else ()))  # noqa: PTH208
 
     def shown(self, path: str) -> str:
-        """A path as the process is to know it."""
+        """Return a path as the process is to know it."""
         return path.removeprefix(self._tree) or "/"
 
     def _name(self, path: Any, *, follow: bool) -> str | None:
-        """The real path; None where it is free, or no path at all."""
+        """Return the real path; None where it is free, or no path at all."""
         if not isinstance(path, str | bytes | os.PathLike):
             return None
         given = os.path.join(self.shown(os.getcwd()), os.fsdecode(path))  # noqa: PTH109, PTH118
@@ -163,7 +163,7 @@ class WrittenCopies:
         return str(copy)
 
     def _copy(self, name: str, copy: str) -> None:
-        """Copy a file, a link, or a folder without what is in it."""
+        """Copy a file, a link, or a folder without its content."""
         if Path(name).is_dir() and not Path(name).is_symlink():
             Path(copy).mkdir(exist_ok=True)
             shutil.copystat(name, copy)

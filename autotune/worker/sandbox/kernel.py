@@ -9,7 +9,7 @@ from collections.abc import Mapping
 NEW_MOUNTS = 0x00020000
 """CLONE_NEWNS of unshare(2) and setns(2)."""
 NEW_USERS = 0x10000000
-"""CLONE_NEWUSER of the same."""
+"""CLONE_NEWUSER of unshare(2) and setns(2)."""
 
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 32, 4096, 16384, 1 << 19
 _KEPT_FLAGS = {
@@ -20,7 +20,7 @@ _KEPT_FLAGS = {
     os.ST_NODIRATIME: 2048,
     os.ST_RELATIME: 1 << 21,
 }
-"""Flag of statvfs(3) -> that of mount(2)."""
+"""Flag of statvfs(3) -> flag of mount(2)."""
 _MNT_DETACH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS = 38
@@ -40,7 +40,7 @@ def _checked(status: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Give this process new namespaces; see unshare(2).
+    """Move this process into new namespaces; the manual page is unshare in section 2.
 
     Raises:
         OSError: the kernel or the container forbids it.
@@ -77,7 +77,7 @@ def mount(source: str, target: str, kind: str, options: Mapping[str, str | None]
 
 
 def bind(source: str, target: str) -> None:
-    """Have a file, or a folder with all that is mounted in it, appear at another path.
+    """Make a file, or a folder with its mounts, appear at another path.
 
     Raises:
         OSError: it cannot be mounted there.
@@ -92,13 +92,13 @@ def make_read_only(target: str) -> None:
         OSError: the kernel refuses that.
     """
     known = os.statvfs(target).f_flag
-    # What else holds for the mount has to be said again: a namespace of users may not change it.
+    # Other flags of the mount must be repeated: a user namespace may not change them.
     kept = sum(flag for theirs, flag in _KEPT_FLAGS.items() if known & theirs)
     _flagged("none", target, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | kept)
 
 
 def keep_mounts_here() -> None:
-    """Have what is mounted from now on seen in this namespace alone.
+    """Make later mounts visible in this namespace alone.
 
     Raises:
         OSError: the kernel refuses that.
@@ -112,7 +112,7 @@ def _flagged(source: str, target: str, flags: int) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take a mount away; what uses it keeps it until it ends.
+    """Detach a mount; processes that use it keep it until they end.
 
     Raises:
         OSError: nothing is mounted there.
@@ -131,10 +131,10 @@ def drop_capabilities() -> None:
 
 
 class Landlock:
-    """A rule for this process and its descendants: where they may change files."""
+    """Rule that limits where this process and its descendants may change files."""
 
     def __init__(self) -> None:
-        """Forbid every change, once `begin` is called.
+        """Make a rule that forbids every change, once `begin` is called.
 
         Raises:
             OSError: the kernel has no Landlock, or it is switched off.
@@ -145,16 +145,16 @@ class Landlock:
 
     @staticmethod
     def version() -> int:
-        """Tell which version of Landlock the kernel has.
+        """Return the version of Landlock in the kernel.
 
         Raises:
-            OSError: none, or it is switched off.
+            OSError: there is none, or it is switched off.
         """
         status = _libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
         return _checked(status, "Landlock")
 
     def allow(self, path: str) -> None:
-        """Let files change below a folder, or a single file.
+        """Allow changes below a folder, or of a single file.
 
         Raises:
             OSError: there is no such path.
@@ -182,10 +182,10 @@ class Landlock:
 
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _CHANGES = sum(1 << bit for bit in range(4, 13))
-"""Removing and making entries of folders, of every kind."""
+"""Rights to remove and make entries of folders, of every kind."""
 _REFER = 1 << 13
 _TRUNCATE_SINCE, _REFER_SINCE = 3, 2
-"""Versions of Landlock; see landlock(7)."""
+"""Versions of Landlock that have these rights; see landlock(7)."""
 
 
 def _rights_of_writing(version: int) -> int:

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OF_SYSTEM = ("/dev", "/proc", "/sys", "/run")
-"""Devices, the kernel and sockets: no files of the user."""
+"""Folders of devices, the kernel and sockets: no files of the user."""
 _OF_PACKAGES = re.compile("/(bin|boot|etc|lib[^/]*|lost[+]found|media|sbin|srv|usr|var)")
-"""Top-level folders that hold no checkpoints: there memory will do, and is faster to set up."""
+"""Top-level folders that hold no checkpoints: memory suffices, and is faster to set up."""
 TEMPORARY = ("/tmp", "/var/tmp")
-"""Folders in which processes meet."""
+"""Folders for temporary files and sockets of several processes."""
 LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs"})
 """File systems that an upper layer may lie on: local, and with room for checkpoints."""
 _NO_FILES = frozenset({"autofs", "binfmt_misc", "cgroup", "cgroup2", "mqueue", "proc", "sysfs"})
 OVERLAY, MEMORY, AS_IT_IS = "overlay", "overlay in memory", "as it is"
 _OF_MOMENT = frozenset({"overlay", "ramfs", "tmpfs"})
-"""File systems of containers, which may be many, and in memory: memory will do for them, too."""
+"""File systems of containers, which may be many, and in memory: memory suffices for them, too."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system.
+    """Mounted file system.
 
     Attributes:
-        path: where.
+        path: of the mount.
         kind: of file system.
         writable: whether it may be written at all.
     """
@@ -37,7 +37,7 @@ class Mount:
 
 
 def mounted() -> list[Mount]:
-    """List the mounts of this process; of several on one folder the last, which hides the others."""
+    """Return the mounts of this process; of several on one folder the last, which hides the others."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         of_mount, _, of_system = line.partition(" - ")
@@ -49,23 +49,24 @@ def mounted() -> list[Mount]:
 
 
 def holds(folder: str, path: str) -> bool:
-    """Whether a path is a folder or lies in it; both absolute and normal."""
+    """Return whether a path is a folder or lies in it; both absolute and normal."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def of(path: str, mounts: Iterable[Mount]) -> Mount:
-    """The mount that a path lies on."""
+    """Return the mount that a path lies on."""
     return max((m for m in mounts if holds(m.path, path)), key=lambda m: len(m.path))
 
 
 @dataclass(frozen=True)
 class Cover:
-    """A folder to cover.
+    """Folder to cover.
 
     Attributes:
-        path: of it.
-        how: OVERLAY; MEMORY, an overlay whose upper layer is in memory; or AS_IT_IS, a mount that has
-            to appear again where a covered folder above hides it.
+        path: of the folder.
+        how: OVERLAY; MEMORY, an overlay whose upper layer is in memory; or AS_IT_IS, a mount that
+            has
+        to appear again where a covered folder above hides it.
     """
 
     path: str
@@ -73,9 +74,9 @@ class Cover:
 
 
 def covers(mounts: list[Mount], wanted: Iterable[str], layers: str) -> list[Cover]:
-    """Every folder to cover, outer ones first.
+    """Return every folder to cover, outer ones first.
 
-    The whole machine is covered: each top-level folder and each mount, but for those of the system.
+    The whole machine is covered: each top-level folder and each mount, except those of the system.
 
     Args:
         mounts: of this machine.
@@ -118,7 +119,7 @@ def _top_level(mounts: list[Mount]) -> Iterator[str]:
 
 
 def sockets(folders: Iterable[str]) -> list[str]:
-    """Sockets in the file system that processes of this machine listen at, in any of these folders."""
+    """Return the sockets in some folders at which processes of this machine listen."""
     several = tuple(folders)
     found = set()
     for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:

@@ -1,5 +1,7 @@
-"""A view of the machine in which everything can be written and nothing is changed: a mount namespace
-with an overlay over every folder."""
+"""View of the machine in which everything can be written and nothing is changed.
+
+It is a mount namespace with an overlay over every folder.
+"""
 
 import contextlib
 import errno
@@ -22,15 +24,15 @@ from autotune.worker.sandbox.mounts import (
 )
 
 _FAST = {"index": "off", "volatile": None}
-"""Nothing of an upper layer has to survive: it is never written back for good."""
+"""Mount options for upper layers that need not survive: they are never written back."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a trial may write.
+    """Folders of a view.
 
     Attributes:
-        wanted: folders that its job is likely to write to, absolute.
+        wanted: folders that the job is likely to write to, absolute.
         kept: folders that it really writes: output of the trial, caches of compilers.
         layers: folder for what it writes elsewhere.
         in_memory: whether that is kept in memory, as no local disk has room.
@@ -43,7 +45,7 @@ class View:
 
 
 def enter(view: View) -> None:
-    """Put this process, which has one thread, into such a view of its own.
+    """Put this process, which has one thread, into a view of its own.
 
     Raises:
         OSError: the kernel or the container forbids it, or a file system cannot be covered.
@@ -57,7 +59,7 @@ def enter(view: View) -> None:
     as_user = _unshare()
     kernel.keep_mounts_here()
     with contextlib.ExitStack() as opened:
-        # All paths mean what is there now: once something is covered, they mean what covers it.
+        # Open all paths first: once a folder is covered, its path leads to the overlay.
         layers = _Layers(_opened(view.layers, opened), as_user)
         origins = {path: _opened(path, opened) for path in [*hidden, *view.wanted, *again]}
         for cover in planned:
@@ -75,10 +77,10 @@ def enter(view: View) -> None:
 
 
 def join(process: int) -> None:
-    """Put this process, which has one thread, into the view that another one has.
+    """Put this process, which has one thread, into the view of another process.
 
     Raises:
-        OSError: that one is gone.
+        OSError: that process is gone.
     """
     here = os.getcwd()  # noqa: PTH109
     users = f"/proc/{process}/ns/user"
@@ -94,7 +96,10 @@ def join(process: int) -> None:
 
 
 def _unshare() -> bool:
-    """Enter new namespaces; whether one of users was needed, in which this user is the same."""
+    """Enter new namespaces; return whether a user namespace was needed.
+
+    The user is the same in it.
+    """
     try:
         kernel.unshare(kernel.NEW_MOUNTS)
     except PermissionError:
@@ -118,7 +123,7 @@ def _open_namespace(path: str) -> Iterator[int]:
 
 
 def _opened(path: str, stack: contextlib.ExitStack) -> str:
-    """A name for what is at a path now; empty if nothing is, or nothing for this user."""
+    """Return a name for the file at a path now; empty if there is none, or none for this user."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -128,7 +133,7 @@ def _opened(path: str, stack: contextlib.ExitStack) -> str:
 
 
 def _bind(origin: str, path: str) -> None:
-    """Have what was at a path appear there again, if it still can."""
+    """Make the former content of a path appear there again, if that is possible."""
     with contextlib.suppress(OSError):
         kernel.bind(origin, path)
 
@@ -138,8 +143,8 @@ def _cover(
 ) -> None:
     """Cover a folder.
 
-    Some file systems bear no overlay, nor do folders with mounts in them in a namespace of users. Such a
-    folder becomes read-only, but for folders in it that the job is likely to write to.
+    Some file systems support no overlay, nor do folders with mounts in them in a user namespace.
+    Such a folder becomes read-only, except for folders in it that the job is likely to write to.
 
     Raises:
         OSError: it is such a folder, and the job is likely to write to it.
@@ -172,14 +177,15 @@ def _close(origin: str, path: str) -> None:
 
 
 class _Layers:
-    """The upper layers of the overlays of one view, and what overlays need to be mounted."""
+    """Upper layers of the overlays of one view."""
 
     def __init__(self, folder: str, as_user: bool) -> None:
-        """Take in where they are to lie.
+        """Prepare a place for the layers.
 
         Args:
             folder: on a disk.
-            as_user: whether a namespace of users is needed: overlays keep their notes otherwise there.
+            as_user: whether a user namespace is needed: overlays keep their attributes elsewhere
+                there.
         """
         self._disk = Path(folder)
         self._memory: Path | None = None
@@ -191,8 +197,8 @@ class _Layers:
 
         Args:
             origin: name of the folder that is covered.
-            path: where.
-            in_memory: whether its upper layer is.
+            path: at which the overlay appears.
+            in_memory: whether its upper layer is in memory.
 
         Raises:
             OSError: it cannot be mounted.
@@ -221,19 +227,19 @@ class _Layers:
         return self._memory
 
     def close(self) -> None:
-        """Leave to the overlays alone what they use."""
+        """Close what only mounting needs; the overlays keep what they use."""
         if self._memory is not None:
             kernel.unmount(str(self._memory))
             os.close(self._descriptor)
 
 
 def _be_like(origin: str, upper: Path) -> None:
-    """Give an upper layer the mode, owner and time of the folder that it covers, which it shows."""
+    """Give an upper layer the mode, owner and time of the folder that it covers."""
     known = os.stat(origin)  # noqa: PTH116
     mode = stat.S_IMODE(known.st_mode)
     try:
         os.chown(upper, known.st_uid, known.st_gid)
-    except OSError:  # another user's: what the owner may do then says what this user may
+    except OSError:  # another user's: the owner's rights there become those of this user
         may = sum(bit for bit in (os.R_OK, os.W_OK, os.X_OK) if os.access(origin, bit))
         mode = (mode & ~stat.S_IRWXU) | may << 6
     upper.chmod(mode)

@@ -1,6 +1,8 @@
-"""Patches that have a process, and Python processes that it starts, write copies of the user's files.
+"""Patches that make a process, and Python processes that it starts, write copies of files.
 
-For machines where no overlay can be mounted. The kernel refuses what passes them by, see Landlock."""
+They serve machines where no overlay can be mounted. The kernel refuses writes that bypass them, see
+Landlock.
+"""
 
 import builtins
 import errno
@@ -19,13 +21,13 @@ from autotune.worker.sandbox.arrivals import Arrivals, Change
 from autotune.worker.sandbox.copies import WrittenCopies
 
 VARIABLE = "AUTOTUNE_COPIES"
-"""Of the environment: folder of the copies and folders that are written as they are, as JSON."""
+"""Environment variable with the folder of the copies and folders written directly, as JSON."""
 
 _SITE = str(Path(__file__).parents[1] / "inject" / "site")
-"""What Python imports from there as it starts has it begin as this process has."""
+"""Folder whose sitecustomize redirects a python as it starts, like this process."""
 _READ, _READ_LINK, _KEEP, _KEEP_LINK, _NEW = "reading", "reading link", "keep", "keep link", "new"
 Roles = dict[str, str | None]
-"""Parameters of a function, in their order -> what it does with the path that each of them is."""
+"""Parameters of a function, in their order -> treatment of the path in each."""
 _OF_OS: dict[str, Roles] = {
     "access": {"path": _READ},
     "chmod": {"path": _KEEP},
@@ -60,14 +62,14 @@ _OTHERS: dict[str, dict[str, Roles]] = {
     "safetensors.numpy": _SAFETENSORS,
     "dbm.gnu": {"open": {"filename": _KEEP}},
 }
-"""Module -> its functions that open files past Python."""
+"""Module -> its functions that open files outside Python."""
 _FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 
 
 def inherited() -> None:
-    """Redirect this process if the one that has started it is redirected."""
-    if said := os.environ.get(VARIABLE):
-        begin(**json.loads(said))
+    """Redirect this process if the process that has started it is redirected."""
+    if inherited_settings := os.environ.get(VARIABLE):
+        begin(**json.loads(inherited_settings))
 
 
 def begin(folder: str, free: list[str]) -> None:
@@ -75,7 +77,7 @@ def begin(folder: str, free: list[str]) -> None:
 
     Args:
         folder: for the copies, real path.
-        free: folders in which files are written as they are.
+        free: folders in which files are written directly.
     """
     os.environ[VARIABLE] = json.dumps({"folder": folder, "free": free})
     searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -137,7 +139,7 @@ class _Patches:
         return patched
 
     def _passes(self, kwargs: dict[str, Any]) -> bool:
-        """Whether a call is left as it is: it is our own, or relative to an open folder."""
+        """Return whether a call is unchanged: it is our own, or relative to an open folder."""
         return self._copies.at_work or any(kwargs.get(name) is not None for name in _FOLDERS)
 
     def _opening(self, original: Any) -> Any:
@@ -269,7 +271,7 @@ class _Patches:
         module.connect = module.dbapi2.connect = patched
 
     def _database(self, named: Any) -> Any:
-        """Where a database of SQLite lies, by its path or URI."""
+        """Return where a database of SQLite lies, by its path or URI."""
         if named in (":memory:", "", b":memory:", b""):
             return named
         if isinstance(named, str) and named.startswith("file:"):
@@ -294,7 +296,7 @@ def _of_link(role: str | None) -> str | None:
 
 
 class _Entry:
-    """An entry of a folder, as os.scandir yields them."""
+    """Entry of a folder, as os.scandir yields them."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.name = name
@@ -323,7 +325,7 @@ class _Entry:
 
 
 class _Scan:
-    """What os.scandir returns: entries to go through once, and to close."""
+    """Iterator over entries, as os.scandir returns it; it can be closed."""
 
     def __init__(self, entries: list[_Entry]) -> None:
         self._entries = iter(entries)

@@ -17,13 +17,13 @@ _NAME = "autotune-sandbox"
 
 
 def place(folders: list[str]) -> tuple[Path, bool]:
-    """Choose where upper layers are to lie: outside of these folders, on a local disk if there is one.
+    """Choose a place for upper layers outside of some folders, on a local disk if there is one.
 
     Args:
         folders: that the job is likely to write to.
 
     Returns:
-        A folder, which may have to be made yet, and whether it is fit for large files.
+        A folder, which may not exist yet, and whether it is fit for large files.
     """
     mounts = mounted()
     roots = [root for root in _roots() if os.access(root, os.W_OK)]
@@ -46,21 +46,21 @@ _removals: list[threading.Thread] = []
 
 
 def finish(seconds: float) -> None:
-    """Wait for removals under way, but for no more than so many seconds: sweeping does the rest."""
+    """Wait for removals under way, but no longer than some seconds: sweeping does the rest."""
     give_up = time.monotonic() + seconds
     for removal in _removals:
         removal.join(max(0.0, give_up - time.monotonic()))
 
 
 class Scratch:
-    """The folder of the layers of one trial.
+    """Folder of the layers of one trial.
 
     Attributes:
         folder: for this user alone.
     """
 
     def __init__(self, place: Path) -> None:
-        """Make one.
+        """Make the folder.
 
         Raises:
             OSError: it cannot be made, or the place belongs to another user.
@@ -74,7 +74,7 @@ class Scratch:
             self._lock = hold(self.folder)
 
     def remove(self) -> None:
-        """Remove it with everything in it, beside what this process does next: files may be large."""
+        """Remove the folder in a thread of its own, as files may be large."""
         os.close(self._lock)
         _removals[:] = [removal for removal in _removals if removal.is_alive()]
         _removals.append(threading.Thread(target=_remove, args=(self.folder,), daemon=True))
@@ -85,10 +85,10 @@ def hold(folder: Path) -> int:
     """Keep a folder from being swept for as long as this process, or one that it has forked, lives.
 
     Returns:
-        The descriptor that does.
+        The descriptor that holds it.
 
     Raises:
-        OSError: it is gone.
+        OSError: the folder is gone.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -96,7 +96,7 @@ def hold(folder: Path) -> int:
 
 
 def sweep() -> list[Path]:
-    """Remove what processes that were killed have left behind.
+    """Remove folders that killed processes have left behind.
 
     Returns:
         The folders that are gone.
@@ -129,7 +129,7 @@ def _locked(folder: Path, how: int) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder of layers. Overlayfs leaves folders there that not even their owner may enter."""
+    """Remove a folder of layers, with folders of overlayfs that not even their owner may enter."""
     for above, names, _ in os.walk(folder):
         for path in (Path(above) / name for name in names):
             if not path.is_symlink() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):

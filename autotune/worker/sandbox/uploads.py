@@ -1,4 +1,4 @@
-"""Uploads to the Hugging Face Hub in a trial: they succeed, and nothing is sent. Reading is as ever."""
+"""Uploads to the Hugging Face Hub in a trial: they succeed, and nothing is sent. Reading works."""
 
 import functools
 from typing import Any
@@ -15,15 +15,17 @@ def begin() -> None:
 
 
 def _change(module: Any) -> None:
-    """Replace what makes repositories and commits."""
+    """Replace the functions that make repositories and commits."""
 
     def create_repo(self: Any, repo_id: str, **_: Any) -> Any:
         return module.RepoUrl(f"{self.endpoint}/{repo_id}", endpoint=self.endpoint)
 
-    def commit(self: Any, repo_id: str, *_: Any, run_as_future: bool = False, **told: Any) -> Any:
+    def commit(
+        self: Any, repo_id: str, *_: Any, run_as_future: bool = False, **options: Any
+    ) -> Any:
         made = module.CommitInfo(
             commit_url=f"{self.endpoint}/{repo_id}/commit/{_COMMIT}",
-            commit_message=told.get("commit_message") or "",
+            commit_message=options.get("commit_message") or "",
             commit_description="",
             oid=_COMMIT,
         )
@@ -37,7 +39,7 @@ def _change(module: Any) -> None:
 
 
 def _instead(original: Any, replacement: Any) -> Any:
-    """Make a function that has the signature of one and does what another does."""
+    """Make a function with the signature of one and the behaviour of another."""
 
     @functools.wraps(original)
     def made(*args: Any, **kwargs: Any) -> Any:

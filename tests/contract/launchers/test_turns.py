@@ -180,7 +180,9 @@ def test_samples_that_the_study_tells_are_those_of_the_steps_of_a_turn(
         script = Script("own.py", samples=4, draws_none=True)
         (site.folder / "own.py").write_text(OWN_BATCHES)
     else:
-        script = Script("shared_batch.py", ("--tensor-parallel", "2"), samples=8, told=True)
+        script = Script(
+            "shared_batch.py", ("--tensor-parallel", "2"), samples=8, fixed_samples=True
+        )
         (site.folder / "shared_batch.py").write_text((SCRIPTS / "shared_batch.py").read_text())
     asked = {"factory": "", "import_paths": (), "script": script}
     for report in run(site, Forth(2, 4), asked, asked):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.runs.plan import launcher_of
-from autotune.standalone.command import taken_apart
+from autotune.standalone.launch_command import taken_apart
 from autotune.standalone.survey import _spec
 from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import BlockPlan, Script

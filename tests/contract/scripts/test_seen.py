@@ -287,7 +287,9 @@ def test_a_rank_of_a_script_stays_on_its_share_of_the_processors(bench: Bench) -
 
 def test_samples_that_ranks_share_are_the_users_to_say(bench: Bench) -> None:
     """Both draw all 16 of a step, which would be taken for 32."""
-    report = bench.run("shared_batch.py", "--tensor-parallel", "2", samples=8, told={"told": True})
+    report = bench.run(
+        "shared_batch.py", "--tensor-parallel", "2", samples=8, told={"fixed_samples": True}
+    )
     assert_well(report)
     assert all(block.samples == 8 * RANKS * block.steps for block in report.blocks)
 
@@ -297,7 +299,7 @@ def test_tokens_of_rows_that_ranks_share_are_counted_once(bench: Bench) -> None:
     shared = (SCRIPTS / "shared_batch.py").read_text()
     whole = shared.replace("torch.randn(512, 8), ", "torch.ones(512, 8, dtype=torch.long), ")
     script = bench.write(whole.replace("model(x)", "model(x.float())"))
-    told = {"told": True, "counts": "tokens"}
+    told = {"fixed_samples": True, "counts": "tokens"}
     report = bench.run(script, "--tensor-parallel", "2", samples=8, told=told)
     assert_well(report)
     assert all(block.tokens == 8 * block.samples for block in report.blocks)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.runs.plan import launcher_of
-from autotune.standalone.command import taken_apart
+from autotune.standalone.launch_command import taken_apart
 from autotune.standalone.survey import _spec
 from tests.contract.scripts.bench import RANKS, SCRIPTS, Bench, assert_well
 

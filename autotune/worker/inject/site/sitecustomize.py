@@ -1,4 +1,4 @@
-"""Found by python before the user's own as it starts in a job of `autotune run`, or in a trial."""
+"""Start-up hook of python in a job of `autotune run`, or in a trial, before the user's own."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -9,7 +9,7 @@ _HERE = str(Path(__file__).parent)
 
 
 def _users_own() -> None:
-    """What would have been found here without us."""
+    """Run the user's sitecustomize, which this module hides."""
     found = PathFinder.find_spec("sitecustomize", [p for p in sys.path if p != _HERE])
     if found and found.loader:
         module = module_from_spec(found)
@@ -21,7 +21,7 @@ _users_own()
 if _HERE in sys.path:
     sys.path.remove(_HERE)
 
-from autotune.worker.inject.job import begin  # noqa: E402
+from autotune.worker.inject.job_order import begin  # noqa: E402
 from autotune.worker.sandbox.redirect import inherited  # noqa: E402
 
 inherited()

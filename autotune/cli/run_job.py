@@ -1,0 +1,120 @@
+"""Command that runs the user's own job with the recommended configuration."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from autotune.cli.results import best_in
+from autotune.cli.shared_options import StorageOption, open_storage, url_of
+from autotune.errors import BadInput
+from autotune.views.terminal import show as print  # output may hold control characters of trials
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.export.best import BestConfig
+
+
+def run_job(
+    best: Annotated[
+        Path, typer.Argument(help="The best.yaml of a study over a script or command.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Your launch command, after `--`; a study over a command has it already."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Say when the job is slower than was measured.")
+    ] = False,
+    metrics_port: Annotated[
+        int, typer.Option(help="For --watch, on loopback; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
+    queue_on_drift: Annotated[
+        bool,
+        typer.Option("--queue-on-drift", help="Tune again if the job is slower as it ends."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run it though it is another job than the tuned one.")
+    ] = False,
+    storage: StorageOption = None,
+) -> None:
+    """Run your own job with the recommended configuration."""
+    from autotune.export.best import load
+
+    config = best_in(best, load)
+    if not watch and (metrics_port or queue_on_drift):
+        raise BadInput("--metrics-port and --queue-on-drift go with --watch")
+    watcher: contextlib.AbstractContextManager[dict[str, str]] = contextlib.nullcontext({})
+    if watch:
+        watcher = _watched(config, metrics_port, queue_on_drift, storage)
+    with watcher as variables:
+        _become(config, command, variables, force=force)
+
+
+def _become(
+    best: "BestConfig", command: list[str] | None, variables: dict[str, str], *, force: bool
+) -> NoReturn:
+    """Replace this program by the job, with additional variables.
+
+    Raises:
+        BadInput: it is another job than the one that was tuned, and not `force`.
+    """
+    # Imported after a watcher was forked: these modules bring libraries that start threads.
+    from autotune.export.tuned_job import command_job, script_job
+
+    of_script = command and script_job(best, command, os.environ, *_started(command))
+    job = of_script or command_job(best, os.environ)
+    if job.refusals and not force:
+        raise BadInput(
+            f"this is not the job that was tuned: {'; '.join(job.refusals)}. Give the command of the "
+            "study, or tune this one; --force runs it all the same"
+        )
+    for difference in (*job.refusals, *job.differences):
+        print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
+    for change in job.changes or ("nothing is changed: the study keeps your configuration",):
+        print(f"autotune: {change}", file=sys.stderr)
+    environment = {**os.environ, **job.environment, **variables}
+    try:
+        os.execvpe(_found(job.command[0]), list(job.command), environment)
+    except OSError as error:
+        raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
+
+
+def _started(command: list[str]) -> tuple[int | None, str | None]:
+    """Return how many ranks a command starts, and by whose rules; None for what is not known."""
+    from autotune.standalone.launch_command import taken_apart
+
+    try:
+        launched = taken_apart(command)
+    except BadInput:
+        return None, None
+    return launched.workers, launched.launch
+
+
+@contextlib.contextmanager
+def _watched(
+    best: "BestConfig", port: int, queue: bool, storage: str | None
+) -> Iterator[dict[str, str]]:
+    """Watch this process; yield the variable by which its ranks find the watcher."""
+    from autotune.service.sidecar import watched
+    from autotune.service.watch_options import WatchOptions
+    from autotune.worker.inject.speed_report import ADDRESS
+
+    if best.script is None or "command" in best.script:
+        raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")
+    if queue:  # fails unless the study exists
+        open_storage(url_of(storage), existing=True).studies.named(best.provenance["study"])
+    with watched(best, WatchOptions(port, url_of(storage) if queue else None)) as address:
+        yield {ADDRESS: address}
+
+
+def _found(program: str) -> str:
+    """Return a program of the user's: on the path, else beside this interpreter, as torchrun is."""
+    beside = Path(sys.executable).parent / program  # an absolute path is unchanged
+    return str(beside) if shutil.which(program) is None and beside.is_file() else program

@@ -1,0 +1,70 @@
+"""Arguments of commands, and the storage and the study that they name."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.errors import BadInput
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from storage import Repository, StoredStudy
+
+DEFAULT_STORAGE = "sqlite:///autotune.db"
+
+StudyArgument = Annotated[str, typer.Argument(help="Name of a study, or its study.yaml.")]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Storage URL; else that of study.yaml, $AUTOTUNE_STORAGE, sqlite:///autotune.db."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def open_storage(url: str, *, existing: bool = False) -> "Repository":
+    """Return the repository behind a URL.
+
+    Args:
+        url: of the storage.
+        existing: whether a missing SQLite file is an error.
+
+    Raises:
+        BadInput: the file is missing.
+    """
+    from storage import Database, Repository
+    from storage.database import parse
+
+    parsed = parse(url)
+    if (
+        existing
+        and parsed.get_backend_name() == "sqlite"
+        and not Path(parsed.database or "").exists()
+    ):
+        raise BadInput(
+            f"there is no {parsed.database}; go to the folder where the study was started, or "
+            "give its study.yaml or --storage"
+        )
+    return Repository(Database(url))
+
+
+def url_of(*given: str | None) -> str:
+    """Return the first URL that is given, else that of the environment, else a file here."""
+    named = (url for url in given if url is not None)
+    return next(named, os.environ.get("AUTOTUNE_STORAGE") or DEFAULT_STORAGE)
+
+
+def located(study: str, storage: str | None) -> tuple[str, str]:
+    """Return (storage URL, study name) for a name or a study.yaml."""
+    if study.endswith((".yaml", ".yml")):
+        from autotune.config import identified
+
+        name, named = identified(Path(study))
+        return url_of(storage, named), name
+    return url_of(storage), study
+
+
+def export_path(study: "StoredStudy") -> Path:
+    """Return the path of a study's best.yaml."""
+    return Path(study.workdir, study.spec["export"])

@@ -1,0 +1,154 @@
+"""Settings in a launch command: of the knobs that a study has tuned, and of the environment."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.config import arguments, fields
+from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT
+from search_spaces.knob import written
+
+BATCH = ("micro_batch", "accumulation_steps")
+"""Knobs that make up the samples of a step: with other values the job is another one."""
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_EMPTIES = ("-", "-i", "--ignore-environment")
+_TAKES_VALUE = ("-u", "--unset", "-C", "--chdir")
+_NOT_GIVEN = "(not given)"
+
+
+def today(
+    flags: Mapping[str, str], words: Sequence[str], variables: Mapping[str, str], folder: Path
+) -> dict[str, str | None]:
+    """Return the text that sets each knob of a script, as it is typed; None where it is not set.
+
+    Args:
+        flags: of knobs, as in `fields.given`.
+        words: arguments of the script.
+        variables: of its environment.
+        folder: that it runs in.
+    """
+    return {
+        name: _setting(typed(flag, words), words, variables, folder) for name, flag in flags.items()
+    }
+
+
+def typed(flag: str, words: Sequence[str]) -> str:
+    """Return a flag as it stands among the words: `--flag` and `--flag=` are the same option."""
+    if not flag.startswith("-") or fields.parted(flag):
+        return flag
+    other = flag.removesuffix(ASSIGNMENT)
+    return other if arguments.given(words, other) is not None else flag
+
+
+def _setting(
+    flag: str, words: Sequence[str], variables: Mapping[str, str], folder: Path
+) -> str | None:
+    if fields.parted(flag):
+        value, _ = fields.today(flag, words, variables, [folder])
+        return None if value is None else written(value)
+    if flag.startswith(ENVIRONMENT):
+        return variables.get(flag.removeprefix(ENVIRONMENT))
+    return arguments.given(words, flag)
+
+
+def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield settings of the batch that have neither the study's former nor its recommended values.
+
+    Args:
+        script: entry of best.yaml.
+        now: settings of the command, as `today` returns them.
+    """
+    then: Mapping[str, str | None] = script.get("today", {})
+    for name in BATCH:
+        if name not in then or name not in now:
+            continue
+        flag = script["flags"][name]
+        found = written(script["turned"][name]) if name in script["turned"] else then[name]
+        unset = now[name] is None and flag.startswith(ENVIRONMENT)  # the job is given it then
+        if now[name] not in (then[name], found) and not unset:
+            yield (
+                f"{_shown(flag, now[name])} in the command, and {_shown(flag, then[name])} in the "
+                f"study ({name})"
+            )
+
+
+def changes(
+    script: Mapping[str, Any], knobs: Mapping[str, Any], now: Mapping[str, str | None]
+) -> Iterator[str]:
+    """Yield changes for the job, a line each: settings of its script, and knobs from outside.
+
+    Args:
+        script: entry of best.yaml.
+        knobs: recommended values.
+        now: settings of the command, as `today` returns them.
+    """
+    for name, value in script["turned"].items():
+        if now.get(name) != written(value):
+            yield f"{name}: {_shown(script['flags'][name], now.get(name))} -> {written(value)}"
+    then = script.get("today", {})
+    for name in script["changes"]:
+        before = f"{written(then[name])} -> " if name in then else ""
+        yield f"{name}: {before}{written(knobs[name])} (from outside)"
+
+
+def _shown(flag: str, text: str | None) -> str:
+    shown = _NOT_GIVEN if text is None else text
+    return f"{flag}{shown}" if flag.endswith(ASSIGNMENT) else f"{flag} {shown}"
+
+
+# The words before the script
+
+
+def assigned(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that the words before a script set for it, as `env A=1` does."""
+    found = (_VARIABLE.fullmatch(word) for word in words)
+    return {one[1]: one[2] for one in found if one}
+
+
+def with_variables(words: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words before a script with some variables set.
+
+    An assignment among the words would override the environment, and `env -i` or `env -u` would
+    drop the variables.
+    """
+    found = list(words)
+    for place, word in enumerate(found):
+        one = _VARIABLE.fullmatch(word)
+        if one and one[1] in variables:
+            found[place] = f"{one[1]}={variables[one[1]]}"
+    if not found or Path(found[0]).name != "env":
+        return tuple(found)
+    end = _end_of_env(found)
+    dropped = _dropped(found[1:end])
+    there = assigned(found[1:end])
+    added = [
+        f"{name}={text}"
+        for name, text in variables.items()
+        if name not in there and (dropped is None or name in dropped)
+    ]
+    return (*found[:end], *added, *found[end:])
+
+
+def _end_of_env(words: Sequence[str]) -> int:
+    """Return the place of the program that `env` runs."""
+    place = 1
+    while place < len(words):
+        word = words[place]
+        if word in _TAKES_VALUE:
+            place += 1
+        elif not (word.startswith("-") or _VARIABLE.fullmatch(word)):
+            break
+        place += 1
+    return min(place, len(words))
+
+
+def _dropped(options: Sequence[str]) -> set[str] | None:
+    """Return names of variables that options of `env` drop; None: all."""
+    if any(option in _EMPTIES for option in options):
+        return None
+    joined = {word.partition("=")[2] for word in options if word.startswith("--unset=")}
+    joined |= {word[2:] for word in options if word.startswith("-u") and len(word) > len("-u")}
+    named = itertools.pairwise(options)
+    return joined | {name for option, name in named if option in ("-u", "--unset")}

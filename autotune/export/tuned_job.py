@@ -1,0 +1,319 @@
+"""The user's own job with the recommended configuration: their launch command, as it was tuned."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from autotune.analysis.wording import counted
+from autotune.config import StudySpec, arguments, fields, scripts
+from autotune.config.withheld import WITHHELD, looks_secret
+from autotune.errors import BadInput
+from autotune.export import config_copies, launch_settings
+from autotune.export.best import BestConfig
+from autotune.export.recommended_command import command_of, is_of_command, recommended
+from autotune.paths import tuned_files
+from autotune.worker.inject import job_order
+from autotune.worker.protocol import FileCopy
+from autotune.worker.python_command import letters_of, parsed
+from search_spaces.knob import written
+
+_DEAF = "EIS"
+"""Options with which python does not load a sitecustomize from PYTHONPATH."""
+_SHELLS = ("bash", "sh", "zsh", "dash", "fish")
+_SITE = Path(job_order.__file__).parent / "site"
+
+
+@dataclass(frozen=True)
+class TunedJob:
+    """Command that is ready to run.
+
+    Attributes:
+        command: with the arguments of the script changed.
+        environment: variables that it needs besides those of this process.
+        differences: between what was tuned and what is about to run, in words.
+        changes: of the job as its command has it, a line each.
+        refusals: reasons why this is another job than the tuned one, in words; empty if it is the
+            same.
+    """
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    differences: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+def script_job(
+    best: BestConfig,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ranks: int | None = None,
+    launch: str | None = None,
+) -> TunedJob:
+    """Return the command as the trials of the recommended configuration ran it.
+
+    Copies of the settings files that the script reads are written below .autotune.
+
+    Args:
+        best: of a study over a script.
+        command: the user's own: torchrun, python, or another launcher of the script.
+        environment: that the command would have.
+        ranks: that the command starts; None: not known.
+
+    Raises:
+        BadInput: the file is not of a script, the command does not run that script, or a file that
+            it
+        reads has no such field.
+    """
+    script = best.script
+    if script is None:
+        raise BadInput(
+            "best.yaml is of a workload, not of a script: load it in your code with autotune.load()"
+        )
+    if is_of_command(best):
+        raise BadInput(
+            "best.yaml is of a command of its own, which `autotune run` takes from there: leave out "
+            "`--` and what follows it"
+        )
+    target = script["target"] if script["is_module"] else Path(script["target"]).name
+    place = _place(target, script["is_module"], command)
+    before, words = command[:place], command[place + 1 :]
+    environment = {**environment, **launch_settings.assigned(before)}
+    flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
+    now = launch_settings.today(flags, words, environment, Path.cwd())
+    given = fields.given(
+        words,
+        flags,
+        script["turned"],
+        variables=environment,
+        workdir=Path.cwd(),
+        folder=tuned_files(Path.cwd()),
+    )
+    for copy in given.copies:
+        config_copies.write(copy)
+    order = job_order.Order(
+        target,
+        script["is_module"],
+        best.knobs,
+        tuple(script["changes"]),
+        _named(given.copies),
+        samples=script.get("samples") or 0,
+        fixed_samples=scripts.samples_are_fixed(script["flags"]),
+    )
+    if order.changes:
+        _check_options(command)
+    of_study, otherwise = _of_study(script, environment)
+    of_process = _of_process(best.knobs, order.changes, environment)
+    found = {
+        **of_study,
+        **_unset(script, environment),
+        **given.variables,
+        **of_process,
+        job_order.VARIABLE: order.to_text(),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
+    }
+    of_settings = _changed_settings(script, fields.files(flags, words, environment))
+    return TunedJob(
+        (*launch_settings.with_variables(before, found), command[place], *given.arguments),
+        found,
+        (*_differences(best, command[place], script), *of_settings, *otherwise),
+        (
+            *launch_settings.changes(script, best.knobs, now),
+            *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
+        ),
+        (
+            *launch_settings.other_batch(script, now),
+            *_other_ranks(best, ranks),
+            *_other_launch(script, launch),
+        ),
+    )
+
+
+def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that set knobs of the script, that the trials had and the job lacks."""
+    flags: Mapping[str, str] = script["flags"]
+    named = {flags[name]: text for name, text in script.get("today", {}).items() if name in flags}
+    variables = {
+        flag.removeprefix(arguments.ENVIRONMENT): text
+        for flag, text in named.items()
+        if flag.startswith(arguments.ENVIRONMENT) and not fields.parted(flag)
+    }
+    return {
+        name: text
+        for name, text in variables.items()
+        if text is not None and name not in environment
+    }
+
+
+def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
+    if ranks is not None and ranks != best.world_size:
+        yield (
+            f"the command starts {counted(ranks, 'rank')}, and the study ran {best.world_size}: a step "
+            "would have other samples"
+        )
+
+
+def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str]:
+    then = script.get("launch", launch)  # a file of an earlier version does not say
+    if launch is not None and launch != then:
+        yield (
+            f"the command starts its script as {launch} does, and the study as {then} does: scripts "
+            "take another path by the variables of ranks"
+        )
+
+
+def command_job(best: BestConfig, environment: Mapping[str, str]) -> TunedJob:
+    """Return the job of a study over a command; raises as `command.recommended`."""
+    command = recommended(best)
+    assert best.script is not None  # it has the command
+    of_study, otherwise = _of_study(best.script, environment)
+    changes = (
+        *(f"{name}: {written(value)}" for name, value in best.script["turned"].items()),
+        *(f"environment: {name}={text}" for name, text in of_study.items()),
+    )
+    return TunedJob(command, of_study, otherwise, changes)
+
+
+def _of_study(
+    script: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return variables that the job lacks, and a description of those that differ from the trials'."""
+    wanted: dict[str, str] = script.get("env", {})
+    missing = {name: text for name, text in wanted.items() if name not in environment}
+    otherwise = tuple(
+        f"{name} is {environment[name]}, and was {text} in the trials"
+        for name, text in wanted.items()
+        if environment.get(name, text) != text
+    )
+    return missing, otherwise
+
+
+def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
+    """Return copies without their texts, by absolute paths."""
+    return tuple(replace(copy, file=str(Path.cwd() / copy.file), text="") for copy in copies)
+
+
+def _check_options(command: Sequence[str]) -> None:
+    """Check that python searches PYTHONPATH, through which knobs act on the job from outside.
+
+    Raises:
+        BadInput: an option tells it not to.
+    """
+    python = parsed(command[1:]) if Path(command[0]).name.startswith("python") else None
+    if python and (deaf := {*letters_of(python.options)} & {*_DEAF}):
+        raise BadInput(
+            f"the command has python leave out PYTHONPATH (-{min(deaf)}), by which what is changed "
+            "from outside reaches the job: leave that option out"
+        )
+
+
+def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
+    """Return the place of the script among the words of the command.
+
+    Raises:
+        BadInput: the command does not run it, or a shell script does.
+    """
+    for place, word in enumerate(command):
+        if is_module and word == target and command[place - 1] in ("-m", "--module"):
+            return place
+        if not is_module and Path(word).name == target:
+            return place
+    if shell := [word for word in command if Path(word).name in _SHELLS or word.endswith(".sh")]:
+        raise BadInput(
+            f"{' '.join(shell)} starts {target} by itself, where its arguments cannot be changed: give "
+            f"the launch command of {target} that stands in there, after `--`"
+        )
+    raise BadInput(
+        f"the command does not run {target}, which the study has tuned; give the launch command of "
+        f"that script after `--`"
+    )
+
+
+def _of_process(
+    knobs: Mapping[str, Any], changes: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return variables that must be in the environment before torch is loaded."""
+    from autotune.worker.effects import process
+
+    wanted = process.environment({**knobs})
+    if knobs["expandable_segments"]:
+        wanted |= process.allocator_variables(environment)
+    if "cpu_threads" in changes and knobs["cpu_threads"]:
+        wanted["OMP_NUM_THREADS"] = str(knobs["cpu_threads"])
+    return wanted
+
+
+def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iterator[str]:
+    path, known = Path(word), script.get("digest")
+    if known and path.is_file() and _digest(path) != known:
+        yield f"{word} has changed since it was tuned"
+    if shared := script.get("over_all_ranks"):
+        flags, ranks = ", ".join(shared["flags"]), shared["ranks"]
+        yield f"{flags} counts what all ranks have together: here for the {ranks} that were tuned with"
+    tuned_with = str(best.provenance.get("environment", {}).get("torch", ""))
+    try:
+        here = version("torch")
+    except PackageNotFoundError:
+        return
+    if tuned_with and tuned_with.partition("+")[0] != here.partition("+")[0]:
+        yield f"it was tuned with torch {tuned_with}, and {here} is here"
+
+
+def _changed_settings(script: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield files that the job reads and that have changed since the study, apart from its knobs.
+
+    Fields of knobs are set in either case.
+    """
+    for holder, known in script.get("files", {}).items():
+        path = Path(settings.get(holder, ""))
+        if path.is_file() and _digest(path) != known:
+            yield f"{path} is not as it was when it was tuned"
+
+
+def script_of(
+    spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path, workers: int
+) -> dict[str, Any] | None:
+    """Return the entry `script` of best.yaml; None for a study over a workload.
+
+    Args:
+        spec: of the study.
+        knobs: recommended values; None: nothing is recommended.
+        folder: that the script is in.
+        workers: ranks that it was measured with.
+    """
+    if not spec.workload.is_script or knobs is None:
+        return None
+    turned = {flag.removeprefix("$") for flag in spec.flags.values()}
+    env = {
+        name: text
+        for name, text in spec.env.items()
+        if name not in turned and text != WITHHELD and not looks_secret(name, text)
+    }
+    shared_env = {"env": env} if env else {}
+    if spec.workload.command:
+        return {**command_of(spec, knobs), **shared_env}
+    recipe = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
+    path = folder / recipe.target
+    digest = _digest(path) if not recipe.is_module and path.is_file() else None
+    found = {**asdict(recipe), "changes": list(recipe.changes), "digest": digest, **shared_env}
+    present = launch_settings.today(recipe.flags, spec.workload.arguments, spec.env, folder)
+    found["launch"] = scripts.launch_of(spec.workload, workers)
+    found["today"] = present | {name: spec.full_baseline()[name] for name in recipe.changes}
+    of_all = {*spec.workload.over_all_ranks} & {*recipe.turned}
+    if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:
+        found["over_all_ranks"] = {"flags": shared, "ranks": workers}
+    if settings := fields.files(recipe.flags, spec.workload.arguments, spec.env):
+        read = {holder: folder / file for holder, file in settings.items()}
+        found["files"] = {holder: _digest(one) for holder, one in read.items() if one.is_file()}
+    if samples := scripts.samples_of_step(spec.workload, spec.full_baseline(), knobs):
+        found["samples"] = samples
+    return found
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file, which another version of it does not have."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,245 @@
+"""Search by trial for the settings of a script's micro-batch and accumulation."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from autotune.analysis.wording import counted
+from autotune.config.keeping import COUNTED
+from autotune.errors import BadInput
+from autotune.standalone import flags
+from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, Trial
+from autotune.worker.survey_result import SurveyResult
+
+_PARTNERS = 2
+"""Settings of the accumulation that are tried together with a micro-batch that fails alone."""
+_SINGLE = 1
+"""Samples of a micro-batch of which a script may do something else, such as leave it out."""
+
+RunScript = Callable[[Mapping[str, int]], SurveyResult]
+"""Returns what rank 0 sees of the script with these settings changed.
+
+Raises:
+    BadInput: the script fails with them.
+"""
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Settings of the micro-batch and the accumulation of a script.
+
+    Attributes:
+        flags: knob -> setting that was seen to change it.
+        over_all_ranks: those of them whose setting counts all ranks together.
+        in_proportion: knob -> settings that make it up together, each with its present value.
+        keeps_global_batch: whether the script derives the one that is not in `flags`.
+        columns: whether the samples of a batch lie in its columns.
+        doubts: why other settings do not change them, a line each.
+    """
+
+    flags: dict[str, str] = field(default_factory=dict)
+    over_all_ranks: tuple[str, ...] = ()
+    in_proportion: dict[str, dict[str, int]] = field(default_factory=dict)
+    keeps_global_batch: bool = False
+    columns: bool = False
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def settings_by_knob(self) -> dict[str, str]:
+        """Return knob -> its setting, or the first one of several."""
+        return {**self.flags, **{k: next(iter(parts)) for k, parts in self.in_proportion.items()}}
+
+
+def find_batch_settings(
+    run: RunScript, seen: SurveyResult, workers: int, say: Callable[[str], None]
+) -> BatchSettings:
+    """Try the settings that may change the micro-batch or the accumulation, each in a run.
+
+    Args:
+        run: runs the script.
+        seen: training of the unchanged command, its settings among the options.
+        workers: ranks that ran it.
+        say: called with the number of runs that may follow.
+    """
+    if seen.uneven:  # no setting says how many samples a step has
+        return BatchSettings()
+    search = _Search(run, seen, workers)
+    if plan := search.planned():
+        say(plan)
+    return search.result()
+
+
+class _Search:
+    """One search; every setting is tried once."""
+
+    def __init__(self, run: RunScript, seen: SurveyResult, workers: int) -> None:
+        self._run = run
+        self._seen = seen
+        self._workers = workers
+        self._candidates = flags.candidates(seen, workers)
+        self._parts = flags.parts(seen)
+        self._found = BatchSettings()
+        self._doubts: list[str] = []
+        self._tried_together = False
+
+    def planned(self) -> str:
+        """Describe the runs that may follow; empty if none will."""
+        runs = sum(map(len, self._candidates.values())) + len(self._parts)
+        tried = "; ".join(
+            [
+                *(
+                    f"{', '.join(trial.option.flag for trial in several)} for {knob}"
+                    for knob, several in self._candidates.items()
+                ),
+                *(f"{' and '.join(parts)} in proportion" for parts in self._parts),
+            ]
+        )
+        if not runs:
+            return ""
+        partners = min(_PARTNERS, len(self._candidates.get(ACCUMULATION, ())))
+        again = sum(map(bool, map(self._doubled, self._candidates.get(MICRO_BATCH, ()))))
+        more = again + (partners + 1 if partners else 0)
+        refused = f"; {more} more if the script refuses one alone" if more else ""
+        return f"At most {counted(runs, 'more run')} of a few steps: {tried}{refused}."
+
+    def result(self) -> BatchSettings:
+        """Try the settings, and return the result."""
+        for knob, several in self._candidates.items():
+            for trial in several:
+                if self._is_done(knob):
+                    break
+                if trial.option.flag not in self._found.flags.values():
+                    self._try(knob, trial)
+        for parts in self._parts:
+            if not self._is_done(MICRO_BATCH):
+                self._try_parts(parts)
+        return dataclasses.replace(self._found, doubts=tuple(self._doubts))
+
+    def _is_done(self, knob: str) -> bool:
+        return self._found.keeps_global_batch or knob in self._found.settings_by_knob
+
+    def _try(self, knob: str, trial: Trial) -> None:
+        before, flag = self._seen, trial.option.flag
+        try:
+            after = self._run({flag: trial.given})
+        except BadInput as error:
+            if knob == MICRO_BATCH and self._found_together(trial):
+                return
+            if not self._tried_doubled(knob, trial):
+                self._doubts.append(f"{flag} {trial.given} fails: {_first_line(error)}")
+            return
+        if turned := next((k for k in COUNTED if flags.answers(k, trial, before, after)), None):
+            self._add({turned: trial})
+        elif kept := next((k for k in COUNTED if flags.keeps(k, trial, before, after)), None):
+            self._add({kept: trial}, keeps_global_batch=True)
+        elif knob == MICRO_BATCH and flags.changes_columns(trial, before, after):
+            self._add({knob: trial}, columns=True)
+        elif together := flags.shared(knob, trial, after, self._workers):
+            self._try(knob, together)
+        elif trial.value == _SINGLE and self._tried_doubled(knob, trial):
+            return
+        elif trial.option.sure:  # else it was a guess
+            self._doubts.append(
+                f"{flag} is not {knob}: with {trial.given} there were "
+                f"{counted(after.micro_batch, 'sample')} a micro-batch, "
+                f"{counted(after.accumulation_steps, 'micro-batch')} a step"
+            )
+
+    def _tried_doubled(self, knob: str, trial: Trial) -> bool:
+        """Try a setting of the micro-batch again with a larger value; return whether that was done."""
+        larger = self._doubled(trial) if knob == MICRO_BATCH else None
+        if larger is not None:
+            self._try(knob, larger)
+        return larger is not None
+
+    def _doubled(self, trial: Trial) -> Trial | None:
+        named = flags.is_named(MICRO_BATCH, trial.option)
+        return flags.doubled(trial, self._seen) if named else None
+
+    def _found_together(self, trial: Trial) -> bool:
+        """Try a setting of the micro-batch that fails alone together with one of the accumulation.
+
+        DeepSpeed checks that both give its global batch. This is done once.
+        """
+        if self._tried_together:
+            return False
+        self._tried_together = True
+        size, steps = flags.another_split(self._seen)
+        for partner in self._candidates.get(ACCUMULATION, ())[:_PARTNERS]:
+            if partner.option.flag == trial.option.flag:
+                continue
+            try:
+                after = self._run(
+                    {trial.option.flag: trial.given, partner.option.flag: steps * partner.ranks}
+                )
+            except BadInput:
+                continue
+            if flags.split_as(size, steps, after):
+                self._add({MICRO_BATCH: trial, ACCUMULATION: partner})
+                return True
+        return self._found_all_together(size, steps)
+
+    def _found_all_together(self, size: int, steps: int) -> bool:
+        """Try all settings that are named for the two and have their values.
+
+        A script that has them in its arguments and in a file refuses a contradiction.
+        """
+        batches, counts = (flags.named(knob, self._seen) for knob in COUNTED)
+        if len(batches) < 2 or not counts:
+            return False
+        given = {**dict.fromkeys(batches, size), **dict.fromkeys(counts, steps)}
+        try:
+            after = self._run(given)
+        except BadInput:
+            return False
+        if not flags.split_as(size, steps, after):
+            return False
+        together = {MICRO_BATCH: batches, ACCUMULATION: counts}
+        self._found = dataclasses.replace(self._found, in_proportion=together)
+        return True
+
+    def _try_parts(self, parts: Mapping[str, int]) -> None:
+        """Try settings that may make up a micro-batch together: two loaders in proportion."""
+        size, other = self._seen.micro_batch, flags.other_whole(self._seen.micro_batch, parts)
+        given = {setting: today * other // size for setting, today in parts.items()}
+        named = " and ".join(parts)
+        try:
+            after = self._run(given)
+        except BadInput as error:
+            self._doubts.append(f"{named} in proportion fails: {_first_line(error)}")
+            return
+        if after.micro_batch != other:
+            self._doubts.append(f"{named} do not make up the micro-batch")
+            return
+        kept = after.samples == self._seen.samples
+        if kept or after.accumulation_steps == self._seen.accumulation_steps:
+            self._found = dataclasses.replace(
+                self._found,
+                flags={} if kept else self._found.flags,
+                over_all_ranks=() if kept else self._found.over_all_ranks,
+                in_proportion={MICRO_BATCH: dict(parts)},
+                keeps_global_batch=kept,
+            )
+
+    def _add(
+        self,
+        trials: Mapping[str, Trial],
+        *,
+        keeps_global_batch: bool = False,
+        columns: bool = False,
+    ) -> None:
+        named = {knob: trial.option.flag for knob, trial in trials.items()}
+        shared = [knob for knob, trial in trials.items() if trial.ranks > 1]
+        # A script that keeps its global batch is given one of the two.
+        earlier = BatchSettings() if keeps_global_batch else self._found
+        self._found = dataclasses.replace(
+            self._found,
+            flags={**earlier.flags, **named},
+            over_all_ranks=(*earlier.over_all_ranks, *shared),
+            keeps_global_batch=keeps_global_batch,
+            columns=self._found.columns or columns,
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,52 @@
+"""Comparison of a trial's process with the job's, for one script.
+
+The full table is in docs/scripts.md.
+"""
+
+import os
+from collections.abc import Iterator
+
+from autotune.analysis.wording import counted
+from autotune.config import StudySpec, scripts
+from autotune.worker.protocol import DEEPSPEED, PYTHON
+from launchers import Launcher
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
+    """Yield a line for each difference or likeness.
+
+    Args:
+        spec: of a study over a script.
+        launcher: open.
+    """
+    launch = scripts.launch_of(spec.workload, launcher.workers)
+    ranks = launcher.workers // launcher.slots[0].nodes
+    yield f"started as by {_started(spec, launch, ranks)}, with {_threads(spec, launch, ranks)}"
+    yield (
+        "otherwise than in the job: forked from a python that has torch imported, seeded with "
+        f"{spec.seed}, its output in the trial's log, ended after the steps that are timed"
+        + ("" if launch == PYTHON else ", its ranks meeting at a store of the trial")
+    )
+    slot = launcher.slots[0]
+    if launch == PYTHON and slot.device == "cuda":
+        yield (
+            f"sees {counted(len(slot.environment['devices']), 'device')}, those of its slot: a script "
+            "that takes all devices by itself (DataParallel) takes no more than these"
+        )
+
+
+def _started(spec: StudySpec, launch: str, ranks: int) -> str:
+    if launch == PYTHON:
+        options = "".join(f" {option}" for option in spec.workload.python_options)
+        return f"`python{options}`: one process, no variable calls it a rank"
+    return f"{launch}: {counted(ranks, 'rank')} a node with its variables"
+
+
+def _threads(spec: StudySpec, launch: str, ranks: int) -> str:
+    if threads := spec.env.get(_THREADS, os.environ.get(_THREADS)):
+        return f"{_THREADS}={threads} as you have it"
+    if launch in (PYTHON, DEEPSPEED) or ranks == 1:
+        return "as many threads as torch takes by itself"
+    return f"{_THREADS}=1 as torchrun sets it"

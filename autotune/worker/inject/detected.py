@@ -1,0 +1,148 @@
+"""Settings that a script has in force for knobs, read from what it has built, once it trains."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
+from autotune.worker.effects.parallel import DDP_ARGUMENTS
+from autotune.worker.protocol import Knobs
+
+_FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_MIB = 1 << 20
+_ON = "on"
+"""Value of a knob that is in force in a form that does not show."""
+_HOOKS = {
+    "allreduce_hook": "none",
+    "fp16_compress_hook": "fp16",
+    "bf16_compress_hook": "bf16",
+    "powerSGD_hook": "powersgd",
+}
+"""Hooks of torch by name -> gradient_compression."""
+_CHECKPOINTING = torch.utils.checkpoint
+
+
+class Formats:
+    """Number format in which a model computes.
+
+    Frameworks enter autocast around the model, or around its forward pass inside of their wrapper:
+    it is observed where it is entered.
+    """
+
+    def __init__(self) -> None:
+        self._entered: set[torch.dtype] = set()
+
+    def watch(self) -> None:
+        """Record every autocast that is entered from now on while gradients are on."""
+        enter: Callable[..., Any] = torch.autocast.__enter__
+
+        @functools.wraps(enter)
+        def watched(context: torch.autocast) -> Any:
+            if context._enabled and torch.is_grad_enabled():
+                self._entered.add(context.fast_dtype)
+            return enter(context)
+
+        torch.autocast.__enter__ = watched  # type: ignore[method-assign]
+
+    def detected(self, parameters: Iterable[nn.Parameter]) -> str:
+        """Return the format of a training that updates some parameters.
+
+        Args:
+            parameters: at least one.
+        """
+        if self._entered:
+            return " and ".join(sorted(_FORMATS.get(d, str(d)) for d in self._entered))
+        dtypes = {parameter.dtype for parameter in parameters}
+        return "pure_bf16" if dtypes == {torch.bfloat16} else "fp32"
+
+
+class Recomputation:
+    """Observer of activation checkpointing by torch.utils.checkpoint."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def watch(self) -> None:
+        """Observe every pass from now on."""
+        for owner, name in (
+            (_CHECKPOINTING, "_checkpoint_without_reentrant_generator"),
+            (_CHECKPOINTING.CheckpointFunction, "apply"),
+        ):
+            if entered := getattr(owner, name, None):
+                setattr(owner, name, self._noticed(entered))
+
+    def _noticed(self, entered: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(entered)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.seen = True
+            return entered(*args, **kwargs)
+
+        return run
+
+    def detected(self) -> dict[str, Any]:
+        """Return activation_checkpointing, if it was observed."""
+        return {"activation_checkpointing": _ON} if self.seen else {}
+
+
+def ddp_settings(model: DistributedDataParallel) -> dict[str, Any]:
+    """Return knobs of the constructor of DistributedDataParallel."""
+    bucket = model.bucket_bytes_cap / _MIB
+    switches = {name: arg for name, arg in DDP_ARGUMENTS.items() if name != "bucket_cap_mb"}
+    return {
+        "bucket_cap_mb": int(bucket) if bucket.is_integer() else bucket,
+        **{name: bool(getattr(model, argument)) for name, argument in switches.items()},
+        "gradient_compression": _hooks(model),
+    }
+
+
+def _hooks(model: DistributedDataParallel) -> str:
+    names = [getattr(hook, "__name__", type(hook).__name__) for hook, _ in model._comm_hooks]
+    return " and ".join(_HOOKS.get(name, name) for name in names) or "none"
+
+
+def loader_settings(iterator: Any) -> dict[str, Any]:
+    """Return knobs of the DataLoader of an iterator.
+
+    Without workers some mean nothing; without a device memory is not pinned, whatever was asked for.
+    """
+    unread = () if iterator._num_workers else OF_WORKERS
+    if not torch.accelerator.is_available():
+        unread = (*unread, "pin_memory")
+    return {
+        name: getattr(iterator, f"_{argument}")
+        for name, argument in LOADER_ARGUMENTS.items()
+        if argument not in unread
+    }
+
+
+def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Return optimizer_kernels, if all groups of parameters are alike."""
+    kinds = {
+        "fused" if group.get("fused") else "foreach" if group.get("foreach") else "default"
+        for group in optimizer.param_groups
+    }
+    return {"optimizer_kernels": " and ".join(sorted(kinds))}
+
+
+def contradictions(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -> Iterator[str]:
+    """Yield `knob value` in force where the configuration has another value.
+
+    Args:
+        own: knob -> value in force, as far as it was detected.
+        knobs: a value for every knob.
+        names: of the knobs that are compared.
+    """
+    for name in sorted({*names} & own.keys()):
+        if not _agree(own[name], knobs[name]):
+            yield f"{name} {own[name]}"
+
+
+def _agree(own: Any, wanted: Any) -> bool:
+    # Autocast is the same for tf32 and fp32.
+    return own == wanted or (own, wanted) == ("fp32", "tf32") or (own == _ON and bool(wanted))

@@ -1,0 +1,119 @@
+"""Configuration in a user's own job, passed by `autotune run` to the processes of a command.
+
+It imports nothing of torch before it is known that this process is the one to be changed.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.worker.decoding import decoder
+from autotune.worker.inject import speed_report
+from autotune.worker.inject.settings_copies import SettingsCopies
+from autotune.worker.protocol import FileCopy
+from autotune.worker.python_command import parsed
+
+VARIABLE = "AUTOTUNE_RUN"
+"""Environment variable that holds an Order as JSON."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Changes for a job, and the processes that they are meant for.
+
+    Attributes:
+        target: name of the script's file, or of the module behind -m.
+        is_module: whether `target` is a module.
+        knobs: a value for every knob.
+        changes: names of those that act from outside.
+        copies: of settings files that the script reads; their texts are written already.
+        samples: of one rank in a step, where no loader shows them; 0: unknown.
+        fixed_samples: whether `samples` count even if a loader shows others.
+    """
+
+    target: str
+    is_module: bool
+    knobs: dict[str, Any]
+    changes: tuple[str, ...]
+    copies: tuple[FileCopy, ...] = ()
+    samples: int = 0
+    fixed_samples: bool = False
+
+    def to_text(self) -> str:
+        """Return the order as a value for the environment."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Order":
+        """Return the order that `to_text` wrote."""
+        hint: Any = cls
+        order: Order = decoder(hint)(json.loads(text))
+        return order
+
+
+def begin(command: Sequence[str]) -> None:
+    """Change this process if its command runs the script; launchers and helpers stay as they are.
+
+    Args:
+        command: of this process, as sys.orig_argv has it.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    order = Order.from_text(text)
+    if runs(command) != (order.target, order.is_module):
+        return
+    from autotune.worker.effects import binding
+    from autotune.worker.inject.changes import Changes
+
+    copies = SettingsCopies(order.copies)
+    copies.begin()
+    changes = Changes(order.knobs, order.changes)
+    changes.begin()
+    if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
+        changes.met("cpu_affinity")
+    _say_what_is_idle(changes, copies)
+    if address := os.environ.get(speed_report.ADDRESS):
+        from autotune.worker.inject import meter
+
+        meter.begin(address, changes.built, samples=order.samples, always=order.fixed_samples)
+
+
+def runs(command: Sequence[str]) -> tuple[str, bool] | None:
+    """Return the file or module that python runs, and whether it is a module; else None."""
+    parts = parsed(command[1:])
+    if parts is None:
+        return None
+    return (parts.target, True) if parts.is_module else (Path(parts.target).name, False)
+
+
+def _say_what_is_idle(changes: Any, copies: SettingsCopies) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    checked = False
+
+    def look(*_: Any) -> None:
+        nonlocal checked
+        # The hook stays: torch iterates over the hooks meanwhile, and the script may have its own.
+        if checked:
+            return
+        checked = True
+        if idle := sorted({*changes.idle(), *changes.set_back()}):
+            print(
+                f"autotune: {', '.join(idle)}: has found nothing to act on in this script, or was set "
+                "back by it; the speed-up of the study is not to be expected",
+                file=sys.stderr,
+            )
+        unread = copies.unread() if os.environ.get("RANK", "0") == "0" else []
+        if unread:
+            print(
+                f"autotune: {', '.join(unread)}: has not been read, so what the study recommends in it "
+                "has no effect",
+                file=sys.stderr,
+            )
+
+    register_optimizer_step_post_hook(look)

@@ -1,0 +1,379 @@
+"""Probe of an unmodified script's training, step by step.
+
+It observes optimizer steps by torch's own hooks, samples by what loaders yield, and the loss where
+the backward pass begins.
+"""
+
+import functools
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import dataloader
+
+from autotune.worker.inject import asked, detected
+from autotune.worker.inject.accumulation import Accumulation
+from autotune.worker.inject.batch_samples import samples as guess
+from autotune.worker.inject.changes import ScriptObjects
+from autotune.worker.inject.draws import Batch, Draws, Source
+from autotune.worker.inject.graph import reached
+from autotune.worker.inject.rows import Rows
+from autotune.worker.inject.tokens import Tokens
+from autotune.worker.observers import communication
+
+_SOURCE = "_source_seen_by_autotune"
+"""Attribute of a loader's iterator: a Source."""
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a step computes its gradients by a closure."""
+    return any(map(callable, (*args, kwargs.get("closure"))))
+
+
+def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -> int:
+    """Return the samples of a batch: by its loader, else by its tensors.
+
+    The last batch of an iterable data set may have fewer than the loader has asked for.
+    """
+    if known is not None and not iterable:
+        return known
+    shown = guess(batch)
+    if known is None:
+        source.guessed = True
+        return shown
+    source.agrees = source.agrees or shown == known
+    return min(shown, known) if source.agrees else known
+
+
+class ScriptProbe:
+    """Observer of a script's training.
+
+    Attributes:
+        counts_tokens: whether `tokens` are counted.
+        draws: batches of loaders, and which of them are trained on.
+        saw_loader: whether any batch that was trained on came from a loader.
+        guessed: whether samples were counted by tensors, as a loader did not know them.
+        wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
+        loss: last one that a backward pass began with, on its device; None before there is one.
+        built: objects that the script has built.
+        records_loss: whether the loss of the following backward passes will be read.
+        first_backward: collectives that the process had begun when the first backward pass began;
+            None
+        before there is one.
+        leader: optimizer that stepped first; its steps are those of the training.
+        accumulation: micro-batches of its steps.
+    """
+
+    def __init__(
+        self,
+        built: ScriptObjects | None = None,
+        *,
+        counts_tokens: bool = False,
+        trained: Callable[[Sequence[Batch]], None] | None = None,
+    ) -> None:
+        """Prepare the probe.
+
+        Args:
+            built: objects that the script builds.
+            counts_tokens: whether to count `tokens`.
+            trained: see Draws.
+        """
+        self.built = built or ScriptObjects()
+        self.draws = Draws(trained)
+        self.accumulation = Accumulation()
+        self.rows: Rows | None = None
+        self.saw_loader = False
+        self.guessed = False
+        self.wait_seconds = 0.0
+        self.loss: torch.Tensor | None = None
+        self.records_loss = True
+        self.leader: Optimizer | None = None
+        self.first_backward: int | None = None
+        self.counts_tokens = counts_tokens
+        self._texts: list[Tokens] = []
+        self._unscaled: torch.Tensor | None = None
+        self._overflows: Counter[int] = Counter()
+        self._taken = False
+        self._formats = detected.Formats()
+        self._recomputation = detected.Recomputation()
+        self._of_loader: dict[str, Any] = {}
+        self._last_evaluated: Callable[[], nn.Module | None] = lambda: None
+
+    @property
+    def samples(self) -> int:
+        """Return the samples trained on so far, of batches from loaders."""
+        return self.draws.samples
+
+    @property
+    def flushes(self) -> bool:
+        """Return whether steps with fewer micro-batches than others are the last of an epoch."""
+        return 0 < self.accumulation.falls <= self.draws.begun
+
+    @property
+    def full_samples(self) -> int:
+        """Return the samples of as many steps if no epoch ended with a shorter batch or step."""
+        steps = self.accumulation.missing if self.flushes else 0
+        return self.samples + self.draws.missing + steps * max(self.draws.sizes, default=0)
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of these samples, where a sample is a row of whole numbers."""
+        return self.draws.tokens
+
+    @property
+    def padded(self) -> bool:
+        """Return whether padding may be among the tokens."""
+        return any(text.padded for text in self._texts)
+
+    def watch(
+        self,
+        *,
+        went_on: Callable[[], None],
+        taken: Callable[[], None],
+        at_gradients: Callable[[], None] | None = None,
+    ) -> None:
+        """Observe the script from now on.
+
+        All of this is on the path of every step, and none of it is in the processor's caches then:
+        the less it touches, the better.
+
+        Args:
+            went_on: called whenever the script makes progress.
+            taken: called after every step of the leader.
+            at_gradients: called when the gradients of such a step are complete: before it, or after
+                one
+            that computes them by itself.
+        """
+        self._watch_loaders(went_on)
+        self._watch_backward(went_on)
+        self._watch_scalers()
+        self._formats.watch()
+        self._recomputation.watch()
+        if at_gradients:
+            self._watch_gradients(at_gradients)
+
+        accumulation = self.accumulation
+
+        def before_step(*_: Any) -> None:
+            accumulation.begins()
+
+        def after_step(optimizer: Optimizer, *_: Any) -> None:
+            self._taken = True
+            if self.leader is None:
+                self.leader = optimizer
+            if optimizer is self.leader:
+                accumulation.ends(self.draws.batches)
+                taken()
+
+        register_optimizer_step_pre_hook(before_step)
+        register_optimizer_step_post_hook(after_step)
+
+    @property
+    def steps_left_out(self) -> int:
+        """Return the steps that the leader has skipped, as a gradient was too large for fp16."""
+        return self._overflows[id(self.leader)]
+
+    def _watch_gradients(self, at_gradients: Callable[[], None]) -> None:
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self.leader = self.leader or optimizer
+            if optimizer is self.leader and not _has_closure(args, kwargs):
+                at_gradients()
+
+        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if optimizer is self.leader and _has_closure(args, kwargs):
+                at_gradients()
+
+        register_optimizer_step_pre_hook(before_step)
+        register_optimizer_step_post_hook(after_step)
+
+    def detected(self) -> dict[str, Any]:
+        """Return knob -> value that the script has in force, as far as it shows after a step."""
+        found = {**self._of_loader, **self._recomputation.detected()}
+        if self.leader is not None:
+            found |= detected.optimizer_settings(self.leader)
+            groups = self.leader.param_groups
+            found["precision"] = self._formats.detected(
+                p for group in groups for p in group["params"]
+            )
+        if self.built.model is not None:
+            found |= detected.ddp_settings(self.built.model)
+        return found
+
+    def _watch_loaders(self, went_on: Callable[[], None] | None = None) -> None:
+        asked.watch()
+        self._watch_evaluation()
+        self._watch_new_epochs()
+        iterator = dataloader._BaseDataLoaderIter
+        fetch = iterator.__next__
+        clock, learns, draws = time.perf_counter, torch.is_grad_enabled, self.draws
+
+        @functools.wraps(fetch)
+        def watched(loader: Any) -> Any:
+            source = loader.__dict__.get(_SOURCE)
+            if source is not None and not source.trained:
+                draws.asks(source)
+            quiet, began = draws.quiet, clock()
+            try:
+                batch = fetch(loader)
+            except StopIteration:
+                if source is not None:
+                    source.exhausted = True
+                raise
+            index = asked.take(loader)
+            if learns():
+                self.wait_seconds += clock() - began
+                if self.rows is not None:
+                    self.rows.saw(loader, batch, index)
+                samples = asked.samples(loader, index)
+                if source is not None and source.trained and source.known and samples:
+                    # The case of nearly every batch. The next backward pass reports progress.
+                    draws.drew(Batch(source, samples, 0, quiet, draws.quiet))
+                    return batch
+                self._saw(loader, batch, samples, quiet)
+            if went_on is not None:
+                went_on()
+            return batch
+
+        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
+
+    def _watch_new_epochs(self) -> None:
+        """Notice where an iterator begins anew, as those of persistent workers do."""
+        iterator = dataloader._BaseDataLoaderIter
+        reset = iterator._reset
+
+        @functools.wraps(reset)
+        def begun_anew(loader: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.forget(loader)
+            if self.rows is not None:
+                self.rows.begin_epoch(loader)
+            if (source := loader.__dict__.pop(_SOURCE, None)) is not None:
+                self.draws.forget(source)
+            return reset(loader, *args, **kwargs)
+
+        iterator._reset = begun_anew  # type: ignore[method-assign, assignment]
+
+    def _watch_evaluation(self) -> None:
+        """Observe where gradients are disabled, and which model is put into evaluation mode."""
+        draws = self.draws
+
+        def noticed(enter: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(enter)
+            def run(context: Any, *args: Any, **kwargs: Any) -> Any:
+                draws.quiet += 1
+                return enter(context, *args, **kwargs)
+
+            return run
+
+        for kind in (torch.no_grad, torch.inference_mode):
+            kind.__enter__ = noticed(kind.__enter__)  # type: ignore[method-assign]
+        choose: Callable[..., None] = torch.set_grad_enabled.__init__
+
+        @functools.wraps(choose)
+        def chosen(context: Any, mode: bool) -> None:
+            draws.quiet += not mode
+            choose(context, mode)
+
+        torch.set_grad_enabled.__init__ = chosen  # type: ignore[method-assign, assignment]
+        evaluate: Callable[..., Any] = nn.Module.eval
+
+        @functools.wraps(evaluate)
+        def evaluated(module: nn.Module) -> Any:
+            self._last_evaluated = weakref.ref(module)
+            return evaluate(module)
+
+        nn.Module.eval = evaluated  # type: ignore[method-assign, assignment]
+
+    def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
+        """Take in a batch.
+
+        Args:
+            loader: iterator that has yielded it.
+            batch: of any kind.
+            samples: in it, where the iterator knows.
+            quiet: number of times that gradients had been disabled when it was asked for.
+        """
+        source = loader.__dict__.get(_SOURCE)
+        if source is None:
+            source = Source(weakref.ref(loader), loader._dataset)
+            if self.counts_tokens:
+                source.text = Tokens()
+                self._texts.append(source.text)
+            loader.__dict__[_SOURCE] = source
+        iterable = asked.is_iterable(loader)
+        count = _samples(source, batch, samples, iterable=iterable)
+        source.known = samples is not None and not source.text and not iterable
+        source.evaluating = source.evaluating and self._evaluates()
+        tokens = source.text.of(batch) if source.text else 0
+        self.draws.drew(Batch(source, count, tokens, quiet, self.draws.quiet))
+
+    def _evaluates(self) -> bool:
+        model = self.built.inner or self._last_evaluated()
+        return model is not None and not model.training
+
+    def _trained(self, loss: torch.Tensor) -> None:
+        """Take in that a backward pass begins."""
+        self.accumulation.passes += 1
+        if self.rows is not None:
+            self.rows.learned()
+        for source in self.draws.backward(lambda: reached(loss)):
+            self.saw_loader = True
+            self.guessed = self.guessed or source.guessed
+            if (loader := source.iterator()) is not None:
+                self._of_loader = detected.loader_settings(loader)
+
+    def _watch_backward(self, went_on: Callable[[], None]) -> None:
+        backward: Callable[..., None] = torch.Tensor.backward
+
+        @functools.wraps(backward)
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._trained(loss)
+            if self.first_backward is None:
+                self.first_backward = communication.collectives()
+            if self.records_loss:
+                self._record_loss(loss)
+            backward(loss, *args, **kwargs)
+            went_on()
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+
+    def _record_loss(self, loss: torch.Tensor) -> None:
+        if loss.numel() == 1:
+            self.loss = loss.detach() if self._unscaled is None else self._unscaled
+            self._unscaled = None
+
+    def _watch_scalers(self) -> None:
+        """Record the loss before an fp16 scaler multiplies it, and steps that it skips."""
+        scale = torch.amp.GradScaler.scale
+
+        @functools.wraps(scale)
+        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            records = self.records_loss and isinstance(outputs, torch.Tensor)
+            if records and outputs.numel() == 1:
+                self._unscaled = outputs.detach()
+            return scale(scaler, outputs)
+
+        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
+        step = torch.amp.GradScaler.step
+
+        @functools.wraps(step)
+        def stepped(
+            scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+        ) -> Any:
+            self._taken = False
+            found = step(scaler, optimizer, *args, **kwargs)
+            if not self._taken:
+                self._overflows[id(optimizer)] += 1
+                if self.leader is None or optimizer is self.leader:
+                    self.accumulation.left_out(self.draws.batches)
+            return found
+
+        torch.amp.GradScaler.step = stepped  # type: ignore[method-assign, assignment]

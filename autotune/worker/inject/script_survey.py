@@ -1,0 +1,346 @@
+"""Survey of an unmodified training script: its parts and its present settings."""
+
+import functools
+import gc
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autotune.worker.inject.accumulation import strays
+from autotune.worker.inject.batch_samples import samples, tensors
+from autotune.worker.inject.changes import Changes
+from autotune.worker.inject.draws import Batch, of_one_pass
+from autotune.worker.inject.options import Options
+from autotune.worker.inject.script_probe import ScriptProbe
+from autotune.worker.inject.setting_files import may_hold_settings
+from autotune.worker.inject.settled import Settled
+from autotune.worker.inject.statistics import Statistics
+from autotune.worker.protocol import Knobs
+from autotune.worker.survey_result import SETTINGS, SurveyResult
+
+_NO_BACKWARD = -1
+_MOST_SIGNS = 4000
+"""Batches and backward passes before the first optimizer step: more than any script accumulates."""
+_FEW_BACKWARDS = 8
+"""Backward passes after which a script that has built no optimizer of torch.optim is left."""
+_ABOUT = 0.5
+"""Tolerance for the parts of a batch, as some are seen before the next batch is drawn."""
+_IN_PARTS = 1.5
+"""Backward passes per batch from which on a script is taken to split its batches."""
+_MOST_FILES = 20
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class _Step(NamedTuple):
+    """Optimizer step.
+
+    Attributes:
+        samples: of batches that were drawn for it and trained on.
+        batches: number of these.
+        full: samples of all steps until this one, if no batch were the short last one of an epoch.
+        passes: its micro-batches, by backward passes.
+        until: number of all steps until this one, including those that a GradScaler has skipped.
+    """
+
+    samples: int
+    batches: int
+    full: int
+    passes: int
+    until: int
+
+
+@dataclass
+class _Passes:
+    """Forward passes of one module, with gradients on.
+
+    Attributes:
+        module: that was called.
+        parameters: number of its trained values.
+        since_step: passes since the last optimizer step.
+        of_steps: passes between steps.
+        rows: of the inputs of each pass.
+    """
+
+    module: nn.Module
+    parameters: int
+    since_step: int = 0
+    of_steps: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+class Survey:
+    """Passive observer of a script. It costs time, so nothing is timed meanwhile.
+
+    Attributes:
+        steps: of the optimizer that were seen.
+        probe: probe of the script's steps.
+    """
+
+    def __init__(self, knobs: Knobs) -> None:
+        """Prepare; `knobs` has a value for every knob, and none of them acts."""
+        self._changes = Changes(knobs, ())
+        self.probe = ScriptProbe(self._changes.built, trained=self._counted)
+        self._options = Options()
+        self._settled = Settled()
+        self._statistics = Statistics()
+        self.steps = 0
+        self._within = False
+        self._signs = 0
+        self._columns: list[int] = []
+        self._passes: dict[int, _Passes] = {}
+        self._batches: list[float] = []
+        self._steps: list[_Step] = []
+        self._backwards = 0
+        self._scaled = False
+        self._settings: dict[str, None] = {}
+        self._folder = Path.cwd()
+
+    def watch(
+        self,
+        went_on: Callable[[], None],
+        taken: Callable[[int], None],
+        given_up: Callable[[str], None],
+    ) -> None:
+        """Observe from now on.
+
+        Args:
+            went_on: called whenever the script makes progress.
+            taken: called after each optimizer step, with the number of steps.
+            given_up: called where there is much of a training, and never a step; with a
+                description.
+        """
+        self._options.watch()
+        self._settled.watch()
+        self._statistics.watch()
+        self._changes.begin()
+        self._watch_passes()
+        self._watch_scalers()
+        sys.addaudithook(self._audit)
+
+        def after() -> None:
+            self.steps += 1
+            self._steps.append(self._step())
+            for passes in self._passes.values():
+                passes.of_steps.append(passes.since_step)
+                passes.since_step = 0
+            taken(self.steps)
+
+        def alive() -> None:
+            went_on()
+            self._signs += 1
+            if not self.steps and self._signs >= _MOST_SIGNS:
+                given_up(self.so_far())
+            if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
+                given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
+
+        self.probe.watch(went_on=alive, taken=after)
+        self._watch_backward()
+
+    def _step(self) -> _Step:
+        """Return the last step."""
+        probe = self.probe
+        samples = probe.samples - sum(step.samples for step in self._steps)
+        batches = len(self._batches) - sum(step.batches for step in self._steps)
+        until = self.steps + probe.steps_left_out
+        return _Step(samples, batches, probe.full_samples, probe.accumulation.of_step, until)
+
+    def _watch_backward(self) -> None:
+        backward: Callable[..., None] = torch.Tensor.backward
+
+        @functools.wraps(backward)
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._backwards += 1
+            backward(loss, *args, **kwargs)
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+
+    def so_far(self) -> str:
+        """Describe how far the script has come."""
+        drawn = "drew batches from a DataLoader and " if self.probe.draws.drawn else ""
+        return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
+
+    def _counted(self, batches: Sequence[Batch]) -> None:
+        """Take in the batches that a backward pass trains on."""
+        number, passes = of_one_pass(batches)
+        self._batches += [number / passes] * passes
+
+    def surveyed(self, ended: str = "") -> SurveyResult:
+        """Return the result; call it while the script runs, as its variables are inspected."""
+        leader = self.probe.leader
+        trained = self._trained()
+        micro_batch = self._micro_batch(trained)
+        accumulation_steps = self._accumulation(trained, micro_batch)
+        uneven = self._uneven(micro_batch * accumulation_steps)
+        ramps = self._ramps() or (uneven and len(self.probe.accumulation.numbers) > 1)
+        return SurveyResult(
+            steps=self.steps,
+            micro_batch=micro_batch,
+            columns=statistics.mode(self._columns) if self._columns else 0,
+            accumulation_steps=accumulation_steps,
+            varies=self.probe.draws.varies,
+            accumulation_varies=ramps,
+            reuses=uneven and not ramps,
+            guessed=self.probe.guessed,
+            backwards=self._backwards,
+            loader=self.probe.saw_loader,
+            ddp=self._changes.built.model is not None,
+            sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
+            scaled=self._scaled,
+            optimizer=type(leader).__name__ if leader else "",
+            convolutions=trained is not None
+            and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
+            batch_dependent=self._statistics.found(trained.module if trained else None),
+            own=self.probe.detected(),
+            settled=self._settled.found(),
+            threads=torch.get_num_threads(),
+            attends=self._settled.attends,
+            reads_loss=self._settled.reads,
+            options=self._options.found(),
+            settings=tuple(self._settings),
+            ended=ended,
+        )
+
+    def _micro_batch(self, trained: "_Passes | None") -> int:
+        """Return the samples of a micro-batch.
+
+        They are what a loader yields, unless the script calls backward for equal parts of it.
+        """
+        rows = [count for count in trained.rows if count] if trained else []
+        passed = statistics.mode(rows) if rows else 0
+        if not self._batches or not trained:
+            return passed
+        batch = round(statistics.mode(self._batches))
+        parts = sum(step.passes for step in self._steps) / len(self._batches)
+        in_parts = passed and parts >= _IN_PARTS and abs(batch / passed - parts) < _ABOUT
+        return passed if in_parts else batch
+
+    def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
+        """Return the micro-batches per step.
+
+        They are told by what loaders yield, as a model may see a batch several times; else by
+        backward passes, of which several may follow one pass of the model.
+        """
+        if not self._steps:
+            return 1
+        if self.probe.flushes and not self.probe.draws.varies:
+            return max(self.probe.accumulation.numbers)
+        if self.probe.draws.varies:
+            return round(statistics.median(step.batches for step in self._steps)) or 1
+        if micro_batch and any(step.samples for step in self._steps):
+            drawn = statistics.median(step.samples for step in self._steps)
+            return max(1, round(drawn / micro_batch))
+        forward = [count for count in trained.of_steps if count] if trained else []
+        backward = [step.passes for step in self._steps if step.passes]
+        if not forward:
+            return 1
+        return min(map(statistics.mode, filter(None, (forward, backward))))
+
+    def _ramps(self) -> bool:
+        """Return whether steps have more and more micro-batches.
+
+        The first one may have fewer for another reason: scripts step where the number of a batch,
+        from 0, is a multiple.
+        """
+        passes = [step.passes for step in self._steps]
+        drawn = [step.batches for step in self._steps]
+        return passes == drawn == sorted(passes) and passes[1:2] != passes[-1:]
+
+    def _uneven(self, wanted: int) -> bool:
+        """Return whether steps have other samples than most, and no prefetching loader explains it.
+
+        Args:
+            wanted: samples of most steps.
+        """
+        untold = self.probe.draws.varies or not self.probe.samples
+        return not untold and any(strays(step.full, wanted, step.until) for step in self._steps)
+
+    def _watch_passes(self) -> None:
+        """Observe forward passes of what is trained, each by its outermost module.
+
+        Passes that a backward pass repeats, to recompute activations, are left out.
+        """
+        call = nn.Module.__call__
+
+        @functools.wraps(call)
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._within or not torch.is_grad_enabled():
+                return call(module, *args, **kwargs)
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                self._passed(module, [*args, kwargs])
+            self._within = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._within = False
+
+        nn.Module.__call__ = watched  # type: ignore[method-assign]
+
+    def _passed(self, module: nn.Module, inputs: list[Any]) -> None:
+        if id(module) not in self._passes:
+            several = [p.numel() for p in module.parameters() if p.requires_grad]
+            self._passes[id(module)] = _Passes(module, sum(several))
+        own = self._passes[id(module)]
+        own.since_step += 1
+        tensor = next(tensors(inputs), None)
+        if own.parameters and tensor is not None:
+            self._columns.append(tensor.shape[1] if tensor.dim() > 1 else 0)
+        own.rows.append(samples(inputs))
+
+    def _trained(self) -> "_Passes | None":
+        """Return the passes of the largest model; a loss has no parameters, and is left out."""
+        largest = max(self._passes.values(), key=lambda passes: passes.parameters, default=None)
+        return largest if largest and largest.parameters else None
+
+    def _watch_scalers(self) -> None:
+        scale = torch.amp.GradScaler.scale
+
+        @functools.wraps(scale)
+        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self._scaled = self._scaled or scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str | bytes):
+            return
+        name, flags = os.fsdecode(arguments[0]), arguments[2]
+        reads = not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if reads and name.lower().endswith(SETTINGS) and len(self._settings) < _MOST_FILES:
+            self._read(Path(os.path.normpath(Path.cwd() / name)))
+
+    def _read(self, path: Path) -> None:
+        """Note a file that may hold settings: not one of a library or of a cache."""
+        if not may_hold_settings(path):
+            return
+        beside = Path(sys.argv[0]).absolute().parent.resolve()
+        if path.is_relative_to(self._folder) or path.resolve().is_relative_to(beside):
+            self._settings[os.path.relpath(path, self._folder)] = None
+        elif any(path.name in argument for argument in sys.argv[1:]):
+            self._settings[str(path)] = None
+
+
+def _optimizers() -> bool:
+    """Return whether the script has built an optimizer of torch.optim."""
+    return any(issubclass(type(thing), Optimizer) for thing in gc.get_objects())
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "placements")

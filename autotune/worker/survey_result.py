@@ -1,0 +1,129 @@
+"""Result of a survey: what a training script showed in its first steps."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autotune.worker.decoding import decoder
+
+SETTINGS = (".yaml", ".yml", ".json", ".toml")
+"""Extensions of files from which scripts read their settings."""
+ENDED = "the script ended"
+"""Begins what is said of a script that ended by itself; with nothing behind it, without an error."""
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Option:
+    """Command line option of a script, and its present value.
+
+    Attributes:
+        flag: `--flag`, `--flag=` where its value must be in the same argument, or `key=`.
+        name: of the value inside the script.
+        value: in force.
+        switch: whether it has no value, and is given or not.
+        sure: whether a parser knows it; otherwise it is a guess from a variable of that name.
+    """
+
+    flag: str
+    name: str
+    value: Any
+    switch: bool = False
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class SurveyResult:
+    """First steps of a script on one rank.
+
+    Attributes:
+        steps: of the optimizer that were seen.
+        micro_batch: rows of a forward pass with gradients on; 0 if none was seen.
+        columns: of the first tensor that the model is given; 0 if it has none.
+        accumulation_steps: such passes per optimizer step.
+        varies: whether its batches have different numbers of samples; then micro_batch is the most
+            frequent one.
+        accumulation_varies: whether its steps have different numbers of micro-batches; then
+            accumulation_steps is the usual number.
+        reuses: whether its steps have different numbers of samples for another reason, such as a batch
+            that is trained on by several steps.
+        guessed: whether samples were counted by tensors, as its loader does not know them.
+        backwards: backward passes that were seen.
+        loader: whether a DataLoader yielded what it trained on.
+        ddp: whether a model was in DistributedDataParallel.
+        sharded: whether parameters are sharded tensors (FSDP2).
+        scaled: whether a GradScaler scaled the loss.
+        optimizer: its class; empty if none has stepped.
+        convolutions: whether the model has any.
+        batch_dependent: what of it computes over the rows of a micro-batch together, in words.
+        own: knob -> value that the script sets by itself, as far as it shows.
+        settled: knobs of the process that the script sets by itself.
+        threads: of an operator on the CPU.
+        attends: whether scaled_dot_product_attention was called.
+        reads_loss: whether a number was read from a tensor, as a loss is for a log.
+        options: all that were found, in the order of the script.
+        settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
+            its arguments.
+        ended: how it ended, or why it was left before its steps were seen; else empty.
+    """
+
+    steps: int = 0
+    micro_batch: int = 0
+    columns: int = 0
+    accumulation_steps: int = 1
+    varies: bool = False
+    accumulation_varies: bool = False
+    reuses: bool = False
+    guessed: bool = False
+    backwards: int = 0
+    loader: bool = False
+    ddp: bool = False
+    sharded: bool = False
+    scaled: bool = False
+    optimizer: str = ""
+    convolutions: bool = False
+    batch_dependent: str = ""
+    own: dict[str, Any] = field(default_factory=dict)
+    settled: tuple[str, ...] = ()
+    threads: int = 0
+    attends: bool = False
+    reads_loss: bool = False
+    options: tuple[Option, ...] = ()
+    settings: tuple[str, ...] = ()
+    ended: str = ""
+
+    @property
+    def samples(self) -> int:
+        """Return the samples of a rank per optimizer step."""
+        return self.micro_batch * self.accumulation_steps
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Return whether the script came to an end, with or without an error."""
+        return self.ended.startswith(ENDED)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the script ended by itself with an exit status or a message."""
+        return self.ended_by_itself and self.ended != ENDED
+
+    @property
+    def uneven(self) -> bool:
+        """Return whether steps have different numbers of samples, so that no setting says how many."""
+        return self.varies or self.accumulation_varies or self.reuses
+
+    @property
+    def counts_steps(self) -> bool:
+        """Return whether only the steps of two runs are comparable, not their samples."""
+        return self.varies or self.reuses
+
+    def to_text(self) -> str:
+        """Return the result as JSON."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_text(cls, text: str) -> "SurveyResult":
+        """Return the result that `to_text` wrote."""
+        hint: Any = cls
+        found: SurveyResult = decoder(hint)(json.loads(text))
+        return found

@@ -1,0 +1,118 @@
+"""The search for what turns a batch, over scripts that are functions: which runs it makes, and what it
+makes of their answers."""
+
+from collections.abc import Callable, Mapping
+
+from autotune.errors import BadInput
+from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
+from autotune.worker.survey_result import Option, SurveyResult
+
+Script = Callable[[dict[str, int]], tuple[int, int]]
+"""Settings -> micro-batch and accumulation of one rank."""
+
+
+def searched(
+    script: Script, today: dict[str, int], workers: int = 1
+) -> tuple[BatchSettings, list[set[str]]]:
+    """What is found of a script, and which settings each run changed."""
+    runs: list[set[str]] = []
+
+    def look(settings: Mapping[str, int]) -> SurveyResult:
+        runs.append(set(settings))
+        micro_batch, steps = script({**today, **settings})
+        return SurveyResult(steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True)
+
+    micro_batch, steps = script(today)
+    options = tuple(Option(flag, flag.lstrip("-"), value) for flag, value in today.items())
+    seen = SurveyResult(
+        steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True, options=options
+    )
+    return find_batch_settings(look, seen, workers, lambda _: None), runs
+
+
+def test_each_setting_is_tried_once_until_one_turns_the_knob() -> None:
+    found, runs = searched(
+        lambda s: (s["--batch"], s["--accumulate"]), {"--batch": 8, "--accumulate": 2, "--width": 8}
+    )
+    assert found.flags == {"micro_batch": "--batch", "accumulation_steps": "--accumulate"}
+    assert runs == [{"--batch"}, {"--accumulate"}]
+
+
+def test_setting_of_the_micro_batch_alone_ends_the_search_where_the_global_batch_is_kept() -> None:
+    found, runs = searched(
+        lambda s: (s["--device-batch-size"], 32 // s["--device-batch-size"]),
+        {"--device-batch-size": 8, "--accumulate": 4},
+    )
+    assert found.flags == {"micro_batch": "--device-batch-size"}
+    assert found.keeps_global_batch
+    assert len(runs) == 1
+
+
+def test_script_that_divides_its_batch_by_its_accumulation_is_told_that() -> None:
+    found, _ = searched(lambda s: (32 // s["--accum"], s["--accum"]), {"--accum": 2, "--size": 16})
+    assert found.flags == {"accumulation_steps": "--accum"}
+    assert found.keeps_global_batch
+
+
+def test_setting_over_all_ranks_is_found_in_one_run() -> None:
+    found, runs = searched(lambda s: (s["--batch-size"] // 2, 3), {"--batch-size": 16}, workers=2)
+    assert found.flags == {"micro_batch": "--batch-size"}
+    assert found.over_all_ranks == ("micro_batch",)
+    assert len(runs) == 1
+
+
+def tied(settings: dict[str, int]) -> tuple[int, int]:
+    micro_batch, steps = settings["--micro-batch"], settings["--gas"]
+    if micro_batch * steps != 16:
+        raise BadInput("train_batch_size is not the product")
+    return micro_batch, steps
+
+
+def test_setting_that_is_refused_alone_is_tried_with_the_accumulation() -> None:
+    found, runs = searched(tied, {"--micro-batch": 8, "--gas": 2})
+    assert found.flags == {"micro_batch": "--micro-batch", "accumulation_steps": "--gas"}
+    assert found.doubts == ()
+    assert runs == [{"--micro-batch"}, {"--micro-batch", "--gas"}]
+
+
+def test_settings_that_a_script_says_twice_are_changed_together() -> None:
+    def script(settings: dict[str, int]) -> tuple[int, int]:
+        if settings["--batch-size"] != settings["--micro-batch"]:
+            raise BadInput("mismatch")
+        return tied(settings)
+
+    today = {"--batch-size": 8, "--micro-batch": 8, "--gas": 2}
+    found, runs = searched(script, today)
+    assert found.in_proportion == {
+        "micro_batch": {"--batch-size": 8, "--micro-batch": 8},
+        "accumulation_steps": {"--gas": 2},
+    }
+    assert len(runs) <= 4
+
+
+def test_settings_of_two_loaders_are_changed_in_proportion() -> None:
+    found, _ = searched(lambda s: (s["--a-bs"] + s["--b-bs"], 1), {"--a-bs": 4, "--b-bs": 12})
+    assert found.in_proportion == {"micro_batch": {"--a-bs": 4, "--b-bs": 12}}
+
+
+def test_setting_that_does_nothing_is_a_doubt() -> None:
+    found, _ = searched(lambda _: (8, 1), {"--batch-size": 8})
+    assert found.flags == {}
+    assert len(found.doubts) == 1
+
+
+def test_micro_batch_that_the_script_cannot_have_smaller_is_tried_larger() -> None:
+    def script(settings: dict[str, int]) -> tuple[int, int]:
+        if settings["--batch-size"] < 2:
+            raise BadInput("expected more than 1 value per channel")
+        return settings["--batch-size"], 1
+
+    found, runs = searched(script, {"--batch-size": 2})
+    assert found.flags == {"micro_batch": "--batch-size"}
+    assert not found.doubts
+    assert len(runs) == 2
+
+
+def test_micro_batch_of_one_sample_that_tells_nothing_is_tried_larger() -> None:
+    found, _ = searched(lambda s: (max(2, s["-b"]), 1), {"-b": 2})
+    assert found.flags == {"micro_batch": "-b"}

@@ -1,0 +1,99 @@
+"""The study that is written for a script, by what was seen of it."""
+
+import pytest
+import yaml
+
+from autotune.config import StudySpec
+from autotune.standalone import init_script
+from autotune.standalone.batch_settings import find_batch_settings
+from autotune.standalone.launch_command import Launched
+from autotune.standalone.survey import Findings
+from autotune.worker.survey_result import Option, SurveyResult
+from search_spaces import Facts
+
+_SEEN = SurveyResult(
+    steps=4,
+    micro_batch=8,
+    accumulation_steps=2,
+    loader=True,
+    ddp=True,
+    own={"loader_workers": 0},
+    options=(Option("--batch-size", "batch_size", 8),),
+)
+
+
+def written(env: dict[str, str] | None = None, **seen: object) -> tuple[str, StudySpec]:
+    """The text of the study, and what it says."""
+    found = Findings(SurveyResult(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
+    launched = Launched(
+        "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
+    )
+    text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
+    return text, StudySpec.model_validate(yaml.safe_load(text))
+
+
+def test_knob_of_a_variable_that_the_command_sets_is_left_out() -> None:
+    _, spec = written(threads=1)
+    assert "cpu_threads" in spec.values()
+    text, spec = written({"OMP_NUM_THREADS": "1"}, threads=1)
+    assert "cpu_threads" not in spec.values()
+    assert "# Not here: cpu_threads: the command sets OMP_NUM_THREADS" in text
+
+
+def test_batches_that_vary_have_steps_as_their_unit() -> None:
+    text, spec = written(varies=True)
+    assert spec.unit == "steps/s"
+    assert not {"micro_batch", "accumulation_steps"} & {*spec.baseline, *spec.values()}
+    assert "varying numbers of samples" in text
+
+
+def test_batch_that_several_steps_train_on_has_steps_as_its_unit() -> None:
+    text, spec = written(reuses=True)
+    assert spec.unit == "steps/s"
+    assert not {"micro_batch", "accumulation_steps"} & {*spec.baseline, *spec.values()}
+    assert "a batch trained on by several optimizer steps" in text
+
+
+def test_accumulation_that_varies_is_no_knob_and_samples_compare() -> None:
+    text, spec = written(accumulation_varies=True)
+    assert spec.unit == "samples/s"
+    assert not {"micro_batch", "accumulation_steps"} & {*spec.baseline, *spec.values()}
+    assert "its accumulation varies" in text
+
+
+@pytest.mark.parametrize("why", ["varies", "reuses", "accumulation_varies"])
+def test_uneven_steps_have_no_option_for_their_samples(why: str) -> None:
+    def look(_: object) -> SurveyResult:
+        raise AssertionError("the script is run once more")
+
+    varied = SurveyResult(**{**vars(_SEEN), why: True})
+    assert find_batch_settings(look, varied, 2, print).settings_by_knob == {}
+
+
+def test_guess_by_tensors_is_marked() -> None:
+    text, spec = written(guessed=True)
+    assert spec.baseline["micro_batch"] == 8
+    assert "micro_batch is a guess by the shapes of tensors" in text
+    assert "guess" not in written()[0]
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch", "counts"),
+    [
+        ({"script": "train.py"}, "keep", "samples"),
+        ({"script": "train.py"}, "free", "tokens"),
+        ({"name": "gpt"}, "keep", "tokens"),
+    ],
+)
+def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
+    workload: dict[str, str], batch: str, counts: str
+) -> None:
+    spec = StudySpec.model_validate(
+        {
+            "name": "a",
+            "workload": workload,
+            "search_space": {"bucket_cap_mb": [5, 25]},
+            "objective": {"metric": "tokens_per_second", "global_batch": batch},
+        }
+    )
+    assert spec.counts == counts

@@ -1,0 +1,154 @@
+"""A launch command under `autotune run`: what it says by itself, what changes, what is refused."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config import StudySpec
+from autotune.errors import BadInput
+from autotune.export.best import BestConfig
+from autotune.export.launch_settings import with_variables
+from autotune.export.tuned_job import script_job, script_of
+
+BATCH = {"micro_batch": "--batch-size", "accumulation_steps": "$STEPS"}
+TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
+
+
+def best(flags: dict[str, str] = BATCH, **changes: Any) -> BestConfig:
+    """Of a study of 16 x 2 that recommends 32 x 1 and other buckets."""
+    arguments = ["--batch-size", "16"] if flags == BATCH else changes.pop("args")
+    spec = StudySpec(
+        name="a",
+        workload={"script": "train.py", "args": arguments, "flags": flags},
+        env={"STEPS": "2"},
+        resources={"workers": 2},
+        search_space={"micro_batch": [16, 32], "bucket_cap_mb": [5, 25]},
+        baseline={"micro_batch": 16, "accumulation_steps": 2},
+        objective={"global_batch": "free"},
+    )
+    knobs = {**spec.full_baseline(), "micro_batch": 32, "accumulation_steps": 1}
+    knobs["bucket_cap_mb"] = 5
+    script = script_of(spec, knobs, Path.cwd(), 2)
+    return dataclasses.replace(BestConfig(knobs, 2, {}, script=script), **changes)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_change_of_the_job_is_told() -> None:
+    job = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, ranks=2)
+    assert job.changes == (
+        "micro_batch: --batch-size 16 -> 32",
+        "accumulation_steps: $STEPS 2 -> 1",
+        "bucket_cap_mb: 25 -> 5 (from outside)",
+    )
+    assert job.refusals == ()
+
+
+def test_assignments_of_a_leading_env_are_rewritten() -> None:
+    command = ["env", "STEPS=2", "A=1", *TORCHRUN, "--batch-size=16"]
+    job = script_job(best(), command, {})
+    assert job.command[:3] == ("env", "STEPS=1", "A=1")
+    assert job.command[-1] == "--batch-size=32"
+    assert job.refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["torchrun"], ["torchrun"]),
+        (["A=1", "torchrun"], ["A=2", "torchrun"]),
+        (["mpirun", "-x", "A=1", "python"], ["mpirun", "-x", "A=2", "python"]),
+        (["env", "torchrun"], ["env", "torchrun"]),
+        (["env", "-i", "X=1", "torchrun"], ["env", "-i", "X=1", "A=2", "torchrun"]),
+        (["env", "-u", "A", "torchrun"], ["env", "-u", "A", "A=2", "torchrun"]),
+        (["/usr/bin/env", "-uA", "-C", "/", "python"], ["/usr/bin/env", "-uA", "-C", "/", "A=2"]),
+        (["env", "-u", "B", "python"], ["env", "-u", "B", "python"]),
+    ],
+)
+def test_words_before_the_script_hand_on_a_variable(words: list[str], expected: list[str]) -> None:
+    assert with_variables(words, {"A": "2"})[: len(expected)] == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "told"),
+    [
+        (["--batch-size", "64"], {"STEPS": "2"}, "--batch-size 64 in the command"),
+        ([], {"STEPS": "2"}, "--batch-size (not given) in the command"),
+        (["--batch-size", "16"], {"STEPS": "4"}, "$STEPS 4 in the command"),
+    ],
+)
+def test_job_of_another_batch_is_refused(
+    words: list[str], variables: dict[str, str], told: str
+) -> None:
+    (refused,) = script_job(best(), [*TORCHRUN, *words], variables).refusals
+    assert refused.startswith(told)
+
+
+def test_job_that_has_the_recommended_batch_already_is_not_refused() -> None:
+    job = script_job(best(), [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
+    assert job.refusals == ()
+    assert job.changes == ("bucket_cap_mb: 25 -> 5 (from outside)",)
+
+
+def test_variable_that_the_job_lacks_is_the_studys() -> None:
+    config = best()
+    assert config.script is not None
+    del config.script["turned"]["accumulation_steps"]
+    job = script_job(config, [*TORCHRUN, "--batch-size", "16"], {})
+    assert (job.environment["STEPS"], job.refusals) == ("2", ())
+
+
+def test_job_of_other_ranks_is_refused() -> None:
+    (refused,) = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {}, ranks=8).refusals
+    assert refused.startswith("the command starts 8 ranks, and the study ran 2")
+
+
+def test_job_under_another_launcher_than_the_study_is_refused() -> None:
+    config, command = best(), [*TORCHRUN, "--batch-size", "16"]
+    (refused,) = script_job(config, command, {}, ranks=2, launch="deepspeed").refusals
+    assert "starts its script as deepspeed does, and the study as torchrun does" in refused
+    assert not script_job(config, command, {}, ranks=2, launch="torchrun").refusals
+    older = {name: value for name, value in (config.script or {}).items() if name != "launch"}
+    config = dataclasses.replace(config, script=older)
+    assert not script_job(config, command, {}, ranks=2, launch="deepspeed").refusals
+
+
+@pytest.mark.parametrize(
+    ("flag", "typed", "expected"),
+    [
+        ("--bs=", "--bs=16", ("--bs=32",)),
+        ("--bs=", "--bs 16", ("--bs", "32")),
+        ("--bs", "--bs=16", ("--bs=32",)),
+        ("-b", "-b16", ("-b32",)),
+        ("-b", "-b 16", ("-b", "32")),
+        ("batch=", "batch=16", ("batch=32",)),
+        ("--data.batch_size=", "--data.batch_size=16", ("--data.batch_size=32",)),
+    ],
+)
+def test_batch_is_rewritten_in_whatever_form_it_is_typed(
+    flag: str, typed: str, expected: tuple[str, ...]
+) -> None:
+    flags = {"micro_batch": flag, "accumulation_steps": "$STEPS"}
+    job = script_job(best(flags, args=typed.split()), [*TORCHRUN, *typed.split()], {"STEPS": "2"})
+    assert job.command[len(TORCHRUN) :] == expected
+    assert job.refusals == ()
+
+
+@pytest.mark.parametrize("command", ["bash launch.sh", "./launch.sh", "sh -c launch"])
+def test_shell_script_is_refused_with_what_to_type(command: str) -> None:
+    with pytest.raises(BadInput, match=r"give the launch command of train\.py"):
+        script_job(best(), command.split(), {})
+
+
+def test_best_yaml_of_an_earlier_version_refuses_nothing() -> None:
+    config = best()
+    assert config.script is not None
+    del config.script["today"]
+    job = script_job(config, [*TORCHRUN, "--batch-size", "64"], {})
+    assert job.refusals == ()
+    assert "bucket_cap_mb: 5 (from outside)" in job.changes

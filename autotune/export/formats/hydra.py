@@ -17,8 +17,11 @@ _OTHER_TYPES = ("null", "true", "false", "nan", "inf", "infinity")
 
 
 def hydra(best: BestConfig) -> Said:
-    """Return of a script its own keys, as workload.flags have them (`key=`); else every knob that is not
-    PyTorch's default as a value of the node `autotune`."""
+    """Return overrides, a line each.
+
+    A script gets its own keys, as workload.flags have them (`key=`). A workload gets every knob that is
+    not PyTorch's default as a value of the node `autotune`.
+    """
     if best.script is not None:
         words = _keys(best.script["flags"], best.script["turned"])
     else:

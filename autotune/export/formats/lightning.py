@@ -10,8 +10,11 @@ _CLASS = "lightning.pytorch.strategies.DDPStrategy"
 
 
 def lightning(best: BestConfig) -> Said:
-    """Return YAML; a strategy with arguments has the form of LightningCLI, of which
-    `lightning.pytorch.cli.instantiate_class((), arguments["strategy"])` makes one."""
+    """Return YAML.
+
+    A strategy with arguments has the form of LightningCLI, of which
+    `lightning.pytorch.cli.instantiate_class((), arguments["strategy"])` makes one.
+    """
     fields, unsaid = told(best, words_of("lightning"))
     if any(name.startswith(_STRATEGY) for name in fields):
         fields.pop("strategy", None)

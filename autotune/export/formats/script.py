@@ -12,8 +12,9 @@ from search_spaces.words import Fields, Knobs, Words
 
 
 def argv(best: BestConfig) -> Said:
-    """Return one line for a shell, to follow the arguments that the script has today: parsers take the
-    last. Of a study over a command it is the whole command.
+    """Return one line for a shell, to follow the arguments that the script has today.
+
+    Parsers take the last of two values. For a study over a command it is the whole command.
 
     Raises:
         BadInput: there is no script.

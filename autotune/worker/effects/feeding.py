@@ -94,12 +94,11 @@ def _again_and_again(epoch_of: Callable[[int], Iterable[Any]], nothing: str) -> 
 def loader(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
 ) -> DataLoader[Any]:
-    """Return the loader of one rank, shuffled, each sample on one rank.
+    """Return the loader of one rank, with micro_batch and the knobs of LOADER_ARGUMENTS.
 
-    It applies micro_batch, loader_workers, persistent_workers, prefetch_factor and pin_memory. A
-    batch holds a micro-batch for each of the rank's replicas, and the loader has the workers of all
-    of them. An iterable dataset is read in its own order, and shares its samples among ranks and
-    workers by itself.
+    It shuffles, and gives each sample to one rank. A rank with several replicas draws a micro-batch for
+    each of them at once, with the workers of all. An iterable dataset is taken in its own order, and
+    shares its samples among ranks and workers by itself.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.

@@ -1,4 +1,4 @@
-"""What of a workload knobs can act on, and which of it a workload lacks."""
+"""Targets of knobs in a workload, and those that a workload lacks."""
 
 from collections.abc import Callable, Mapping
 

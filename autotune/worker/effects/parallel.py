@@ -109,10 +109,9 @@ def _prefetch(knobs: Knobs, model: nn.Module) -> None:
 
 
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
-    """Return the arguments of DistributedDataParallel, those of DDP_ARGUMENTS among them.
+    """Return the arguments of DistributedDataParallel: DDP_ARGUMENTS, and what layer_keep needs.
 
-    Knobs: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters,
-    broadcast_buffers, layer_keep. PyTorch's own default of 25 MiB has a first bucket of 1 MiB,
+    PyTorch's own default of 25 MiB has a first bucket of 1 MiB,
     which an explicit 25 has not: for 25 the argument is left out.
     """
     arguments: dict[str, Any] = {argument: knobs[name] for name, argument in DDP_ARGUMENTS.items()}

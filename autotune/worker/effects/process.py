@@ -81,10 +81,7 @@ def _thread_pools() -> set[str]:
 
 
 def environment(knobs: Knobs, nccl: tuple[int, ...] | None = None) -> dict[str, str]:
-    """Return variables that NCCL, CUDA and its allocator read when they start.
-
-    Knobs: nccl_algo, nccl_proto, nccl_channels, nccl_ctas, nccl_registration, cuda_connections,
-    expandable_segments.
+    """Return the variables of these knobs, which NCCL, CUDA and its allocator read when they start.
 
     Args:
         knobs: of the trial.

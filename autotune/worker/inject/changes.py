@@ -95,8 +95,7 @@ class Changes:
 
         Args:
             draws: whether the training draws its batches from a DataLoader; if not, knobs of a
-                DataLoader
-            are left out.
+                DataLoader count as idle.
         """
         met = self._met if draws else self._met - LOADER
         return sorted(self._names - met)

@@ -109,8 +109,7 @@ def _hooks(model: DistributedDataParallel) -> str:
 def loader_settings(iterator: Any) -> dict[str, Any]:
     """Return knobs of the DataLoader of an iterator.
 
-    Without workers two of them mean nothing; without devices memory is not pinned, whatever was
-    asked for.
+    Without workers some mean nothing; without a device memory is not pinned, whatever was asked for.
     """
     unread = () if iterator._num_workers else OF_WORKERS
     if not torch.accelerator.is_available():

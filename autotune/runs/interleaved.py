@@ -131,8 +131,9 @@ class InterleavedSchedule:
         return known and cycles.half_width(found) <= self._precision(members)
 
     def _precision(self, members: list[int]) -> float:
-        """Return the half-width of a ratio below which more cycles change nothing: processes of a member
-        may lie further apart.
+        """Return the half-width of a ratio below which more cycles change nothing.
+
+        Processes of a member may lie further apart.
         """
         told = [self._rules[n].process_sigma for n in members]
         limits = (replace(self._limits, sigma_run=sigma) for sigma in told if sigma is not None)

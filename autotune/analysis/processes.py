@@ -4,6 +4,7 @@ It is told only where steps are timed one by one, which is on CUDA devices.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -17,6 +18,7 @@ from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 
+_TIMED = (Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT)
 UNSTEADY = 0.05
 """Standard deviation between processes from which on more of them tell more than longer runs (judgement:
 between the 0.5 % of configurations that compute and the 20 % of those that wait for the host)."""
@@ -42,14 +44,13 @@ class Processes:
         timed one by one.
         """
         own = attempts.baseline()
-        if own is None or own.result.throughput is None or _sigma(own, blocks) is None:
+        if own is None or own.result.throughput is None or not _told([own], blocks):
             return None
         wanted = {own.trial, *trials}
-        sigma = {
-            one.trial: found
-            for one in attempts.searched().measured()
-            if one.trial in wanted and (found := _sigma(one, blocks)) is not None
-        }
+        runs = attempts.of(*_TIMED).measured()
+        told = {trial: _told(runs.of_trial(trial), blocks) for trial in wanted}
+        # A single slow step makes a short run look like one that waits: half of the runs must.
+        sigma = {trial: statistics.median_low(each) for trial, each in told.items() if each}
         again = attempts.of(Purpose.CALIBRATE, Purpose.REPEAT).complete().measured()
         alike = [
             one.result.throughput
@@ -74,7 +75,7 @@ def _within(attempts: Attempts, trial: int) -> float:
     """Return the mean variance that the steps of the runs of a trial leave; each run counts for its
     degrees of freedom.
     """
-    runs = attempts.of(Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT).of_trial(trial).complete()
+    runs = attempts.of(*_TIMED).of_trial(trial).complete()
     known = [
         (
             one.result.block_freedom,
@@ -87,6 +88,7 @@ def _within(attempts: Attempts, trial: int) -> float:
     return math.fsum(df * error**2 for df, error in known) / whole if whole else 0.0
 
 
-def _sigma(attempt: StoredAttempt, blocks: Blocks) -> float | None:
-    series = StepSeries.of([block for block in blocks(attempt.id) if block.kept])
-    return None if series is None else series.process_sigma()
+def _told(runs: Iterable[StoredAttempt], blocks: Blocks) -> list[float]:
+    """Return what the steps of each run tell of the spread between processes."""
+    several = (StepSeries.of([block for block in blocks(run.id) if block.kept]) for run in runs)
+    return [series.process_sigma() for series in several if series is not None]

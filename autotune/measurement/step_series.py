@@ -1,7 +1,6 @@
 """Consecutive steps of one run, by the digests of its blocks. Pure.
 
 They tell how exact their mean is, and how far processes of the configuration lie apart.
-
 Steps of a CUDA device that computes scatter by 0.03 to 3 %; those of one that waits for the host by 4 to
 13 %, and then its processes differ as well. Neighbouring steps are correlated, so the series counts
 for fewer independent steps, and slow waves count for none of the jitter.
@@ -81,7 +80,7 @@ class StepSeries:
     def of(cls, blocks: Iterable[TimedBlock]) -> Self | None:
         """Merge the digests of these blocks.
 
-        None if one has none, or there are fewer than three steps.
+        None if a block has no digest, or there are fewer than three steps.
         """
         told = [block.observed.get("step_moments") for block in blocks]
         if not told or not all(told):

@@ -203,7 +203,7 @@ class StopRule:
     def sigma_run(self) -> float:
         """Relative standard deviation between runs of this configuration.
 
-        By its own steps where they were timed one by one, else as the limits have it.
+        It is told by its own steps where they were timed one by one, else by the limits.
         """
         own = self.process_sigma
         return self._limits.sigma_run if own is None else own

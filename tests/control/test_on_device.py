@@ -47,6 +47,13 @@ def test_study_of_two_minutes_compiles_and_proves_a_large_gain(
     assert found.elapsed <= 126
 
 
+def test_slow_step_of_a_short_trial_does_not_make_its_processes_unsteady(
+    device: RecordedDevice,
+) -> None:
+    found = gpu_policy.study(device, "mb16", "script", 120, 3)
+    assert (found.kind, found.lower is not None and found.lower > 1.3) == ("better", True)
+
+
 @pytest.mark.parametrize("kind", gpu_policy.KINDS)
 def test_study_of_one_minute_proves_a_gain_over_an_unsteady_baseline(
     device: RecordedDevice, kind: str

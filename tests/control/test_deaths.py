@@ -19,7 +19,6 @@ COMMITS = [
     Commit("Studies.record_facts", 1),
     Commit("Environments.record", 1),
     Commit("Messages.say", 3),
-    Commit("Messages.set_status", 1),
     Commit("Studies.record_slots", 1),
     Commit("Studies.end_search", 1),
     Commit("AttemptRecords.begin", 3),
@@ -69,7 +68,8 @@ def test_no_commit_is_left_out(played: Replayed) -> None:
     with mortal(METHODS) as daemon:
         played.serve()
     counted = {method: min(calls, 3) for method, calls in daemon.calls.items()}
-    beside = {*HEARTBEATS, "Leases.release"}
+    # Progress is shown every few seconds of the clock, so it comes more or less often.
+    beside = {*HEARTBEATS, "Leases.release", "Messages.set_status"}
     assert {method: counted[method] for method in counted.keys() - beside} == {
         commit.method: commit.calls for commit in COMMITS
     }

@@ -204,7 +204,7 @@ def test_compilation_takes_nothing_from_the_time_that_counts():
 
 @pytest.mark.parametrize(("proves", "kept"), [(True, 0), (False, 1)])
 def test_first_step_of_a_run_that_was_cut_proves_nothing(proves: bool, kept: int) -> None:
-    watch = StopRule(dataclasses.replace(LIMITS, whole=0.0, proves=proves))
+    watch = StopRule(dataclasses.replace(LIMITS, limit=TimeLimit(0.0), proves=proves))
     watch(block(0, 0.5))
     watch.close()
     assert len(watch.kept) == kept

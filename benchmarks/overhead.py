@@ -89,9 +89,9 @@ class Extra(NamedTuple):
     """Seconds that a trial beside the baseline takes besides its own training."""
 
     baseline: float
-    """In which the baseline trains."""
+    """Seconds in which the baseline trains."""
     neither: float
-    """In which neither trains: launch, turns, records."""
+    """Seconds in which neither trains: launch, changes between the two, records."""
 
 
 def summary_of_extras(extras: list[Extra]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What it costs a trial of a script to change no file: launch to report, protected and not, interleaved.
+"""Cost of the file protection of a script's trial: launch to report, protected and not, interleaved.
 
 A round has two unprotected trials: the difference between them shows the noise (A/A).
 

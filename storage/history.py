@@ -72,10 +72,6 @@ class Attempts:
         """Return the attempts of this configuration."""
         return self._where(lambda attempt: attempt.knobs == knobs)
 
-    def in_environment(self, number: int | None) -> "Attempts":
-        """Return the attempts that ran in this environment; None: in an unknown one."""
-        return self._where(lambda attempt: attempt.environment == number)
-
     def ended_in(self, *states: AttemptState) -> "Attempts":
         """Return the attempts in one of these states."""
         return self._where(lambda attempt: attempt.result.state in states)

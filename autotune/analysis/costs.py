@@ -35,7 +35,8 @@ _LONGER = 2.0
 _SLOW_LAUNCH = 0.9
 """Quantile of the launches seen that a plan counts on: of up to nine, the slowest."""
 _LEAST_TIMED_ON_DEVICE = 0.3
-"""The same of a launch on a CUDA device, where a step is timed to 1 % in about a second (H200)."""
+"""Share of a launch on a CUDA device: steps that are timed for less are not worth it. A step is timed to
+1 % in about one second there (H200)."""
 _LEAST_TIMED = 0.1
 """Share of a launch: steps that are timed for less are not worth it."""
 _FULL_PRECISION = 7.0

@@ -1,6 +1,6 @@
-"""What the runs of a study tell of the spread between processes, configuration by configuration. Pure.
+"""Spread between processes of each configuration, by the runs of a study. Pure.
 
-It is told only where steps are timed one by one, which is on CUDA devices.
+It is known only where steps are timed one by one, which is on CUDA devices.
 """
 
 import math

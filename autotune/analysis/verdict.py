@@ -282,7 +282,7 @@ _READERS: dict[str, Any] = {
     "search_best": lambda part: SearchBest(**part),
     "unchecked": lambda part: Unchecked(**{**part, "touched": tuple(part["touched"])}),
 }
-"""How the parts of a stored verdict are read that JSON does not hold as they are."""
+"""Field of a stored verdict -> function that restores its value from JSON."""
 
 
 def _finite(value: Any) -> Any:

@@ -24,7 +24,7 @@ def judged(address: str | None, environment: Mapping[str, str], version: str) ->
         )
     if mode == "token" or (mode is None and address is None):
         mode_shown = f" ({MODE}=token)" if mode else ""
-        return True, f"{whose}: runs code for whoever has its token only{mode_shown}"
+        return True, f"{whose}: runs code only for holders of its token{mode_shown}"
     mend = f"unset {MODE}" if address is None else "see `ray get-auth-token --generate`"
     return False, (
         f"{whose}: without {MODE}=token whoever reaches its ports, every user of its machines at "

@@ -65,7 +65,7 @@ class Finals:
         self._void: set[int] | None = None
         self._moves = 0
         self.selection: Selection | None = None
-        """How finalists were last chosen; None before they were."""
+        """Latest choice of the finalists; None before the first."""
 
     def begun(self) -> bool:
         """Return whether the time ended in the middle of the rounds.

@@ -44,7 +44,7 @@ further off."""
 
 
 class Mode(StrEnum):
-    """How the attempts of a run train."""
+    """Order in which the attempts of a run train."""
 
     SOLO = "solo"
     INTERLEAVED = "interleaved"

@@ -258,7 +258,7 @@ def _gain(speedup: Ratio) -> str:
     """Return the speed-up; of a vague one only the lower end holds."""
     interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
     if speedup.vague and speedup.low < _WORTH_A_FIGURE:
-        return f"Faster than your configuration, but nobody knows by how much ({interval})"
+        return f"Faster than your configuration, but by an unknown amount ({interval})"
     if speedup.vague:
         return f"At least {speedup.low:.2f}x your configuration ({interval})"
     return _times(speedup)

@@ -10,7 +10,6 @@ SETTINGS = (".yaml", ".yml", ".json", ".toml")
 """Extensions of files from which scripts read their settings."""
 ENDED = "the script ended"
 """Begins what is said of a script that ended by itself; with nothing behind it, without an error."""
-Scalar = bool | int | float | str
 
 
 @dataclass(frozen=True)

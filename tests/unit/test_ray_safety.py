@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fault(30)
 @pytest.mark.parametrize(
     ("address", "environment", "version", "safe", "told"),
     [
-        (None, {}, "2.60.0", True, "a Ray of its own: runs code for whoever has its token only"),
+        (None, {}, "2.60.0", True, "a Ray of its own: runs code only for holders of its token"),
         (None, {"RAY_AUTH_MODE": "disabled"}, "2.60.0", False, "unset RAY_AUTH_MODE"),
         (None, {}, "2.49.2", False, "Ray 2.49.2 knows no tokens"),
         ("10.0.0.1:6379", {"RAY_AUTH_MODE": "token"}, "2.52.0", True, "RAY_AUTH_MODE=token"),

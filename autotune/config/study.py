@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from autotune.config import commands, document, known, mistakes, own_knobs, proportion, scripts
+from autotune.config import document, known, mistakes, own_knobs
+from autotune.config.kinds import AnyWorkload, of_one_kind
 from autotune.config.sections import (
     FREE,
     BudgetSpec,
@@ -20,8 +21,8 @@ from autotune.config.sections import (
     OwnKnobSpec,
     ResourcesSpec,
     Section,
-    WorkloadSpec,
 )
+from autotune.config.workload_spec import StudyKnobs
 from autotune.errors import SpecError
 from search_spaces import CATALOGUE, defaults, preset, preset_names
 from search_spaces.constraints import global_batch
@@ -54,7 +55,7 @@ class StudySpec(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Letters, digits, dots, dashes and underscores.",
     )
-    workload: WorkloadSpec
+    workload: AnyWorkload
     resources: ResourcesSpec = ResourcesSpec()
     search_space: str | dict[str, list[KnobValue]] = Field(
         default="quick", description="Name of a preset, or the values to try per knob."
@@ -127,6 +128,14 @@ class StudySpec(Section):
             raise ValueError("must not end in .yaml or .yml: the commands would take it for a file")
         return name
 
+    @field_validator("workload", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        section, problems = of_one_kind(given)
+        if problems:
+            raise mistakes.Inconsistent(problems)
+        return section
+
     @model_validator(mode="before")
     @classmethod
     def _so_many_trials(cls, given: Any) -> Any:
@@ -142,12 +151,12 @@ class StudySpec(Section):
             self.search_space, self.knobs, may_be_empty=bool(self.knobs)
         )
         problems |= mistakes.of_baseline(self.baseline, self.knobs)
-        problems |= scripts.of_workload(self.workload)
+        problems |= self.workload.problems()
         problems |= self._of_own(problems)
         if not problems:
-            problems |= scripts.of_resources(self.workload, self.resources, self.launcher)
-        if not problems and self.workload.is_script:
-            problems |= self._of_turned()
+            problems |= self._of_resources()
+        if not problems:
+            problems |= self.workload.knob_problems(self.taken)
         fixed, workers = self.objective.global_batch, self.resources.known_workers
         if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
@@ -170,38 +179,32 @@ class StudySpec(Section):
         """Return mistakes in steps as the measure."""
         if self.objective.metric != "steps_per_second":
             return {}
-        if self.workload.command:
-            return {("objective", "metric"): "is for scripts: the steps of a command are not seen"}
+        if not self.workload.observable:
+            text = f"is for scripts: the steps of a {self.workload.noun} are not seen"
+            return {("objective", "metric"): text}
         if self.objective.global_batch == FREE:
             text = "must be kept with steps_per_second: steps of other samples do not compare"
             return {("objective", "global_batch"): text}
         return {}
 
-    def _of_turned(self) -> mistakes.Problems:
-        """Return mistakes: knobs that nothing can set."""
-        values, fixed_batch = self.values(), self.objective.global_batch not in ("free", None)
-        if self.workload.command:
-            return commands.of_knobs(
-                self.workload,
-                values,
-                self.knobs,
-                self.baseline,
-                fields=self.flags,
-                fixed_batch=fixed_batch,
-            )
-        return scripts.of_knobs(
-            self.workload,
-            {name: given for name, given in values.items() if name not in self.knobs},
-            self.baseline,
-            self.full_baseline(),
-            fixed_batch=fixed_batch,
-        )
+    def _of_resources(self) -> mistakes.Problems:
+        """Return conflicts between resources and the launcher of ranks."""
+        workers, nodes = self.resources.known_workers, self.resources.nodes or 1
+        if wrong := self.workload.workers_problem(workers):
+            return {("resources", "workers"): wrong}
+        if nodes > 1 and self.launcher == "local":
+            text = f"is {nodes}, and `launcher: local` has this machine alone; say `launcher: ray`"
+            return {("resources", "nodes"): text}
+        if workers and workers % nodes:
+            text = f"is {nodes}, which {workers} workers cannot be spread over"
+            return {("resources", "nodes"): text}
+        return {}
 
     def _of_own(self, others: mistakes.Problems) -> mistakes.Problems:
         """Return mistakes in the study's own knobs; `others`: mistakes elsewhere."""
-        if self.knobs and self.workload.name is not None:
-            return {("knobs",): "are arguments of a script, and no script is trained; take it out"}
-        problems = own_knobs.of_knobs(self.knobs, of_command=self.workload.command is not None)
+        if self.knobs and self.workload.own_knobs_refused:
+            return {("knobs",): self.workload.own_knobs_refused}
+        problems = own_knobs.of_knobs(self.knobs, self.workload.own_flag_problem)
         if problems or any(path[0] == "workload" for path in others):
             return problems
         return own_knobs.of_values_today(
@@ -209,16 +212,12 @@ class StudySpec(Section):
         )
 
     def _of_constraints(self) -> mistakes.Problems:
-        batch_known = not self.workload.is_script or "micro_batch" in {
-            *self.workload.settings_by_knob,
-            *self.baseline,
-        }
         return own_knobs.of_constraints(
             self.constraints,
             self.values(),
             self.full_baseline(),
             self.resources.known_workers,
-            batch_known=batch_known,
+            batch_known=self.workload.knows_batch(self.baseline),
         )
 
     @property
@@ -229,14 +228,14 @@ class StudySpec(Section):
         batch is kept, samples are comparable, and tokens are not.
         """
         metric, keeps = self.objective.metric, self.objective.global_batch != FREE
-        if metric == "tokens_per_second" and keeps and self.workload.is_script:
+        if metric == "tokens_per_second" and keeps and self.workload.pads:
             return "samples"
         return _COUNTS[metric]
 
     @property
     def note_on_tokens(self) -> str:
         """Return a sentence on how a script's tokens are counted; empty for other metrics."""
-        if self.objective.metric != "tokens_per_second" or not self.workload.is_script:
+        if self.objective.metric != "tokens_per_second" or not self.workload.pads:
             return ""
         if self.counts == "samples":
             return (
@@ -266,9 +265,22 @@ class StudySpec(Section):
         return {**self.workload.settings_by_knob, **own_flags}
 
     @property
+    def taken(self) -> StudyKnobs:
+        """Return the knobs of the study, as its workload is given them."""
+        return StudyKnobs(
+            values=self.values(),
+            own=self.knobs,
+            flags=self.flags,
+            given=self.baseline,
+            baseline=self.full_baseline(),
+            fixed_batch=self.objective.global_batch != FREE,
+            counts=self.counts,
+        )
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """Return the study's constraints, and those that keep all settings of a knob whole."""
-        return (*self.constraints, *proportion.rules(self.workload, self.full_baseline()))
+        return (*self.constraints, *self.workload.rules(self.full_baseline()))
 
     @property
     def harmless(self) -> frozenset[str]:
@@ -294,7 +306,7 @@ class StudySpec(Section):
 
     def full_baseline(self) -> dict[str, Any]:
         """Return the baseline with a value for every knob, including those in a script's arguments."""
-        known = {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
+        known = {**defaults(), **self.workload.present(), **self.baseline}
         return known | own_knobs.today(self.knobs, self.workload.arguments, self.env, self.baseline)
 
 
@@ -350,6 +362,8 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     if data.get("knobs") and "search_space" not in data:
         data["search_space"] = {}
     data, problems = known.with_files(data, folders) if folders else (data, {})
+    if wrong := of_one_kind(data.get("workload"))[1]:
+        problems, data = {**problems, **wrong}, _rest(data, {"workload"})
     objective = data.get("objective")
     if isinstance(objective, dict) and objective.get("global_batch", "") is None:
         # In records of earlier versions null means `free`.
@@ -373,7 +387,23 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
 
 def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Problems:
     """Return mistakes that concern several fields, in a study without the fields wrong by themselves."""
-    wrong = {path[0] for path in problems if path}
+    try:
+        StudySpec.model_validate(_rest(data, {str(path[0]) for path in problems if path}))
+    except mistakes.Inconsistent as inconsistent:
+        return inconsistent.problems
+    except ValidationError:
+        pass
+    return {}
+
+
+def _rest(data: dict[str, Any], wrong: set[str]) -> dict[str, Any]:
+    """Return a study without wrong fields, and without what makes no sense without them.
+
+    Args:
+        data: of the study.
+        wrong: names of the wrong fields.
+    """
+    wrong = set(wrong)
     wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
     wrong |= {"ray_address"} if "launcher" in wrong else set()
     if data.get("knobs") and wrong & {"workload", "env", "knobs"}:
@@ -382,13 +412,7 @@ def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Probl
         {"constraints"} if wrong & {"workload", "search_space", "baseline", "resources"} else set()
     )
     rest = {name: value for name, value in data.items() if name not in wrong}
-    try:
-        StudySpec.model_validate({"name": "a", "workload": {"name": "gpt"}, **rest})
-    except mistakes.Inconsistent as inconsistent:
-        return inconsistent.problems
-    except ValidationError:
-        pass
-    return {}
+    return {"name": "a", "workload": {"name": "gpt"}, **rest}
 
 
 def json_schema() -> dict[str, Any]:

@@ -157,17 +157,16 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
             yield CheckResult(f"{kind} launcher", "ok", text)
             for news in launcher.notices():
                 yield CheckResult("nodes", "warn", news)
-            if spec and spec.workload.is_script and not spec.workload.command:
+            if spec:
                 yield from (
                     CheckResult("process", "ok", text)
                     for text in process_comparison.comparison(spec, launcher)
                 )
-            if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 baseline = baseline_of(probe)
                 yield baseline
                 yield from _protection(probe)
-                if spec.workload.is_script and baseline.level != "fail":
+                if spec.workload.may_ignore_knobs and baseline.level != "fail":
                     yield from _knobs(probe, settles=baseline.level == "ok")
     except DevicesTaken as error:
         yield CheckResult(f"{kind} launcher", "warn", str(error))
@@ -222,7 +221,7 @@ def _protection(probe: Probe) -> Iterator[CheckResult]:
         yield CheckResult("files", "warn", "trials may change them: `workload.may_write` is true")
         return
     record = probe.files("doctor").protection()
-    if not workload.is_script or not record.is_file():
+    if not workload.discards_writes or not record.is_file():
         return
     protection = json.loads(record.read_text())
     if protection["how"] == OVERLAY:
@@ -309,18 +308,17 @@ def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> 
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
         raise _Doubt(f"{written(value)}: {compiled}")
-    workload, flag = probe.plan.spec.workload, probe.plan.spec.flags.get(name)
-    if workload.command:
-        how = flag or f"{{{name}}}"
-        return f"{written(value)} runs, by {how}; whether the command heeds it is not seen"
-    if flag is None:
+    workload = probe.plan.spec.workload
+    setting = workload.passed_by(name, probe.plan.spec.flags)
+    if setting is None:
         return f"{written(value)} takes effect, from outside"
-    if name in COUNTED and workload.keeps_global_batch:
-        return _takes_together(probe, name, knobs)
     # The number of samples shows the effect of these two; that of other arguments is not visible.
-    if name in COUNTED and (not workload.samples or _is_seen(probe, name, knobs)):
-        return f"{written(value)} takes effect, by {flag}"
-    return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
+    shows = name in COUNTED and workload.observable
+    if shows and workload.keeps_global_batch:
+        return _takes_together(probe, name, knobs)
+    if shows and (not workload.samples or _is_seen(probe, name, knobs)):
+        return f"{written(value)} takes effect, by {setting}"
+    return f"{written(value)} runs, by {setting}; whether the {workload.noun} heeds it is not seen"
 
 
 def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:

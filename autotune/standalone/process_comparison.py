@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from autotune.analysis.wording import counted
-from autotune.config import StudySpec, scripts
+from autotune.config import StudySpec
 from autotune.worker.protocol import DEEPSPEED, PYTHON
 from launchers import Launcher
 
@@ -15,13 +15,15 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
-    """Yield a line for each difference or likeness.
+    """Yield a line for each difference or likeness; none where no launcher of scripts is followed.
 
     Args:
-        spec: of a study over a script.
-        launcher: open.
+        spec: settings of the study.
+        launcher: open launcher.
     """
-    launch = scripts.launch_of(spec.workload, launcher.workers)
+    launch = spec.workload.launched_by(launcher.workers)
+    if launch is None:
+        return
     ranks = launcher.workers // launcher.slots[0].nodes
     yield f"started as by {_started(spec, launch, ranks)}, with {_threads(spec, launch, ranks)}"
     yield (
@@ -39,7 +41,8 @@ def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
 
 def _started(spec: StudySpec, launch: str, ranks: int) -> str:
     if launch == PYTHON:
-        options = "".join(f" {option}" for option in spec.workload.python_options)
+        given = spec.workload.interpreter_options(ranks) or ()
+        options = "".join(f" {option}" for option in given)
         return f"`python{options}`: one process, no variable calls it a rank"
     return f"{launch}: {counted(ranks, 'rank')} a node with its variables"
 

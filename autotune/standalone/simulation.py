@@ -162,7 +162,7 @@ def _other_measurements(
     wanted: StudySpec, own: StudySpec, launcher: ReplayLauncher
 ) -> Iterator[str]:
     if wanted.workload != own.workload:
-        yield f"workload: it was recorded with {own.workload.label} {own.workload.args or ''}".rstrip()
+        yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
     if wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
     if (wanted.resources.known_workers or launcher.workers) != launcher.workers:

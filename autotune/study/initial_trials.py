@@ -299,7 +299,7 @@ class InitialTrials:
 
         Empty for a command, or without time for a profile.
         """
-        if self._plan.spec.workload.command or not self._looks:
+        if not (self._plan.spec.workload.observable and self._looks):
             return {}
         while (profile := self._profile()) is None:
             baseline = PlannedAttempt(BASELINE, self._plan.baseline, Purpose.PROFILE)

@@ -124,8 +124,8 @@ class PairingPolicy:
         limit: TimeLimit,
     ) -> bool:
         """Return whether a trial and the baseline may be resident at once."""
-        if self._context.plan.spec.workload.is_script:
-            return False  # a script would be launched anew for each trial, and the baseline with it
+        if not self._context.plan.spec.workload.reusable:
+            return False  # it would be launched anew for each trial, and the baseline with it
         peaks = [
             one.result.peak_bytes
             for one in attempts.searched()
@@ -155,8 +155,9 @@ class PairingPolicy:
         Args:
             slots: number of slots with such runs at a time.
         """
-        if self._context.plan.spec.workload.command:
-            return "a command that starts its own ranks cannot be paused"
+        workload = self._context.plan.spec.workload
+        if not workload.observable:
+            return f"a {workload.noun} that starts its own ranks cannot be paused"
         if len(knobs) < 2:
             return "there is only one"
         if self._on_processors and len({one["cpu_affinity"] for one in knobs}) > 1:

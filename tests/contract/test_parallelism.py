@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from autotune.config import StudySpec
+from autotune.config.kinds import spread
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
-from autotune.runs.plan import Plan, launcher_of, spread
+from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 from search_spaces import Facts, defaults, infeasible

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.config.kinds import spread
 from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
-from autotune.runs.plan import spread
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 from storage import AttemptResult

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import StudySpec, arguments, load, scripts
+from autotune.config import StudySpec, arguments, load
 from autotune.search.space import Space
 from search_spaces import Facts
 from search_spaces.constraints import broken
@@ -30,7 +30,7 @@ def space(spec: StudySpec) -> Space:
 def command(spec: StudySpec, **changes: object) -> list[str]:
     """The script's arguments with these knobs changed."""
     today = spec.full_baseline()
-    found = scripts.recipe(spec.workload, spec.flags, today, {**today, **changes}, 8)
+    found = spec.workload.recipe(spec.flags, today, {**today, **changes}, 8)
     assert not found.changes
     return list(arguments.changed(spec.workload.arguments, found.flags, found.turned))
 

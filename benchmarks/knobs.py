@@ -163,7 +163,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
     ):
-        facts = plan.facts_of(launcher)
+        facts = plan.facts_of(launcher.site)
         for name in CATALOGUE:
             case = CASES[name]
             chosen = {**defaults(), **case.beside, name: case.value}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from launchers.base import Launcher, Resources, Slot, SoloSchedule, TrialWatch, TurnSchedule
 from launchers.reservation import NO_RIVAL, Busy, Rival, refuse
 from launchers.session import untimed_steps
+from launchers.site import Site
 
 __all__ = [
     "NO_RIVAL",
@@ -15,6 +16,7 @@ __all__ = [
     "Launcher",
     "Resources",
     "Rival",
+    "Site",
     "Slot",
     "SoloSchedule",
     "TrialWatch",

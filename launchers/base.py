@@ -1,5 +1,6 @@
 """The contract of every launcher: open slots, run trial after trial on them, leave nothing behind."""
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
+from launchers.site import Site
 
 TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial, as enough blocks have come."""
@@ -219,6 +221,14 @@ class Launcher(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back all resources; no process, actor or placement group is left."""
+
+    @functools.cached_property
+    def site(self) -> Site:
+        """Place of the trials, as it is when it is asked for first."""
+        first = self.slots[0]
+        return Site(
+            first.device, self.workers, first.nodes, first.devices_per_rank, first.environment
+        )
 
     @property
     def planned(self) -> int:

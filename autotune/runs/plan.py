@@ -24,7 +24,7 @@ from autotune.worker.protocol import (
     TimeLimit,
     TrialRequest,
 )
-from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
+from launchers import Busy, Launcher, Resources, Site, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import runs_slowly
 
@@ -115,7 +115,7 @@ class Plan:
         self.spec = spec
         self.launcher = launcher
         self.facts = dataclasses.replace(
-            facts_of(launcher),
+            facts_of(launcher.site),
             global_batch=spec.global_batch(launcher.workers),
             rules=spec.rules,
             slow_pairs=runs_slowly(spec.full_baseline()),
@@ -161,11 +161,10 @@ class Plan:
 
         On the CPU the limit counts what a rank has requested, and its peak what it has touched.
         """
-        slot = self.launcher.slots[0]
-        if slot.device != "cuda":
+        site = self.launcher.site
+        if not site.on_device:
             return None
-        device: int = min(device["memory_bytes"] for device in slot.environment["devices"])
-        own = device * min(1.0, slot.devices_per_rank)
+        own = site.bytes_of_rank
         return min(own, self.spec.resources.memory_per_worker or own)
 
     def request(
@@ -234,7 +233,7 @@ class Plan:
     @property
     def _on_device(self) -> bool:
         """True if trials run on CUDA devices."""
-        return self.launcher.slots[0].device == "cuda"
+        return self.launcher.site.on_device
 
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
         """Return the deadline of the first step, in seconds.
@@ -354,17 +353,12 @@ def stepwise(asked: TrialRequest) -> TrialRequest:
     return dataclasses.replace(asked, trajectory=numerics.STEPS, deadlines=deadlines)
 
 
-def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the CUDA compute capability of a node's oldest device; None without a device."""
-    return min((tuple(device["capability"]) for device in environment["devices"]), default=None)
-
-
-def facts_of(launcher: Launcher) -> Facts:
-    slot = launcher.slots[0]
+def facts_of(site: Site) -> Facts:
+    """Return the facts for the constraints that follow from where trials run."""
     return Facts(
-        device=slot.device,
-        world_size=launcher.workers,
-        backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
-        capability=lowest_capability(slot.environment) if slot.device == "cuda" else None,
-        nodes=slot.nodes,
+        device=site.device,
+        world_size=site.ranks,
+        backend=site.backend,
+        capability=site.capability,
+        nodes=site.nodes,
     )

@@ -404,7 +404,6 @@ class _Session:
 
     def _tune(self, plan: Plan) -> Verdict:
         self._signals.check()
-        environment = plan.launcher.slots[0].environment
         self._say_where(plan.launcher)
         facts = dataclasses.asdict(plan.facts)
         self._repository.studies.record_facts(self._lease, self._study.id, facts)
@@ -413,7 +412,7 @@ class _Session:
             plan,
             self._lease,
             self._repository,
-            self._repository.environments.record(self._lease, environment),
+            self._repository.environments.record(self._lease, plan.launcher.site.environment),
         )
         resolved = LargestBatch(job, self._signals.check).resolved()
         # Its time has advanced; its settings stay those of the plan, and new ones apply later.
@@ -427,9 +426,8 @@ class _Session:
         return verdict
 
     def _say_where(self, launcher: Launcher) -> None:
-        first = launcher.slots[0]
-        devices = first.environment["devices"]
-        what = devices[0]["name"] if first.device == "cuda" else first.environment["cpu"]
+        site = launcher.site
+        what = site.devices[0] if site.on_device else site.environment["cpu"]
         count = len(launcher.slots)
         self._repository.messages.say(
             self._lease,
@@ -446,7 +444,7 @@ class _Session:
             self._spec,
             text=text_of(verdict),
             world_size=launcher.workers,
-            environment=self._measured_in() or launcher.slots[0].environment,
+            environment=self._measured_in() or launcher.site.environment,
         )
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)

@@ -150,10 +150,8 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
             tempfile.TemporaryDirectory() as folder,
             launcher_of(spec, Path(folder)) if spec else _one_rank(folder) as launcher,
         ):
-            slot = launcher.slots[0]
-            devices = slot.environment["devices"]
-            names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
-            text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
+            site = launcher.site
+            text = f"{len(launcher.slots)} slot(s) on {site.device}: {', '.join(site.devices)}"
             yield CheckResult(f"{kind} launcher", "ok", text)
             for news in launcher.notices():
                 yield CheckResult("nodes", "warn", news)

@@ -24,17 +24,16 @@ def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
     launch = spec.workload.launched_by(launcher.workers)
     if launch is None:
         return
-    ranks = launcher.workers // launcher.slots[0].nodes
+    site, ranks = launcher.site, launcher.site.ranks_per_node
     yield f"started as by {_started(spec, launch, ranks)}, with {_threads(spec, launch, ranks)}"
     yield (
         "otherwise than in the job: forked from a python that has torch imported, seeded with "
         f"{spec.seed}, its output in the trial's log, ended after the steps that are timed"
         + ("" if launch == PYTHON else ", its ranks meeting at a store of the trial")
     )
-    slot = launcher.slots[0]
-    if launch == PYTHON and slot.device == "cuda":
+    if launch == PYTHON and site.on_device:
         yield (
-            f"sees {counted(len(slot.environment['devices']), 'device')}, those of its slot: a script "
+            f"sees {counted(len(site.devices), 'device')}, those of its slot: a script "
             "that takes all devices by itself (DataParallel) takes no more than these"
         )
 

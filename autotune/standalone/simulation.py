@@ -224,7 +224,7 @@ def _run(
     assert lease is not None
     study = repository.studies.claim(lease)
     assert study is not None
-    environment = repository.environments.record(lease, launcher.slots[0].environment)
+    environment = repository.environments.record(lease, launcher.site.environment)
     tuner = Tuner(
         StudyContext(study, Plan(spec, launcher), lease, repository, environment), Signals()
     )

@@ -109,8 +109,8 @@ def survey(
         if found.columns:
             seen = dataclasses.replace(seen, micro_batch=seen.columns)
         seen = _of_all_nodes(seen, found, launched)
-        workers, device = launcher.workers * launched.nodes, launcher.slots[0].device
-        study = write(Findings(seen, workers, device, facts_of(launcher), found))
+        workers, device = launcher.workers * launched.nodes, launcher.site.device
+        study = write(Findings(seen, workers, device, facts_of(launcher.site), found))
         if launched.nodes == 1:
             _check_start(Probe(plan.of(study), Path(folder), workdir), launched, seen, say)
         return study

@@ -68,7 +68,7 @@ class StudyContext:
 
         What the profiler leaves behind on a CUDA device has not been measured: there it launches.
         """
-        on_processors = self.plan.launcher.slots[0].device == "cpu"
+        on_processors = not self.plan.launcher.site.on_device
         today = self.plan.baseline
         reusable = self.plan.spec.workload.reusable
         return reusable and on_processors and not why_not_live(today, today)
@@ -119,4 +119,4 @@ class StudyContext:
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:
-        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.slots[0].device)
+        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.site.device)

@@ -84,7 +84,7 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        on_device = self._context.plan.launcher.slots[0].device == "cuda"
+        on_device = self._context.plan.launcher.site.on_device
         return on_device and (own.result.sigma_run or 0.0) > UNSTEADY
 
     def on_one_environment(self) -> bool:
@@ -141,7 +141,7 @@ class PairingPolicy:
 
     @property
     def _on_processors(self) -> bool:
-        return self._context.plan.launcher.slots[0].device == "cpu"
+        return not self._context.plan.launcher.site.on_device
 
     def _obstacle(
         self,
@@ -180,8 +180,7 @@ class PairingPolicy:
         plan = self._context.plan
         there = plan.memory_of_rank()
         if there is None:
-            slot = plan.launcher.slots[0]
-            there = slot.environment["memory_bytes"] * slot.nodes / (plan.launcher.workers * slots)
+            there = plan.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
         if needed <= _MEMORY_SHARE * there:

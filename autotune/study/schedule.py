@@ -61,7 +61,7 @@ class Schedule:
         self._clock = context.plan.launcher.clock
         self._started = self._clock() - context.study.elapsed
         self._wall_time = context.plan.spec.budget.wall_time
-        on_device = context.plan.launcher.slots[0].device == "cuda"
+        on_device = context.plan.launcher.site.on_device
         self._on_device = on_device
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""

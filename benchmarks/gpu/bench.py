@@ -201,7 +201,7 @@ class Trials:
     @property
     def facts(self) -> Facts:
         """What constraints may ask."""
-        return plan.facts_of(self.launcher)
+        return plan.facts_of(self.launcher.site)
 
     def knobs(self, name: str, **changes: Any) -> dict[str, Any]:
         """The configuration of a workload from which knobs are varied, changed so."""

@@ -23,7 +23,7 @@ import autotune
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, Slot, open_launcher
+from launchers import Resources, Slot, section_of
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train.py"
 SIZE = {"layers": 2, "d_model": 256, "heads": 4, "length": 64}
@@ -41,7 +41,7 @@ def main() -> None:
     resources = Resources(config.world_size, None, 1, 1)
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_launcher("local", resources, folder, None) as launcher,
+        section_of("local").open(resources, folder) as launcher,
     ):
         for round_ in range(arguments.rounds):
             trial.append(measure(launcher.slots[0], config, f"{folder}/{round_}a"))

@@ -43,7 +43,7 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import defaults
 from storage import AttemptResult
 
@@ -176,7 +176,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         launcher = stack.enter_context(
-            open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None)
+            section_of("local").open(Resources(WORKERS, 1, 1), folder, None)
         )
         for name, kind in KINDS.items():
             if arguments.only in (None, name):

@@ -21,7 +21,7 @@ from autotune.runs import plan
 from autotune.runs.monitors import TimedMonitor
 from autotune.views.catalogue import knobs_page, recorded_effects
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import CATALOGUE, defaults, infeasible
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -161,7 +161,7 @@ def main() -> None:
     found = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
+        section_of("local").open(Resources(WORKERS, 1, 1), folder, None) as launcher,
     ):
         facts = plan.facts_of(launcher.site)
         for name in CATALOGUE:

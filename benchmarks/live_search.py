@@ -46,7 +46,7 @@ from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, open_launcher
+from launchers import Resources, section_of
 from search_spaces import defaults
 from storage import Attempts, Database, Purpose, Repository, StoredAttempt
 
@@ -222,7 +222,7 @@ def worths(kind: str, several: Iterable[Knobs], best: Knobs) -> dict[str, float]
     found: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
+        section_of("local").open(Resources(WORKERS, 1, 1), folder, None) as launcher,
     ):
         numbers = itertools.count()
         for round_ in range(_ROUNDS):

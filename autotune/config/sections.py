@@ -54,7 +54,7 @@ class ResourcesSpec(Section):
         ge=1,
         le=10000,
         description="Nodes that the ranks of a trial are spread over, evenly; more than one needs "
-        "`launcher: ray`. Default: as few as they fit on.",
+        "a launcher of several. Default: as few as they fit on.",
     )
     cpus_per_worker: int = Field(
         default=1,

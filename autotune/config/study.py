@@ -24,6 +24,8 @@ from autotune.config.sections import (
 )
 from autotune.config.workload_spec import StudyKnobs
 from autotune.errors import SpecError
+from launchers import section_of
+from launchers.sections import KINDS, MOVED, SPANNING, AnyLauncher, as_section, of_record
 from search_spaces import CATALOGUE, defaults, preset, preset_names
 from search_spaces.constraints import global_batch
 from search_spaces.knob import KnobValue
@@ -81,14 +83,9 @@ class StudySpec(Section):
         "step is made up; the others are Optuna's.",
     )
     measurement: MeasurementSpec = MeasurementSpec()
-    launcher: Literal["local", "ray"] = Field(
-        default="local", description="local: this machine; ray: a Ray cluster."
-    )
-    ray_address: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Of a running Ray cluster, e.g. 10.0.0.1:6379 or auto. Without one the ray "
-        "launcher starts a Ray on this machine.",
+    launcher: AnyLauncher = Field(
+        default=section_of("local"),
+        description="Where ranks run: the name of a launcher, or a mapping with its fields.",
     )
     env: dict[EnvName, str] = Field(
         default_factory=dict,
@@ -136,6 +133,16 @@ class StudySpec(Section):
             raise mistakes.Inconsistent(problems)
         return section
 
+    @field_validator("launcher", mode="before")
+    @classmethod
+    def _of_one_launcher(cls, given: Any) -> Any:
+        return as_section(given)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_stored_before(cls, given: Any) -> Any:
+        return of_record(given) if isinstance(given, dict) else given
+
     @model_validator(mode="before")
     @classmethod
     def _so_many_trials(cls, given: Any) -> Any:
@@ -167,8 +174,6 @@ class StudySpec(Section):
             problems |= self._of_constraints()
         if not self.budget.ends and (self.sampler != "model" or self.budget.least_gain == 0):
             problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
-        if self.ray_address is not None and self.launcher != "ray":
-            problems["ray_address",] = "has no effect without `launcher: ray`; add it"
         if not problems:
             problems |= self._of_steps()
         if problems:
@@ -192,8 +197,9 @@ class StudySpec(Section):
         workers, nodes = self.resources.known_workers, self.resources.nodes or 1
         if wrong := self.workload.workers_problem(workers):
             return {("resources", "workers"): wrong}
-        if nodes > 1 and self.launcher == "local":
-            text = f"is {nodes}, and `launcher: local` has this machine alone; say `launcher: ray`"
+        if nodes > 1 and not self.launcher.spans_nodes:
+            kind = self.launcher.kind
+            text = f"is {nodes}, and `launcher: {kind}` has this machine alone; say {SPANNING}"
             return {("resources", "nodes"): text}
         if workers and workers % nodes:
             text = f"is {nodes}, which {workers} workers cannot be spread over"
@@ -352,23 +358,10 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
         raise SpecError(
             [f"{written.where(())}: a study file is a mapping with at least `name` and `workload`"]
         )
-    data = dict(written.data)
-    if isinstance(data.get("workload"), str):
-        data["workload"] = {"name": data["workload"]}
-    if isinstance(space := data.get("search_space"), dict):
-        data["search_space"] = {
-            name: values if isinstance(values, list) else [values] for name, values in space.items()
-        }
-    if data.get("knobs") and "search_space" not in data:
-        data["search_space"] = {}
+    data = _in_full(written.data)
     data, problems = known.with_files(data, folders) if folders else (data, {})
-    if wrong := of_one_kind(data.get("workload"))[1]:
-        problems, data = {**problems, **wrong}, _rest(data, {"workload"})
-    objective = data.get("objective")
-    if isinstance(objective, dict) and objective.get("global_batch", "") is None:
-        # In records of earlier versions null means `free`.
-        text = "is empty; say keep or free, or leave it out"
-        problems = {**problems, ("objective", "global_batch"): text}
+    data, misplaced = _placed(data)
+    problems |= misplaced
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
@@ -385,10 +378,41 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     )
 
 
+def _in_full(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a study file with its short forms written out."""
+    data = dict(given)
+    if isinstance(data.get("workload"), str):
+        data["workload"] = {"name": data["workload"]}
+    if isinstance(space := data.get("search_space"), dict):
+        data["search_space"] = {
+            name: values if isinstance(values, list) else [values] for name, values in space.items()
+        }
+    if data.get("knobs") and "search_space" not in data:
+        data["search_space"] = {}
+    return data
+
+
+def _placed(data: dict[str, Any]) -> tuple[dict[str, Any], mistakes.Problems]:
+    """Return a study without fields that are in the wrong place, and the mistake in each.
+
+    They are fields of former versions, and those of a workload of another kind.
+    """
+    problems: mistakes.Problems = {(name,): MOVED[name] for name in MOVED.keys() & data.keys()}
+    objective = data.get("objective")
+    if isinstance(objective, dict) and objective.get("global_batch", "") is None:
+        # In records of earlier versions null means `free`.
+        problems["objective", "global_batch"] = "is empty; say keep or free, or leave it out"
+    data = {name: value for name, value in data.items() if name not in MOVED}
+    if wrong := of_one_kind(data.get("workload"))[1]:
+        return _rest(data, {"workload"}), problems | wrong
+    return data, problems
+
+
 def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Problems:
     """Return mistakes that concern several fields, in a study without the fields wrong by themselves."""
     try:
-        StudySpec.model_validate(_rest(data, {str(path[0]) for path in problems if path}))
+        rest = _rest(data, {str(path[0]) for path in problems if path})
+        StudySpec.model_validate({"name": "a", **rest})
     except mistakes.Inconsistent as inconsistent:
         return inconsistent.problems
     except ValidationError:
@@ -403,16 +427,15 @@ def _rest(data: dict[str, Any], wrong: set[str]) -> dict[str, Any]:
         data: of the study.
         wrong: names of the wrong fields.
     """
-    wrong = set(wrong)
+    wrong = wrong | ({"resources"} if "launcher" in wrong else set())
     wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
-    wrong |= {"ray_address"} if "launcher" in wrong else set()
     if data.get("knobs") and wrong & {"workload", "env", "knobs"}:
         wrong |= {"knobs", "search_space", "baseline", "workload"}
     wrong |= (
         {"constraints"} if wrong & {"workload", "search_space", "baseline", "resources"} else set()
     )
     rest = {name: value for name, value in data.items() if name not in wrong}
-    return {"name": "a", "workload": {"name": "gpt"}, **rest}
+    return {"workload": {"name": "gpt"}, **rest}
 
 
 def json_schema() -> dict[str, Any]:
@@ -423,6 +446,10 @@ def json_schema() -> dict[str, Any]:
         "anyOf": [{"type": "string"}, properties["workload"]],
         "description": "A built-in workload or module:function; or a mapping with name and args.",
     }
+    properties["launcher"]["anyOf"] = [
+        {"type": "string", "enum": list(KINDS)},
+        {"oneOf": properties["launcher"].pop("oneOf")},
+    ]
     knobs = {name: {"description": knob.summary} for name, knob in CATALOGUE.items()}
     space = {"type": "object", "properties": knobs, "additionalProperties": False}
     properties["search_space"]["anyOf"] = [{"type": "string", "enum": preset_names()}, space]

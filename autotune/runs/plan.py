@@ -24,7 +24,7 @@ from autotune.worker.protocol import (
     TimeLimit,
     TrialRequest,
 )
-from launchers import Busy, Launcher, Resources, Site, Slot, open_launcher, refuse
+from launchers import Busy, Launcher, Resources, Site, Slot, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import runs_slowly
 
@@ -77,7 +77,7 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     options = spec.workload.interpreter_options(spec.resources.known_workers)
     if options is not None:
         env |= interpreter.agent_variables(options)
-    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
+    return spec.launcher.open(resources(spec), str(folder), busy, env)
 
 
 def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:

@@ -58,11 +58,10 @@ log = logging.getLogger(__name__)
 def cluster_of(spec: StudySpec) -> str:
     """Return the queue that a study belongs to.
 
-    There is one per Ray cluster and one per machine, for each owner (see `owned`).
+    There is one per cluster and one per machine, for each owner (see `owned`).
     """
-    if spec.ray_address and spec.ray_address != "auto":
-        return owned(f"ray:{spec.ray_address}")
-    return this_cluster()
+    place = spec.launcher.place
+    return owned(place) if place else this_cluster()
 
 
 def this_cluster() -> str:
@@ -360,7 +359,7 @@ class _Session:
         A cluster may have devices of several kinds.
         """
         spec, where = self._spec, self._measured_in()
-        if not spec.ray_address or spec.resources.device or where is None:
+        if not spec.launcher.is_shared or spec.resources.device or where is None:
             return spec
         on_gpu = (self._study.facts or {}).get("device") == "cuda"
         kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
@@ -433,7 +432,7 @@ class _Session:
             self._lease,
             self._study.id,
             f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
-            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher})."
+            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
             + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
 

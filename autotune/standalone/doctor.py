@@ -1,6 +1,5 @@
 """Checks of this machine: needs of a study, and sources of wrong figures."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -8,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +21,11 @@ from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import name_lookup, process_comparison
-from autotune.standalone.ray_safety import judged
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
 from autotune.worker.survey_result import SurveyResult
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
+from launchers.sections import PACKAGES
 from search_spaces import KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
@@ -35,14 +33,14 @@ from storage import Database
 
 _PACKAGES = ("torch", "optuna", "sqlalchemy")
 _OPTIONAL = {
-    "ray": "launcher: ray",
+    **PACKAGES,
     "optuna-dashboard": "autotune dashboard",
     "pandas": "autotune export --trials",
 }
 """Package -> the only feature that needs it."""
 BASELINE_RUN = "doctor"
 """Name of the run of the baseline; names of other runs begin with it."""
-_LOOPBACK = "127.0.0.1"
+_HERE = section_of("local")
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 _COMPILED_AGAIN = 3
@@ -73,7 +71,7 @@ def examine(spec: StudySpec | None, storage: str) -> Iterator[CheckResult]:
     yield _packages()
     yield from of_machine()
     yield _storage(storage)
-    yield from _ray_security(spec)
+    yield from _security(spec)
     yield from _names(spec)
     yield from _launched(spec)
 
@@ -117,34 +115,20 @@ def _storage(url: str) -> CheckResult:
     return _tried("storage", lambda: f"{Database(url)} can be read and written")
 
 
-def _ray_security(spec: StudySpec | None) -> Iterator[CheckResult]:
-    if spec is None or spec.launcher != "ray":
-        return
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the launcher reports it
-        version = importlib.metadata.version("ray")
-        safe, text = judged(spec.ray_address, os.environ, version)
-        yield CheckResult("Ray security", "ok" if safe else "warn", text)
+def _security(spec: StudySpec | None) -> Iterator[CheckResult]:
+    if spec and (found := spec.launcher.security(os.environ)):
+        safe, text = found
+        yield CheckResult(f"{spec.launcher.kind} security", "ok" if safe else "warn", text)
 
 
 def _names(spec: StudySpec | None) -> Iterator[CheckResult]:
-    if address := _where_ranks_meet(spec):
+    if address := (spec.launcher if spec else _HERE).meeting_host:
         soon, text = name_lookup.judged(address)
         yield CheckResult("name server", "ok" if soon else "warn", text)
 
 
-def _where_ranks_meet(spec: StudySpec | None) -> str:
-    """Return the address of the ranks' store: the cluster's head; empty if it is not known."""
-    if spec is None or spec.launcher != "ray" or spec.ray_address is None:
-        return _LOOPBACK
-    host = spec.ray_address.rpartition(":")[0].strip("[]")
-    if host and "://" not in spec.ray_address:
-        with contextlib.suppress(OSError):
-            return str(socket.getaddrinfo(host, None)[0][4][0])
-    return ""
-
-
 def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
-    kind = spec.launcher if spec else "local"
+    kind = (spec.launcher if spec else _HERE).kind
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -174,7 +158,7 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
 
 def _one_rank(folder: str) -> Launcher:
     wanted = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
-    return open_launcher("local", wanted, folder, None)
+    return _HERE.open(wanted, folder)
 
 
 def baseline_of(

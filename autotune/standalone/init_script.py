@@ -14,6 +14,7 @@ from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Allowed, Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import Option, SurveyResult
+from launchers.sections import FOR_SEVERAL_NODES
 from search_spaces import CATALOGUE
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import written
@@ -197,7 +198,7 @@ def _resources(launched: Launched, found: Findings) -> str:
         lines += [
             f"  nodes: {launched.nodes}   # the ranks of one were looked at, on this machine",
             "",
-            "launcher: ray   # of several nodes; say ray_address: HOST:PORT of a running cluster",
+            FOR_SEVERAL_NODES,
         ]
     return "\n".join([*lines, ""])
 

@@ -16,7 +16,7 @@ from autotune.runs import plan
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
 from autotune.runs.probe import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import Facts, defaults
 
 BENCHMARKS = Path(__file__).parent.parent
@@ -186,7 +186,7 @@ class Bench:
     def trials(self, workers: int = 1) -> Iterator["Trials"]:
         """Trials of so many ranks on the one device, one after another."""
         resources = self.scale.resources(workers)
-        with open_launcher("local", resources, str(self.folder), None) as launcher:
+        with section_of("local").open(resources, str(self.folder)) as launcher:
             yield Trials(self, launcher)
 
 

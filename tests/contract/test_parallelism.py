@@ -20,7 +20,7 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, Slot, open_launcher
+from launchers import Resources, Slot, section_of
 from search_spaces import Facts, defaults, infeasible
 from tests.trials import trial
 
@@ -46,7 +46,7 @@ def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     """Room for two ranks; a trial may have fewer."""
     folder = str(tmp_path_factory.mktemp("agents"))
-    with open_launcher("local", Resources(2, None, 1, 1), folder, None) as launcher:
+    with section_of("local").open(Resources(2, 1, 1), folder, None) as launcher:
         yield launcher.slots[0]
 
 

@@ -14,7 +14,7 @@ from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, Slot, open_launcher
+from launchers import Resources, Slot, section_of
 from storage import AttemptResult
 from tests.trials import knobs, trial
 from tests.workloads import hooked
@@ -25,7 +25,7 @@ WORKLOADS = str(Path(__file__).parent.parent / "workloads")
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     folder = str(tmp_path_factory.mktemp("agents"))
-    with open_launcher("local", Resources(2, None, 1, 1), folder, None) as launcher:
+    with section_of("local").open(Resources(2, 1, 1), folder, None) as launcher:
         yield launcher.slots[0]
 
 

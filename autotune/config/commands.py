@@ -56,7 +56,6 @@ class CommandWorkload(ForeignWorkload):
 
     @property
     def label(self) -> str:
-        """Return the command."""
         return " ".join(self.command)
 
     def interpreter_options(self, workers: int | None) -> Sequence[str]:
@@ -66,7 +65,6 @@ class CommandWorkload(ForeignWorkload):
     # Mistakes
 
     def problems(self) -> mistakes.Problems:
-        """Return the mistakes in the section by itself."""
         alone = {
             (
                 "workload",
@@ -85,7 +83,6 @@ class CommandWorkload(ForeignWorkload):
 
     @staticmethod
     def own_flag_problem(name: str, flag: str | None) -> str | None:
-        """Return the mistake in the setting of one of the study's own knobs."""
         if flag and fields.parted(flag) is None:
             return f"is for scripts: a command takes it where {{{name}}} stands; take it out"
         return fields.of_field(flag) if flag else None

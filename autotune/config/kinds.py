@@ -1,7 +1,7 @@
 """Kinds of workload: which one a section of a study file is, and the one of autotune's contract."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, field_validator
@@ -27,10 +27,6 @@ class FactoryWorkload(WorkloadSpec):
     )
 
     noun = "workload"
-    reusable = True
-    shares_cpus = False
-    may_ignore_knobs = False
-    pads = False
     own_knobs_refused = "are arguments of a script, and no script is trained; take it out"
     may_write: ClassVar[bool] = False
     """False: the study file does not say it. Its trials write as the user's code does."""
@@ -61,45 +57,15 @@ class FactoryWorkload(WorkloadSpec):
 
     @property
     def label(self) -> str:
-        """Return its name."""
         return self.name
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the keyword arguments."""
         return self.args
-
-    @property
-    def discards_writes(self) -> bool:
-        """Return False: what it writes stays."""
-        return False
-
-    def problems(self) -> Problems:
-        """Return no mistakes beyond those of single fields."""
-        return {}
-
-    def knob_problems(self, knobs: StudyKnobs) -> Problems:
-        """Return no mistakes: a rank of the contract takes every knob."""
-        return {}
-
-    def knows_batch(self, given: Collection[str]) -> bool:
-        """Return True: the micro-batch is given to it."""
-        return True
-
-    def can_set(self, name: str, flags: Collection[str]) -> bool:
-        """Return True: a rank of the contract takes every knob."""
-        return True
-
-    def beyond_reach(self, searched: Collection[str]) -> list[str]:
-        """Return no knobs."""
-        return []
 
     def request(self, asked: TrialRequest, knobs: StudyKnobs) -> TrialRequest:
         """Return the request of a trial whose ranks call the factory."""
         return spread(dataclasses.replace(asked, factory=self.factory, args=dict(self.args)))
-
-    def entry(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> None:
-        """Return None: the job loads best.yaml itself."""
 
 
 def spread(asked: TrialRequest) -> TrialRequest:

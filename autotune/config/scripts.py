@@ -102,12 +102,10 @@ class ScriptWorkload(ForeignWorkload):
 
     @property
     def label(self) -> str:
-        """Return the script or `-m MODULE`."""
         return self.script or f"-m {self.module}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Return the arguments of the script."""
         return tuple(self.args)
 
     @property
@@ -134,7 +132,6 @@ class ScriptWorkload(ForeignWorkload):
     # Mistakes
 
     def problems(self) -> mistakes.Problems:
-        """Return the mistakes in the section by itself."""
         problems = self._option_problems()
         for place, argument in enumerate(self.args):
             if not isinstance(argument, str):
@@ -164,16 +161,13 @@ class ScriptWorkload(ForeignWorkload):
 
     @staticmethod
     def flag_problem(flag: str) -> str | None:
-        """Return the mistake in the setting of a knob."""
         return fields.of_flag(flag)
 
     @staticmethod
     def own_flag_problem(name: str, flag: str | None) -> str | None:
-        """Return the mistake in the setting of one of the study's own knobs."""
         return "is missing" if flag is None else fields.of_flag(flag)
 
     def workers_problem(self, workers: int | None) -> str | None:
-        """Return the mistake in the number of ranks, if it is given."""
         if workers is None or self.ranks(workers) == workers:
             return None
         return (
@@ -185,7 +179,6 @@ class ScriptWorkload(ForeignWorkload):
 
     @property
     def settings_by_knob(self) -> dict[str, str]:
-        """Return knob -> setting that sets it, or the first one of several."""
         firsts = {knob: next(iter(parts), "") for knob, parts in self.in_proportion.items()}
         return {**self.flags, **firsts}
 
@@ -197,7 +190,6 @@ class ScriptWorkload(ForeignWorkload):
         return next((name for name in COUNTED if name not in self.settings_by_knob), None)
 
     def present(self) -> dict[str, Any]:
-        """Return the values of catalogue knobs that its arguments have."""
         present: dict[str, Any] = {}
         for name, flag in self.flags.items():
             text = arguments.given(self.arguments, flag)
@@ -217,7 +209,6 @@ class ScriptWorkload(ForeignWorkload):
         return proportion.rules(self.in_proportion, baseline)
 
     def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        """Return mistakes: knobs that nothing can set, and unknown present values."""
         problems = proportion.of_baseline(self.in_proportion, knobs.given)
         space = {name: tried for name, tried in knobs.values.items() if name not in knobs.own}
         present = self.present()

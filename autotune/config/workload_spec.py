@@ -45,20 +45,21 @@ class StudyKnobs:
 class WorkloadSpec(Section, ABC):
     """Workload of a study: a factory, a script or a command, see `autotune.config.kinds`.
 
-    Code outside this package asks the workload instead of its kind.
+    Code outside this package asks the workload instead of its kind. What is not abstract is as it is
+    for a workload of autotune's contract.
     """
 
     noun: ClassVar[str]
     """Word for it in messages."""
-    reusable: ClassVar[bool] = False
+    reusable: ClassVar[bool] = True
     """True if its ranks can build it again, so that a warm worker takes another configuration."""
     observable: ClassVar[bool] = True
     """True if its ranks are started here: their steps are seen, counted, profiled and paused."""
-    shares_cpus: ClassVar[bool] = True
+    shares_cpus: ClassVar[bool] = False
     """True if its ranks share processors as under the user's own launcher, unless told otherwise."""
-    may_ignore_knobs: ClassVar[bool] = True
+    may_ignore_knobs: ClassVar[bool] = False
     """True if a knob may have no effect in it, which is to be found out."""
-    pads: ClassVar[bool] = True
+    pads: ClassVar[bool] = False
     """True if its tokens are counted by its batches, which may hold padding."""
     own_knobs_refused: ClassVar[str] = ""
     """Reason why a study over it cannot have knobs of its own; empty if it can."""
@@ -83,9 +84,9 @@ class WorkloadSpec(Section, ABC):
     # Processes
 
     @property
-    @abstractmethod
     def discards_writes(self) -> bool:
         """Return whether what its trials write to files is discarded."""
+        return False
 
     def ranks(self, wanted: int | None) -> int | None:
         """Return the ranks of a trial if so many are wanted; None: the machine decides."""
@@ -109,13 +110,13 @@ class WorkloadSpec(Section, ABC):
 
     # Knobs
 
-    @abstractmethod
     def problems(self) -> mistakes.Problems:
-        """Return the mistakes in the section by itself."""
+        """Return the mistakes in several of its fields together."""
+        return {}
 
-    @abstractmethod
     def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
         """Return mistakes: knobs that nothing can set, and unknown present values."""
+        return {}
 
     @staticmethod
     def flag_problem(flag: str) -> str | None:
@@ -148,15 +149,14 @@ class WorkloadSpec(Section, ABC):
         """
         yield from ()
 
-    @abstractmethod
     def knows_batch(self, given: Collection[str]) -> bool:
         """Return whether the micro-batch of the baseline is known.
 
         Args:
             given: names of knobs whose present value the study gives.
         """
+        return True
 
-    @abstractmethod
     def can_set(self, name: str, flags: Collection[str]) -> bool:
         """Return whether a configuration can have another value of a knob.
 
@@ -164,10 +164,11 @@ class WorkloadSpec(Section, ABC):
             name: of the knob.
             flags: names of the knobs of the study that the workload sets by itself.
         """
+        return True
 
-    @abstractmethod
     def beyond_reach(self, searched: Collection[str]) -> list[str]:
         """Return the catalogue knobs that cannot act on it; `searched`: names in the search space."""
+        return []
 
     def passed_by(self, name: str, flags: Mapping[str, str]) -> str | None:
         """Return the setting by which it takes a knob; None if the knob acts from outside."""
@@ -184,7 +185,6 @@ class WorkloadSpec(Section, ABC):
             knobs: knobs of the study.
         """
 
-    @abstractmethod
     def entry(
         self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int
     ) -> dict[str, Any] | None:
@@ -197,6 +197,7 @@ class WorkloadSpec(Section, ABC):
             knobs: knobs of the study.
             workers: number of ranks that it was measured with.
         """
+        return None
 
 
 class ForeignWorkload(WorkloadSpec):
@@ -218,26 +219,26 @@ class ForeignWorkload(WorkloadSpec):
         "discarded, and a study that cannot be protected so does not start.",
     )
 
+    reusable = False
+    shares_cpus = True
+    may_ignore_knobs = True
+    pads = True
+
     @property
     def discards_writes(self) -> bool:
-        """Return whether what its trials write to files is discarded."""
         return not self.may_write
 
     @property
     def settings_by_knob(self) -> dict[str, str]:
-        """Return knob -> setting that sets it, or the first one of several."""
         return self.flags
 
     def knows_batch(self, given: Collection[str]) -> bool:
-        """Return whether the micro-batch of the baseline is known."""
         return "micro_batch" in {*self.settings_by_knob, *given}
 
     def can_set(self, name: str, flags: Collection[str]) -> bool:
-        """Return whether a configuration can have another value of a knob."""
         return name in flags
 
     def beyond_reach(self, searched: Collection[str]) -> list[str]:
-        """Return the catalogue knobs that cannot act on it: the search space has those that can."""
         return [name for name in CATALOGUE if name not in searched]
 
     def _flag_problems(self) -> mistakes.Problems:

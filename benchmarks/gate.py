@@ -133,13 +133,9 @@ class Bench:
     def _note(self, run: Trajectory, reference: Trajectory, formats: Sequence[Any]) -> None:
         assert run.first is not None and reference.first is not None
         limit = gradients.tolerance(*formats)
-        seen = gradients.compared(run.first, reference.first, limit)
-        for name, value in zip(
-            self.errors,
-            (seen.error, seen.tensor_error, seen.second_error, abs(seen.moved - 1)),
-            strict=True,
-        ):
-            self.errors[name].append(value)
+        first, tensor, second, _, *moved = gradients.deviations(run.first, reference.first, limit)
+        for name, one in zip(self.errors, (first, tensor, second, *moved[:1]), strict=False):
+            self.errors[name].append(one.size)
 
     def _reference(self, seed: int) -> Trajectory:
         if seed not in self._references:

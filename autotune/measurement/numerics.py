@@ -1,7 +1,8 @@
 """Comparison of a configuration's training with that of the reference. Pure.
 
-The first steps are compared gradient by gradient (measurement.gradients), the rest as a loss curve.
-The tolerance there is a share of the reference's progress, not of the level of its loss.
+There are two criteria. No gradient may deviate from the reference's by more than its limit
+(measurement.gradients). The loss curve must follow the reference's; the tolerance is a share of the
+reference's progress, not of the level of its loss.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from autotune.measurement import gradients
 from autotune.measurement.equivalence import Distance, Equivalence, distance
-from autotune.measurement.gradients import Compared, FirstSteps
+from autotune.measurement.gradients import Deviation, FirstSteps, first_problem
 
 FEWEST_STEPS = 32
 """Fewest optimizer steps of a trajectory."""
@@ -155,24 +156,24 @@ def agreement(
     run = _cut(run, len(reference.losses))
     losses = reference.losses[: len(run.losses)]
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
-    first = _first(run, reference, formats)
+    early = _of_first_steps(run, reference, formats)
     ratio = _median_norm(run) / _median_norm(reference)
-    course = _LossComparison([*earlier, (run, reference)]) if whole else None
+    curve = _LossComparison([*earlier, (run, reference)]) if whole else None
+    norms = Deviation("the median norm of its gradients", abs(ratio - 1), NORM_TOLERANCE)
     problem = (
-        _apart(run)
-        or (first.problem if first else "")
-        or (course.problem if course else "its loss does not stay finite")
-        or _wrong_norm(ratio)
+        first_problem([_of_replicas(run), *early])
+        or (curve.problem if curve else "its loss does not stay finite")
+        or norms.problem
     )
     return Agreement(
         problem,
         max([*_distances(run.losses, losses), *map(_furthest, earlier)]),
         ratio,
-        open=not problem and course is not None and course.open,
+        open=not problem and curve is not None and curve.open,
         steps=len(run.losses),
-        gradient_error=first.error if first else None,
-        share_of_progress=course.share if course else None,
-        unproven=_unproven(reference) if first is None and not reference.fallen else "",
+        gradient_error=early[0].size if early else None,
+        share_of_progress=curve.share if curve else None,
+        unproven=_unproven(reference) if not early and not reference.fallen else "",
     )
 
 
@@ -184,8 +185,7 @@ def _unproven(reference: Trajectory) -> str:
 
 def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:
     """Return why a run need not go on, by its first steps; empty if it must."""
-    first = _first(run, reference, formats)
-    return _apart(run) or (first.problem if first else "")
+    return first_problem([_of_replicas(run), *_of_first_steps(run, reference, formats)])
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:
@@ -193,35 +193,22 @@ def _cut(run: Trajectory, steps: int) -> Trajectory:
     return dataclasses.replace(run, losses=run.losses[:steps], norms=run.norms[:steps])
 
 
-def _first(
+def _of_first_steps(
     run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]
-) -> Compared | None:
+) -> list[Deviation]:
+    """Return the deviations of gradients and updates; none where they cannot be compared."""
     if run.first is None or reference.first is None:
-        return None
+        return []
     if not gradients.comparable(run.first, reference.first):
-        return None
+        return []
     in_bf16 = any(knobs.get("precision") == "pure_bf16" for knobs in formats)
-    return gradients.compared(
-        run.first, reference.first, gradients.tolerance(*formats), weights_in_bf16=in_bf16
-    )
+    limit = gradients.tolerance(*formats)
+    return gradients.deviations(run.first, reference.first, limit, weights_in_bf16=in_bf16)
 
 
-def _apart(run: Trajectory) -> str:
-    if run.spread <= SPREAD_TOLERANCE:
-        return ""
-    return (
-        f"the ranks' models drift apart (relative difference {run.spread:.1e}): gradients are "
-        "not exchanged"
-    )
-
-
-def _wrong_norm(ratio: float) -> str:
-    if abs(ratio - 1) <= NORM_TOLERANCE:
-        return ""
-    return (
-        f"its gradients have {ratio:.2f} times the norm of the reference's (more than "
-        f"{NORM_TOLERANCE:.0%} off)"
-    )
+def _of_replicas(run: Trajectory) -> Deviation:
+    other = "another rank's, as if gradients were not exchanged,"
+    return Deviation("the model of one rank", run.spread, SPREAD_TOLERANCE, other)
 
 
 class _LossComparison:

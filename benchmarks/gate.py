@@ -32,14 +32,13 @@ from torch.nn import functional
 
 from autotune.measurement import gradients
 from autotune.measurement.numerics import (
-    MOST_SEEDS,
-    STEPS,
     Agreement,
     Pair,
     Trajectory,
     agreement,
     trajectory,
 )
+from autotune.measurement.policy import PROOF
 from autotune.runs.monitors import TrajectoryMonitor
 from autotune.worker.protocol import BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -120,7 +119,7 @@ class Bench:
         formats = (knobs, {**defaults(), **TRAINED})
         earlier: list[Pair] = []
         while True:
-            seed = run * MOST_SEEDS + len(earlier)
+            seed = run * PROOF.most_seeds + len(earlier)
             reference = self._reference(seed)
             found = self._train(seed, knobs, fault, TrajectoryMonitor(reference, formats=formats))
             answer = agreement(found, reference, formats=formats, earlier=earlier)
@@ -148,7 +147,7 @@ class Bench:
     ) -> Trajectory:
         """Both ranks have the same blocks, and so come to the same end."""
         ranks = self._context.world_size
-        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=STEPS)
+        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=PROOF.most_steps)
         random.seed(seed)
         torch.manual_seed(seed)
         attend = functional.scaled_dot_product_attention

@@ -11,13 +11,13 @@ from typing import Any
 from autotune.analysis.confirmation import Candidate
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.measurement.numerics import (
-    MOST_SEEDS,
     Agreement,
     Pair,
     Trajectory,
     agreement,
     trajectory,
 )
+from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import clashing
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -102,7 +102,7 @@ def _next_seed(
     done = list(attempts.of(Purpose.NUMERICS).of_trial(trial).recorded())
     if done and not _is_open(done[-1], attempts, blocks):
         return None
-    for seed in range(1 + max((a.round for a in done), default=-1), MOST_SEEDS):
+    for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):
         references = attempts.of(Purpose.REFERENCE).in_round(seed).recorded().with_knobs(safe)
         if not references:
             return Check(Purpose.REFERENCE, trial, safe, seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
-from autotune.measurement.numerics import SPREAD_TOLERANCE
+from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.knob import DATA, GRAPH, STATISTICS
@@ -189,7 +189,7 @@ class Comparison:
         return bool(knobs[name] and not self._today[name] and knobs["loader_workers"])
 
     def _graph(self, seen: Seen, knobs: Knobs) -> str:
-        if seen.spread > SPREAD_TOLERANCE >= self._base.spread:
+        if seen.spread > PROOF.replicas >= self._base.spread:
             return (
                 f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "
                 f"{seen.spread:.1e}): the gradients of some micro-batches are not exchanged"

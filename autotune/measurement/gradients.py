@@ -9,42 +9,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autotune.measurement.policy import PROOF
+
 NULL = {
-    ("precision", "fp32"): 1e-3,
-    ("precision", "tf32"): 2e-3,
-    ("precision", "fp16"): 0.015,
-    ("precision", "bf16"): 0.05,
-    ("precision", "pure_bf16"): 0.06,
-    ("gradient_compression", "fp16"): 0.003,
-    ("gradient_compression", "bf16"): 0.01,
-    ("fsdp_reduce_dtype", "bf16"): 0.01,
-    ("float8", "tensorwise"): 0.10,
-    ("float8", "rowwise"): 0.10,
+    ("precision", "fp32"): PROOF.null_fp32,
+    ("precision", "tf32"): PROOF.null_tf32,
+    ("precision", "fp16"): PROOF.null_fp16,
+    ("precision", "bf16"): PROOF.null_bf16,
+    ("precision", "pure_bf16"): PROOF.null_pure_bf16,
+    ("gradient_compression", "fp16"): PROOF.null_sent_fp16,
+    ("gradient_compression", "bf16"): PROOF.null_sent_bf16,
+    ("fsdp_reduce_dtype", "bf16"): PROOF.null_sent_bf16,
+    ("float8", "tensorwise"): PROOF.null_float8,
+    ("float8", "rowwise"): PROOF.null_float8,
 }
 """Relative error of the whole gradient that a number format causes where all is well.
 
-It is the largest that benchmarks/gate.py has seen or, where no device was at hand, what follows
-from the format. Other knobs and values cause no more than fp32, whose convolutions cuDNN may
-compute in TF32."""
-FACTOR = 3.0
-"""Factor above that error at which a configuration is refused."""
-_TENSOR_FACTOR = 3.0
-"""Ratio of the largest allowed error of a single tensor, relative to its own norm, to that of the
-whole."""
-_NEGLIGIBLE = 0.02
-"""Least norm for the error of a tensor, as a share of the norm of the whole gradient."""
-_SECOND_FACTOR = 3.0
-"""Factor of the allowed error in the second step, whose weights differ by the first step's."""
-_MOVE_TOLERANCE = 0.15
-"""Largest relative difference of the distance by which the weights are moved."""
-_TENSOR_MOVE_TOLERANCE = 0.35
-"""Largest such difference of a single tensor, whose sketch tells its norm to within 12 %."""
-_KNOWN_DIRECTION = 0.5
-"""Largest relative error of a tensor's gradient with which its move is compared.
-
-An optimizer that divides by the gradient's own size moves a tensor by its noise where there is
-nothing else."""
-_MOST_TOLERANCE = 0.5
+Other knobs and values cause no more than fp32, whose convolutions cuDNN may compute in TF32."""
 _TINY = 1e-30
 _SMALLEST_PERCENTAGE = 1e-4
 _BF16_STEP = 2.0**-8
@@ -147,7 +128,7 @@ def tolerance(*configurations: Mapping[str, Any]) -> float:
         for name, value in knobs.items()
         if isinstance(value, str)
     ]
-    return min(_MOST_TOLERANCE, FACTOR * math.hypot(NULL["precision", "fp32"], *nulls))
+    return min(PROOF.largest_limit, PROOF.limit * math.hypot(NULL["precision", "fp32"], *nulls))
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
@@ -171,7 +152,7 @@ def deviations(
         limit: largest relative error of the whole gradient.
         weights_in_bf16: ignore weights that move by less than the resolution of bf16.
     """
-    last = _SECOND_FACTOR * limit
+    last = PROOF.limit_of_second * limit
     return [
         *_of_gradient("first", run.gradients[0], reference.gradients[0], limit),
         *_of_gradient("second", run.gradients[-1], reference.gradients[-1], last),
@@ -185,15 +166,15 @@ def _of_gradient(
     whole = max(_norm(reference), _TINY)
     errors = [a.distance(b) for a, b in zip(run, reference, strict=True)]
     relative = [
-        error / max(tensor.norm, _NEGLIGIBLE * whole)
+        error / max(tensor.norm, PROOF.negligible * whole)
         for error, tensor in zip(errors, reference, strict=True)
     ]
     place = _furthest(relative)
     name = reference[place].name
     what = f"its gradient in the {step} step, most of all in {name},"
-    yield Deviation(what, math.hypot(*errors) / whole, min(_MOST_TOLERANCE, limit))
+    yield Deviation(what, math.hypot(*errors) / whole, min(PROOF.largest_limit, limit))
     what = f"its gradient of {name} in the {step} step"
-    yield Deviation(what, relative[place], min(_MOST_TOLERANCE, _TENSOR_FACTOR * limit))
+    yield Deviation(what, relative[place], min(PROOF.largest_limit, PROOF.limit_of_tensor * limit))
 
 
 def _of_updates(run: FirstSteps, reference: FirstSteps, finest: float) -> Iterator[Deviation]:
@@ -208,16 +189,16 @@ def _of_updates(run: FirstSteps, reference: FirstSteps, finest: float) -> Iterat
         return
     own, other = [run.moved[p] for p in told], [reference.moved[p] for p in told]
     what = "the distance by which its first steps move"
-    yield Deviation(f"{what} the weights", abs(_norm(own) / _norm(other) - 1), _MOVE_TOLERANCE)
+    yield Deviation(f"{what} the weights", abs(_norm(own) / _norm(other) - 1), PROOF.update)
     ratios = [abs(a.norm / max(b.norm, _TINY) - 1) for a, b in zip(own, other, strict=True)]
     place = _furthest(ratios)
-    yield Deviation(f"{what} {other[place].name}", ratios[place], _TENSOR_MOVE_TOLERANCE)
+    yield Deviation(f"{what} {other[place].name}", ratios[place], PROOF.update_of_tensor)
 
 
 def _direction_known(run: FirstSteps, reference: FirstSteps, place: int) -> bool:
     """Return whether the first gradient of a tensor is more than noise."""
     own, other = run.gradients[0][place], reference.gradients[0][place]
-    return other.norm > 0 and own.distance(other) <= _KNOWN_DIRECTION * other.norm
+    return other.norm > 0 and own.distance(other) <= PROOF.known_direction * other.norm
 
 
 def _furthest(sizes: Sequence[float]) -> int:

@@ -15,25 +15,7 @@ from typing import Any, Protocol
 from autotune.measurement import gradients
 from autotune.measurement.equivalence import Distance, Equivalence, distance
 from autotune.measurement.gradients import Deviation, FirstSteps, first_problem
-
-FEWEST_STEPS = 32
-"""Fewest optimizer steps of a trajectory."""
-STEPS = 96
-"""Most optimizer steps: a reference goes on until its loss has fallen by ENOUGH."""
-ENOUGH = 0.10
-"""Progress of a reference with which its loss curve is compared, as a share of the loss at the
-start."""
-MARGIN = 0.05
-"""Share of the reference's progress by which the loss of the last quarter may differ."""
-MOST_SEEDS = 3
-"""Most pairs of runs, each with another seed, while the result is open."""
-NORM_TOLERANCE = 0.25
-"""Largest relative distance of the median gradient norm."""
-SPREAD_TOLERANCE = 1e-9
-_WINDOW = 3
-_START = 4
-"""Number of steps whose mean loss is that of the start."""
-_LOOK_EVERY = 8
+from autotune.measurement.policy import PROOF
 
 
 @dataclass(frozen=True)
@@ -55,12 +37,12 @@ class Trajectory:
     @property
     def progress(self) -> float:
         """Fall of the loss from the first steps to the last quarter."""
-        return statistics.fmean(self.losses[:_START]) - statistics.fmean(_last(self.losses))
+        return statistics.fmean(self.losses[: PROOF.start]) - statistics.fmean(_last(self.losses))
 
     @property
     def wanted(self) -> float:
         """Progress that suffices."""
-        return ENOUGH * abs(statistics.fmean(self.losses[:_START]))
+        return PROOF.progress * abs(statistics.fmean(self.losses[: PROOF.start]))
 
     @property
     def fallen(self) -> bool:
@@ -89,7 +71,7 @@ def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
 
 def long_enough(losses: Sequence[float]) -> bool:
     """Return whether a reference may end after these steps."""
-    if len(losses) < FEWEST_STEPS or len(losses) % _LOOK_EVERY:
+    if len(losses) < PROOF.fewest_steps or len(losses) % PROOF.look_every:
         return False
     return Trajectory(tuple(losses), (), 0.0).fallen
 
@@ -102,9 +84,12 @@ def not_to_compare(reference: Trajectory) -> str:
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
-    share = reference.progress / max(abs(statistics.fmean(reference.losses[:_START])), 1e-30)
+    share = reference.progress / max(abs(statistics.fmean(reference.losses[: PROOF.start])), 1e-30)
     steps = len(reference.losses)
-    return f"the loss of the reference fell by {share:.1%} in {steps} steps, less than {ENOUGH:.0%}"
+    return (
+        f"the loss of the reference fell by {share:.1%} in {steps} steps, less than "
+        f"{PROOF.progress:.0%}"
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +144,7 @@ def agreement(
     early = _of_first_steps(run, reference, formats)
     ratio = _median_norm(run) / _median_norm(reference)
     curve = _LossComparison([*earlier, (run, reference)]) if whole else None
-    norms = Deviation("the median norm of its gradients", abs(ratio - 1), NORM_TOLERANCE)
+    norms = Deviation("the median norm of its gradients", abs(ratio - 1), PROOF.norm)
     problem = (
         first_problem([_of_replicas(run), *early])
         or (curve.problem if curve else "its loss does not stay finite")
@@ -208,7 +193,7 @@ def _of_first_steps(
 
 def _of_replicas(run: Trajectory) -> Deviation:
     other = "another rank's, as if gradients were not exchanged,"
-    return Deviation("the model of one rank", run.spread, SPREAD_TOLERANCE, other)
+    return Deviation("the model of one rank", run.spread, PROOF.replicas, other)
 
 
 class _LossComparison:
@@ -218,7 +203,7 @@ class _LossComparison:
         pairs = _different(every)
         self._references = [reference for _, reference in pairs]
         self._fallen = all(reference.fallen for reference in self._references)
-        self._last = len(every) >= MOST_SEEDS
+        self._last = len(every) >= PROOF.most_seeds
         progress = statistics.fmean(r.progress for r in self._references)
         wanted = statistics.fmean(r.wanted for r in self._references)
         self._progress = progress if self._fallen else max(progress, wanted)
@@ -228,8 +213,8 @@ class _LossComparison:
                 for run, reference in pairs
             ]
         )
-        self._margin = MARGIN * self._progress
-        self._answer = self._distance.within(self._margin, MOST_SEEDS)
+        self._margin = PROOF.margin * self._progress
+        self._answer = self._distance.within(self._margin, PROOF.most_seeds)
 
     @property
     def share(self) -> float | None:
@@ -251,11 +236,13 @@ class _LossComparison:
         if self._answer is not Equivalence.DIFFERENT and not unproven:
             return ""
         share = self._distance.mean / self._progress
-        about = self._distance.half_width(self._margin, MOST_SEEDS) / self._progress
+        about = (
+            self._distance.half_width(self._margin, PROOF.level / PROOF.most_seeds) / self._progress
+        )
         what = "cannot be shown to follow" if unproven else "leaves"
         return (
             f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} (+-{about:.1%}) "
-            f"of the reference's progress {'above' if share > 0 else 'below'} (limit {MARGIN:.0%})"
+            f"of the reference's progress {'above' if share > 0 else 'below'} (limit {PROOF.margin:.0%})"
         )
 
 
@@ -272,7 +259,7 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _last(losses: Sequence[float]) -> Sequence[float]:
     """Return the last quarter."""
-    return losses[-max(_START, len(losses) // 4) :]
+    return losses[-max(PROOF.start, len(losses) // 4) :]
 
 
 def _furthest(pair: Pair) -> float:
@@ -285,7 +272,7 @@ def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[floa
     """Return the relative distance step by step, of means over a few steps, as single batches jump."""
     size = statistics.fmean(map(abs, reference))
     both = list(zip(losses, reference, strict=True))
-    windows = [both[max(0, end - _WINDOW) : end] for end in range(1, len(both) + 1)]
+    windows = [both[max(0, end - PROOF.window) : end] for end in range(1, len(both) + 1)]
     return [
         abs(statistics.fmean(a - b for a, b in window)) / size
         if all(_finite(pair) for pair in window)

@@ -21,29 +21,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
+from autotune.search.policy import SEARCH
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
-
-_PER_OCTAVE = 0.06
-"""Risk of twice the largest micro-batch that has fitted."""
-_PER_KNOB = 0.35
-"""Margin of a bound for each knob with another value, in octaves of micro-batch; several count as
-the root of their squares.
-
-Measured: of 0.35, 0.5 and 0.7 the least log loss on the table translation, the only one in which
-configurations run out of memory (docs/results/README.md)."""
-_WAITING = 0.15
-"""Margin for gradients that wait, or do not.
-
-They are few beside activations wherever the micro-batch is what does not fit."""
-_NARROWEST = 0.2
-"""Least distance of the bounds, in octaves: equal trials differ by the allocator's fragments."""
-_HEADROOM = 0.95
-"""Usable share of a rank's memory: allocators lose some to fragments."""
-_UNSURE, _UNSURE_PER_OCTAVE = 0.3, 0.15
-"""Uncertainty of the limit that two peaks give, in octaves, and its growth with the distance."""
-_BELOW = 1.0
-"""Octaves below those of the search space in which the edge may lie."""
 
 
 class _Told(NamedTuple):
@@ -96,12 +76,12 @@ class MemoryModel:
             return np.zeros(len(rows))
         if not len(self._fails.rows):
             return self._untouched(rows)
-        lowest = float(self._all_octaves().min()) - _BELOW
+        lowest = float(self._all_octaves().min()) - SEARCH.below
         below = self._fits.octaves - self._margins(rows, self._fits.rows)
         above = self._fails.octaves + self._margins(rows, self._fails.rows, failed=True)
         low, high = below.max(axis=1, initial=lowest), above.min(axis=1)
         # The edge is taken to lie anywhere between the two.
-        spread = np.maximum(high - low, _NARROWEST) / math.sqrt(12)
+        spread = np.maximum(high - low, SEARCH.narrowest_edge) / math.sqrt(12)
         risk: Vector = special.ndtr((self._octaves(rows) - (low + high) / 2) / spread)
         return np.where(self._at_least_failed(rows), 1.0, risk)
 
@@ -114,7 +94,9 @@ class MemoryModel:
         differ = len(self._names) - alike
         more = self._waiting(rows)[:, None] - self._waiting(told)[None, :]
         waiting = more < 0 if failed else more > 0
-        margins: Matrix = np.sqrt(_PER_KNOB**2 * differ + _WAITING**2 * waiting)
+        margins: Matrix = np.sqrt(
+            SEARCH.margin_per_knob**2 * differ + SEARCH.margin_of_waiting**2 * waiting
+        )
         return margins
 
     def _at_least_failed(self, rows: Rows) -> NDArray[np.bool_]:
@@ -138,13 +120,13 @@ class MemoryModel:
         known = self._fits.octaves
         largest = float(known.max() if len(known) else self._all_octaves().min())
         beyond = np.maximum(0.0, self._octaves(rows) - largest)
-        chance: Vector = 1 - (1 - _PER_OCTAVE) ** beyond
+        chance: Vector = 1 - (1 - SEARCH.risk_per_octave) ** beyond
         return chance
 
     def _learn_from_peaks(self, shares: Vector) -> None:
         fitted, octaves = self._fits
         sizes = 2**octaves
-        room = np.where(np.isnan(shares), 1.0, _HEADROOM / shares)
+        room = np.where(np.isnan(shares), 1.0, SEARCH.headroom / shares)
         fits_to = octaves + np.log2(np.maximum(1.0, room))
         classes: dict[tuple[float, ...], list[int]] = {}
         values, waiting = self._values(fitted), self._waiting(fitted)
@@ -159,8 +141,9 @@ class MemoryModel:
                 continue
             one = max(smaller, key=lambda i: sizes[i])
             slope = (shares[other] - shares[one]) / (sizes[other] - sizes[one])
-            largest = np.log2(sizes[other] + max(0.0, _HEADROOM - shares[other]) / slope)
-            unsure = _UNSURE + _UNSURE_PER_OCTAVE * (largest - np.log2(sizes[other]))
+            largest = np.log2(sizes[other] + max(0.0, SEARCH.headroom - shares[other]) / slope)
+            beyond = largest - np.log2(sizes[other])
+            unsure = SEARCH.limit_unsure + SEARCH.limit_unsure_per_octave * beyond
             fits_to[other] = max(fits_to[other], largest - unsure)
             ends[other] = largest + unsure
         self._fits = _Told(fitted, fits_to)

@@ -2,14 +2,13 @@
 
 import re
 
+from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _RUNS = (Purpose.FIT, Purpose.PROFILE, Purpose.SEARCH, Purpose.CALIBRATE)
 """Purposes of its runs before anything is confirmed."""
 _OWN_FAULT = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
 """Failures that no other configuration mends; out of memory is none, as the search may find a fit."""
-_MOST_FAILURES = 3
-"""Failures in a row, each for another reason, after which it is not tried again."""
 
 
 def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
@@ -27,7 +26,7 @@ def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
         return None
     new = [failure for failure in failures if failure.id > since]
     again = _reason(failures[-1]) == _reason(failures[-2])
-    return failures[-1] if again or len(new) >= _MOST_FAILURES else None
+    return failures[-1] if again or len(new) >= MEASUREMENT.most_failures else None
 
 
 def to_be_tried_again(attempts: Attempts) -> StoredAttempt | None:

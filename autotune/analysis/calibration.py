@@ -12,24 +12,9 @@ from autotune.measurement.noise import (
     run_noise,
     standard_error,
 )
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import estimate_of_run
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
-
-_AGAIN_AFTER = 8
-"""Trials of the search between two runs of the baseline, which show drift."""
-_FIRST_AFTER = 3
-"""Trials of the search before the baseline runs again at all.
-
-The first trials lie so far apart that no noise hides it. The first answer comes sooner, and runs that
-lie apart in time show a restless machine better."""
-_RESTLESS = 0.06
-"""Relative standard error of a trial, by its blocks and by runs, from which on pairing pays.
-
-A paired trial takes 1.8 times as long, so that repeated runs would be 1.3 times more exact. Equal trials
-lay 12, 10 and 8 % apart unpaired and 5.5, 2.8 and 3.3 % paired; such as lay 4.6 % apart 4.9 (two shared
-cores, benchmarks/pace.py)."""
-_DRIFTING = 0.04
-"""Relative drift in an hour, which is as long as many studies take, from which on pairing pays."""
 
 
 class Calibration:
@@ -75,7 +60,11 @@ class Calibration:
         most = max(slots, key=lambda environment: runs[environment], default=None)
         first = min((one.id for one in again if one.environment == most), default=0)
         since = sum(trial.id > first for trial in attempts.searched())
-        wanted = self._first_runs + since // _AGAIN_AFTER if since >= _FIRST_AFTER else 1
+        wanted = (
+            self._first_runs + since // MEASUREMENT.baseline_again_after
+            if since >= MEASUREMENT.baseline_first_after
+            else 1
+        )
         return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found
 
     def noise(self, attempts: Attempts) -> RunNoise:
@@ -121,9 +110,9 @@ def unrest(noise: RunNoise, attempts: Attempts) -> str:
     if not runs:
         return ""
     error = math.hypot(noise.sigma_run, statistics.median(map(_error_of_blocks, runs)))
-    if error > _RESTLESS:
+    if error > MEASUREMENT.restless:
         return f"by the runs of the baseline one of them is off by {error:.1%} (standard error)"
-    if abs(noise.drift_per_hour or 0.0) > _DRIFTING:
+    if abs(noise.drift_per_hour or 0.0) > MEASUREMENT.drifting:
         return f"the machine's speed drifts by {noise.drift_per_hour:+.1%} an hour"
     disturbed = sum(run.contended for run in runs)
     if 2 * disturbed > len(runs):

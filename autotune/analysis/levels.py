@@ -11,15 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from autotune.analysis.contenders import MOST_ERROR, error_of
+from autotune.measurement.policy import MEASUREMENT
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
-
-_SPREAD = 0.08
-"""Standard deviation of the log ratio of two nodes' speeds before anything is known: as much as equal
-GPUs of five clusters vary on average (Sinha et al. 2022, arXiv:2208.11035)."""
-_ODD = 3.0
-"""Standard deviations beyond which nodes are not of one kind."""
-_DOUBTS = 2.0
-"""Standard errors of a level that a trial is given before it is stopped early."""
 
 
 def with_known_noise(attempts: Attempts) -> Attempts:
@@ -75,7 +68,7 @@ class Level(NamedTuple):
     """Factor of the rates of a node, and its relative standard error."""
 
     factor: float = 1.0
-    error: float = _SPREAD
+    error: float = MEASUREMENT.nodes_apart
 
     def applied(self, result: AttemptResult) -> AttemptResult:
         """Return the result of a run on the node at the speed of the home node."""
@@ -89,7 +82,7 @@ class Level(NamedTuple):
 
     def least(self, rate: float) -> float:
         """Return the least rate on the node that a rate of the home node amounts to."""
-        return rate / (self.factor * math.exp(_DOUBTS * self.error))
+        return rate / (self.factor * math.exp(MEASUREMENT.doubt_of_level * self.error))
 
 
 AT_HOME = Level(1.0, 0.0)
@@ -165,9 +158,9 @@ def _level(here: Sequence[StoredAttempt], there: Sequence[StoredAttempt]) -> Lev
     """Return the level by the mean log rates of both nodes, drawn towards 1."""
     error = math.hypot(_error_of_mean(here), _error_of_mean(there))
     faster = _mean_log(here) - _mean_log(there)
-    if abs(faster) > _ODD * math.hypot(_SPREAD, error):
+    if abs(faster) > MEASUREMENT.odd_node * math.hypot(MEASUREMENT.nodes_apart, error):
         return Level(math.exp(faster), error)
-    known = _SPREAD**2 / (_SPREAD**2 + error**2)
+    known = MEASUREMENT.nodes_apart**2 / (MEASUREMENT.nodes_apart**2 + error**2)
     return Level(math.exp(known * faster), error * math.sqrt(known))
 
 

@@ -15,23 +15,17 @@ from autotune.analysis.attribution import changed, less, variants
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
+from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
 from storage import Attempts, Purpose
 
 Knobs = Mapping[str, Any]
 
-NEGLIGIBLE = math.log(1.005)
+NEGLIGIBLE = math.log1p(PROOF.idle_gain)
 """Log gain below which the reverted changes surely lie."""
-_ERROR = 0.05
-"""One-sided error of the test of all idle changes together; each half has half of it."""
-_SURE = 0.05
-"""One-sided error with which a change is no longer called idle."""
-_FUTILE = 0.2
-"""One-sided error with which the test of a group is given up."""
 _STAGE = 50
 """Numbers of rounds that each group has, those of the attribution first."""
-_MOST_GROUPS = 7
-LAST_STAGE = _MOST_GROUPS + 1
+LAST_STAGE = PROOF.idle_groups + 1
 """Stage of the attribution of the reduced winner."""
 
 
@@ -104,8 +98,12 @@ def _without_groups(
     # That all changes together bring something is known: it has beaten the baseline.
     whole = len(names) < len(changed(kept, baseline))
     free = dataclasses.replace(facts, global_batch=None)
-    groups = [_Group(tuple(names), _ERROR)] if whole else _halves(_Group(tuple(names), _ERROR))
-    for stage in range(1, _MOST_GROUPS + 1):
+    groups = (
+        [_Group(tuple(names), PROOF.idle_error)]
+        if whole
+        else _halves(_Group(tuple(names), PROOF.idle_error))
+    )
+    for stage in range(1, PROOF.idle_groups + 1):
         groups = [group for group in groups if group.names]
         if not groups:
             break
@@ -154,7 +152,7 @@ def _idle(seen: Rates, every: Sequence[dict[str, Any]], most: int) -> list[dict[
         gain = contrast(seen, 0, place, others=math.inf)
         if not _can_tell(gain, len(both), most):
             continue
-        if gain.value - gain.beyond(_SURE) <= NEGLIGIBLE:
+        if gain.value - gain.beyond(PROOF.idle_sure) <= NEGLIGIBLE:
             found.append(every[place])
     return found
 
@@ -178,7 +176,9 @@ def _tried(
         looks = looks_after_each_round(FEWEST_ROUNDS, count)
         if gain.value + gain.beyond(look_level(looks, most, error)) < NEGLIGIBLE:
             return None, True
-        if gain.value - gain.beyond(_FUTILE) > NEGLIGIBLE or not _can_tell(gain, count, most):
+        if gain.value - gain.beyond(PROOF.idle_futile) > NEGLIGIBLE or not _can_tell(
+            gain, count, most
+        ):
             return None, False
     return None, False
 
@@ -191,7 +191,7 @@ def _can_tell(gain: Contrast, count: int, most: int) -> bool:
         count: number of rounds so far.
         most: most rounds.
     """
-    return gain.beyond(_ERROR) * math.sqrt(count / most) < NEGLIGIBLE
+    return gain.beyond(PROOF.idle_error) * math.sqrt(count / most) < NEGLIGIBLE
 
 
 def _measured(

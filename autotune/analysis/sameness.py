@@ -21,12 +21,6 @@ from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 Knobs = Mapping[str, Any]
-_MOST_RUNS = 8
-"""Number of the baseline's runs that are read: interleaved with every trial there are thousands."""
-_FEWEST_COPIES = 2
-"""Most rows that come twice by chance where the baseline has none."""
-_DEVIATIONS = 3.0
-"""Standard deviations of a Poisson count by which more rows may repeat than in the baseline."""
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 
@@ -109,7 +103,7 @@ class Comparison:
         self._today = today
         self._rules = rules
         runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.CONFIRM)
-        own = itertools.islice(runs.of_baseline().recorded(), _MOST_RUNS)
+        own = itertools.islice(runs.of_baseline().recorded(), PROOF.runs_read)
         self._base = Seen.of(own, blocks)
 
     def refused(self) -> dict[int, str]:
@@ -172,7 +166,8 @@ class Comparison:
             return False
         least = max(usual)
         return bool(
-            consumed["copies"] - least > max(_FEWEST_COPIES, _DEVIATIONS * math.sqrt(least))
+            consumed["copies"] - least
+            > max(PROOF.chance_copies, PROOF.copies_deviations * math.sqrt(least))
         )
 
     def _stale(self, seen: Seen, knobs: Knobs) -> str:

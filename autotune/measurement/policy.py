@@ -1,10 +1,67 @@
-"""Numbers of the proof: when a finalist computes the same training as the baseline."""
+"""Numbers of the measurement and of the proof of its results."""
 
 from dataclasses import dataclass
 
 from autotune.policy import judgement, literature, measured
 
 _GATE = "largest error in harmless runs (benchmarks/gate.py)"
+
+
+@dataclass(frozen=True)
+class MeasurementPolicy:
+    """Numbers of how runs are measured and what they are expected to cost."""
+
+    # The baseline
+    most_failures: int = judgement(
+        3, "failures", "of the baseline in a row, each for another reason, until it is given up"
+    )
+    baseline_again_after: int = judgement(
+        8, "trials", "between two runs of the baseline", "they show drift"
+    )
+    baseline_first_after: int = judgement(
+        3, "trials", "before it runs again at all", "the first ones lie far apart"
+    )
+    restless: float = measured(
+        0.06,
+        "relative",
+        "standard error of a trial from which on trials are paired",
+        "trials 12, 10, 8 % apart alone were 5.5, 2.8, 3.3 % apart paired, 4.6 % 4.9, two cores",
+    )
+    drifting: float = judgement(0.04, "relative per hour", "drift from which on trials are paired")
+
+    # Nodes
+    nodes_apart: float = literature(
+        0.08,
+        "nats",
+        "standard deviation between equal nodes before anything is known",
+        "Sinha et al. 2022, arXiv:2208.11035, five clusters",
+    )
+    odd_node: float = judgement(
+        3.0, "standard deviations", "beyond which nodes are not of one kind"
+    )
+    doubt_of_level: float = judgement(
+        2.0, "standard errors", "of a node's level that a trial is given before it is stopped"
+    )
+
+    # Compilation
+    compile_default: float = measured(
+        15.0, "seconds", "of torch.compile on a CUDA device", "12 to 16 s, GPT-2 124M, H200"
+    )
+    compile_graphs: float = judgement(20.0, "seconds", "the same with reduce-overhead")
+    compile_max: float = judgement(150.0, "seconds", "the same with max-autotune")
+    compile_on_cpu: float = judgement(20.0, "seconds", "of torch.compile on the CPU")
+    compile_float8: float = measured(
+        20.0, "seconds", "that float8 adds", "35 s in all, GPT-2 124M, H200"
+    )
+    compile_warm: float = judgement(
+        1 / 3, "share", "of that where an earlier process has compiled the graph"
+    )
+    compile_longer: float = judgement(
+        2.0, "factor", "over a compilation that was ended before it was over"
+    )
+
+
+MEASUREMENT = MeasurementPolicy()
 
 
 @dataclass(frozen=True)
@@ -94,6 +151,32 @@ class ProofPolicy:
         0.25, "relative", "largest difference of the median norm over all steps"
     )
     replicas: float = judgement(1e-9, "relative", "largest difference between the ranks' models")
+
+    # Data
+    runs_read: int = judgement(
+        8, "runs", "of the baseline that are read", "with every trial paired there are thousands"
+    )
+    chance_copies: int = judgement(
+        2, "rows", "most that come twice by chance where the baseline has none"
+    )
+    copies_deviations: float = judgement(
+        3.0, "standard deviations", "of a Poisson count by which more rows may repeat"
+    )
+
+    # Ablation
+    idle_gain: float = judgement(
+        0.005, "relative", "gain below which reverted changes surely lie, all together"
+    )
+    idle_error: float = judgement(
+        0.05, "probability", "one-sided error of that, of all groups together"
+    )
+    idle_sure: float = judgement(
+        0.05, "probability", "one-sided error with which a change no longer looks idle"
+    )
+    idle_futile: float = judgement(
+        0.2, "probability", "one-sided error with which the test of a group is given up"
+    )
+    idle_groups: int = judgement(7, "groups", "most that are tested")
 
 
 PROOF = ProofPolicy()

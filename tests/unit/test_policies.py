@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.policy import numbers, table
 from autotune.search.policy import SEARCH
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurement-appendix.md"
-POLICIES = {"Search": SEARCH, "Proof": PROOF}
+POLICIES = {"Search": SEARCH, "Measurement": MEASUREMENT, "Proof": PROOF}
 HEADING = "## Numbers of the decisions\n"
 CONSTANTS = {"_JITTER", "_MOST_NUMBERED", "_ROOT_2PI", "NORMAL_95"}
 """Numbers that are no choice: of mathematics and of the machine."""

@@ -32,14 +32,13 @@ from torch.nn import functional
 
 from autotune.measurement import gradients
 from autotune.measurement.numerics import (
-    MOST_SEEDS,
-    STEPS,
     Agreement,
     Pair,
     Trajectory,
     agreement,
     trajectory,
 )
+from autotune.measurement.policy import PROOF
 from autotune.runs.monitors import TrajectoryMonitor
 from autotune.worker.protocol import BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -120,7 +119,7 @@ class Bench:
         formats = (knobs, {**defaults(), **TRAINED})
         earlier: list[Pair] = []
         while True:
-            seed = run * MOST_SEEDS + len(earlier)
+            seed = run * PROOF.most_seeds + len(earlier)
             reference = self._reference(seed)
             found = self._train(seed, knobs, fault, TrajectoryMonitor(reference, formats=formats))
             answer = agreement(found, reference, formats=formats, earlier=earlier)
@@ -133,13 +132,9 @@ class Bench:
     def _note(self, run: Trajectory, reference: Trajectory, formats: Sequence[Any]) -> None:
         assert run.first is not None and reference.first is not None
         limit = gradients.tolerance(*formats)
-        seen = gradients.compared(run.first, reference.first, limit)
-        for name, value in zip(
-            self.errors,
-            (seen.error, seen.tensor_error, seen.second_error, abs(seen.moved - 1)),
-            strict=True,
-        ):
-            self.errors[name].append(value)
+        first, tensor, second, _, *moved = gradients.deviations(run.first, reference.first, limit)
+        for name, one in zip(self.errors, (first, tensor, second, *moved[:1]), strict=False):
+            self.errors[name].append(one.size)
 
     def _reference(self, seed: int) -> Trajectory:
         if seed not in self._references:
@@ -152,7 +147,7 @@ class Bench:
     ) -> Trajectory:
         """Both ranks have the same blocks, and so come to the same end."""
         ranks = self._context.world_size
-        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=STEPS)
+        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=PROOF.most_steps)
         random.seed(seed)
         torch.manual_seed(seed)
         attend = functional.scaled_dot_product_attention

@@ -11,10 +11,9 @@ from torch.utils.data import default_collate
 
 import autotune
 from autotune.worker import workload as workloads
-from autotune.worker.observers.block import RankObservation
+from autotune.worker.observers.block import RankObservation, Settling
 from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
-from autotune.worker.observers.settling import Settling
 from autotune.worker.observers.timing import StepTimes
 from autotune.worker.rank import timed_run
 

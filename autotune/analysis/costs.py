@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.compilation import Compilation, Compiled, compiles
-from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.onset import Onset, OnsetBound
+from autotune.measurement.policy import PROOF
 from search_spaces.residency import why_not_live
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -240,7 +240,7 @@ class Costs:
 
     def trajectory(self, knobs: Knobs) -> float:
         """Return seconds of a run of the numerics gate."""
-        steps = self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
+        steps = self.first_step(knobs) + (PROOF.fewest_steps - 1) * self.step(knobs)
         return self.slow_startup + self._slower(knobs) * steps
 
     def _slower(self, knobs: Knobs) -> float:

@@ -14,7 +14,7 @@ Effects = Mapping[str, Mapping[str, Any]]
 
 
 def recorded_effects(folder: Path) -> dict[str, Effects]:
-    """What was measured, by platform, from the files that were kept of it."""
+    """Return the measured effects by platform, from the files that were kept of them."""
     found = {}
     for platform in ("CPU", "GPU"):
         path = folder / f"knobs-{platform.lower()}.json"
@@ -24,7 +24,7 @@ def recorded_effects(folder: Path) -> dict[str, Effects]:
 
 
 def knobs_page(effects: Mapping[str, Effects]) -> str:
-    """docs/knobs.md.
+    """Return the page docs/knobs.md.
 
     Args:
         effects: platform ('CPU', 'GPU') -> measured effects; a platform that is missing was not at hand.

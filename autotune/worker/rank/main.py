@@ -55,7 +55,7 @@ from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
-from autotune.worker.sandbox import offline, uploads
+from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
@@ -310,7 +310,7 @@ def environment(
     return {
         **of_launcher(request, placement, context),
         **process.environment(request.knobs),
-        **(offline.VARIABLES if request.script else {}),
+        **(uploads.OFFLINE if request.script else {}),
         **own,
         **(allocator if request.knobs["expandable_segments"] else {}),
     }

@@ -1,0 +1,182 @@
+"""Numbers of the measurement and of the proof of its results."""
+
+from dataclasses import dataclass
+
+from autotune.policy import judgement, literature, measured
+
+_GATE = "largest error in harmless runs (benchmarks/gate.py)"
+
+
+@dataclass(frozen=True)
+class MeasurementPolicy:
+    """Numbers of how runs are measured and what they are expected to cost."""
+
+    # The baseline
+    most_failures: int = judgement(
+        3, "failures", "of the baseline in a row, each for another reason, until it is given up"
+    )
+    baseline_again_after: int = judgement(
+        8, "trials", "between two runs of the baseline", "they show drift"
+    )
+    baseline_first_after: int = judgement(
+        3, "trials", "before it runs again at all", "the first ones lie far apart"
+    )
+    restless: float = measured(
+        0.06,
+        "relative",
+        "standard error of a trial from which on trials are paired",
+        "trials 12, 10, 8 % apart alone were 5.5, 2.8, 3.3 % apart paired, 4.6 % 4.9, two cores",
+    )
+    drifting: float = judgement(0.04, "relative per hour", "drift from which on trials are paired")
+
+    # Nodes
+    nodes_apart: float = literature(
+        0.08,
+        "nats",
+        "standard deviation between equal nodes before anything is known",
+        "Sinha et al. 2022, arXiv:2208.11035, five clusters",
+    )
+    odd_node: float = judgement(
+        3.0, "standard deviations", "beyond which nodes are not of one kind"
+    )
+    doubt_of_level: float = judgement(
+        2.0, "standard errors", "of a node's level that a trial is given before it is stopped"
+    )
+
+    # Compilation
+    compile_default: float = measured(
+        15.0, "seconds", "of torch.compile on a CUDA device", "12 to 16 s, GPT-2 124M, H200"
+    )
+    compile_graphs: float = judgement(20.0, "seconds", "the same with reduce-overhead")
+    compile_max: float = judgement(150.0, "seconds", "the same with max-autotune")
+    compile_on_cpu: float = judgement(20.0, "seconds", "of torch.compile on the CPU")
+    compile_float8: float = measured(
+        20.0, "seconds", "that float8 adds", "35 s in all, GPT-2 124M, H200"
+    )
+    compile_warm: float = judgement(
+        1 / 3, "share", "of that where an earlier process has compiled the graph"
+    )
+    compile_longer: float = judgement(
+        2.0, "factor", "over a compilation that was ended before it was over"
+    )
+
+
+MEASUREMENT = MeasurementPolicy()
+
+
+@dataclass(frozen=True)
+class ProofPolicy:
+    """Numbers of what is proved of a finalist."""
+
+    # Length of the runs that are compared
+    fewest_steps: int = judgement(32, "optimizer steps", "fewest of a reference")
+    most_steps: int = judgement(
+        96, "optimizer steps", "most of a reference, which goes on until its loss has fallen"
+    )
+    look_every: int = judgement(8, "optimizer steps", "between two looks whether it has")
+    start: int = judgement(4, "optimizer steps", "whose mean loss is that of the start")
+    progress: float = judgement(
+        0.10, "share of the loss", "fall of a reference with which losses are compared"
+    )
+    most_seeds: int = judgement(3, "pairs of runs", "most, while the result is open")
+
+    # Loss
+    margin: float = judgement(
+        0.05, "share of the progress", "by which the loss of the last quarter may differ"
+    )
+    level: float = literature(
+        0.05,
+        "probability",
+        "to call curves equivalent that lie a margin apart, over all looks",
+        "Schuirmann 1987",
+    )
+    surely_different: float = judgement(
+        0.01,
+        "probability",
+        "to call curves different, before the last look, that lie a margin apart",
+    )
+    seed_scatter: float = measured(
+        0.15,
+        "share of the margin",
+        "least standard deviation between the distances of equal curves with other seeds",
+        "at most 5 % of wrong curves pass (benchmarks/equivalence.py)",
+    )
+    window: int = judgement(3, "optimizer steps", "whose mean distance is shown", "batches jump")
+
+    # Gradients
+    null_fp32: float = judgement(
+        1e-3,
+        "relative error",
+        "of the gradient in fp32 where all is well",
+        "cuDNN's convolutions may be TF32",
+    )
+    null_tf32: float = judgement(2e-3, "relative error", "the same in tf32", "by the format")
+    null_fp16: float = measured(0.015, "relative error", "the same in fp16", _GATE)
+    null_bf16: float = measured(0.05, "relative error", "the same in bf16", _GATE)
+    null_pure_bf16: float = measured(0.06, "relative error", "the same with weights in bf16", _GATE)
+    null_float8: float = judgement(0.10, "relative error", "the same in float8", "by the format")
+    null_sent_fp16: float = judgement(
+        0.003, "relative error", "the same of gradients sent in fp16", "by the format"
+    )
+    null_sent_bf16: float = judgement(
+        0.01, "relative error", "the same of gradients sent in bf16", "by the format"
+    )
+    limit: float = judgement(3.0, "null errors", "largest error of the whole gradient")
+    limit_of_tensor: float = judgement(
+        3.0, "limits of the whole", "largest error of a tensor, relative to its own norm"
+    )
+    limit_of_second: float = judgement(
+        3.0,
+        "limits of the first step",
+        "largest error in the second step",
+        "its weights differ by the first",
+    )
+    largest_limit: float = judgement(0.5, "relative error", "beyond which no format goes")
+    negligible: float = judgement(
+        0.02, "share of the gradient", "least norm that the error of a tensor is relative to"
+    )
+    known_direction: float = judgement(
+        0.5,
+        "relative error",
+        "largest of a tensor's gradient with which its update is compared",
+        "Adam moves a tensor by its noise where there is nothing else",
+    )
+    update: float = judgement(
+        0.15, "relative", "largest difference of how far the first steps move the weights"
+    )
+    update_of_tensor: float = judgement(
+        0.35, "relative", "the same for a tensor", "its sketch tells a norm to 12 %"
+    )
+    norm: float = judgement(
+        0.25, "relative", "largest difference of the median norm over all steps"
+    )
+    replicas: float = judgement(1e-9, "relative", "largest difference between the ranks' models")
+
+    # Data
+    runs_read: int = judgement(
+        8, "runs", "of the baseline that are read", "with every trial paired there are thousands"
+    )
+    chance_copies: int = judgement(
+        2, "rows", "most that come twice by chance where the baseline has none"
+    )
+    copies_deviations: float = judgement(
+        3.0, "standard deviations", "of a Poisson count by which more rows may repeat"
+    )
+
+    # Ablation
+    idle_gain: float = judgement(
+        0.005, "relative", "gain below which reverted changes surely lie, all together"
+    )
+    idle_error: float = judgement(
+        0.05, "probability", "one-sided error of that, of all groups together"
+    )
+    idle_sure: float = judgement(
+        0.05, "probability", "one-sided error with which a change no longer looks idle"
+    )
+    idle_futile: float = judgement(
+        0.2, "probability", "one-sided error with which the test of a group is given up"
+    )
+    idle_groups: int = judgement(7, "groups", "most that are tested")
+
+
+PROOF = ProofPolicy()

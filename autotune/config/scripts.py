@@ -10,7 +10,7 @@ import yaml
 from autotune.config import arguments, commands, fields, mistakes, proportion, python_options
 from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import ResourcesSpec, WorkloadSpec
-from autotune.worker.protocol import PYTHON, TORCHRUN
+from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN
 from autotune.worker.survey_result import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
@@ -67,10 +67,8 @@ def _of_launch(workload: WorkloadSpec) -> mistakes.Problems:
     """Return the mistakes in the options of the interpreter."""
     if not workload.python_options:
         return {}
-    if workload.launch != PYTHON:
-        text = (
-            "is for `launch: python`: other launchers start interpreters with options of their own"
-        )
+    if workload.launch not in PLAIN:
+        text = "is for a script that python starts: launchers give their interpreters other options"
         return {("workload", "python_options"): text}
     if problem := python_options.refused(workload.python_options):
         return {("workload", "python_options"): problem}
@@ -89,7 +87,7 @@ def launch_of(workload: WorkloadSpec, workers: int | None) -> str:
 
 def options_of(workload: WorkloadSpec, workers: int | None) -> list[str]:
     """Return the options of the interpreter that runs the user's code; `workers`: ranks, if known."""
-    if workload.command is not None or launch_of(workload, workers) == PYTHON:
+    if workload.command is not None or launch_of(workload, workers) in PLAIN:
         return workload.python_options
     return list(python_options.OF_LAUNCHERS)
 
@@ -110,6 +108,10 @@ def of_resources(
         problems["resources", "workers"] = (
             f"is {workers}, and `launch: python` starts one process; give 1, or the launcher that "
             "starts them under workload.launch"
+        )
+    elif nodes > 1 and workload.launch == SPAWN:
+        problems["resources", "nodes"] = (
+            f"is {nodes}, and {SPAWN} starts the ranks of one node; give 1"
         )
     elif nodes > 1 and launcher == "local":
         problems["resources", "nodes"] = (

@@ -77,15 +77,25 @@ class WorkloadSpec(Section):
         description="Those of `flags` whose argument counts what all ranks have together: it is given "
         "the knob's value times the ranks.",
     )
-    launch: Literal["python", "torchrun", "torch.distributed.launch", "deepspeed"] | None = Field(
+    launch: (
+        Literal[
+            "python",
+            "torchrun",
+            "torch.distributed.launch",
+            "deepspeed",
+            "torch.multiprocessing.spawn",
+        ]
+        | None
+    ) = Field(
         default=None,
         description="What starts the script, and so what its process finds in environment and "
-        "arguments. python: one process that no variable calls a rank. Default: torchrun for several "
+        "arguments. python: one process that no variable calls a rank. torch.multiprocessing.spawn: "
+        "the same, and the script starts its ranks by that function. Default: torchrun for several "
         "workers, python for one.",
     )
     python_options: list[str] = Field(
         default_factory=list,
-        description="Of the interpreter under `launch: python`, as in `python -O train.py`: [-O].",
+        description="Of the interpreter that starts the script, as in `python -O train.py`: [-O].",
     )
     in_proportion: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = Field(
         default_factory=dict,

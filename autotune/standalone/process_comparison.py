@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, scripts
-from autotune.worker.protocol import DEEPSPEED, PYTHON
+from autotune.worker.protocol import DEEPSPEED, PLAIN, PYTHON, SPAWN
 from launchers import Launcher
 
 _THREADS = "OMP_NUM_THREADS"
@@ -30,7 +30,7 @@ def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
         + ("" if launch == PYTHON else ", its ranks meeting at a store of the trial")
     )
     slot = launcher.slots[0]
-    if launch == PYTHON and slot.device == "cuda":
+    if launch in PLAIN and slot.device == "cuda":
         yield (
             f"sees {counted(len(slot.environment['devices']), 'device')}, those of its slot: a script "
             "that takes all devices by itself (DataParallel) takes no more than these"
@@ -41,12 +41,14 @@ def _started(spec: StudySpec, launch: str, ranks: int) -> str:
     if launch == PYTHON:
         options = "".join(f" {option}" for option in spec.workload.python_options)
         return f"`python{options}`: one process, no variable calls it a rank"
+    if launch == SPAWN:
+        return f"`python`, and each of {counted(ranks, 'rank')} as by {launch}: no variable calls it one"
     return f"{launch}: {counted(ranks, 'rank')} a node with its variables"
 
 
 def _threads(spec: StudySpec, launch: str, ranks: int) -> str:
     if threads := spec.env.get(_THREADS, os.environ.get(_THREADS)):
         return f"{_THREADS}={threads} as you have it"
-    if launch in (PYTHON, DEEPSPEED) or ranks == 1:
+    if launch in (*PLAIN, DEEPSPEED) or ranks == 1:
         return "as many threads as torch takes by itself"
     return f"{_THREADS}=1 as torchrun sets it"

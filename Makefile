@@ -86,7 +86,7 @@ bundle: $(READY)  ## dist/bundle: the wheels for a machine with its own torch an
 		--requirement requirements-bundle.txt
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $(BUNDLE) .
 	{ echo '# pip install --no-deps -r requirements.txt   (what is installed already stays as it is)'; \
-		echo '--no-index'; echo '--find-links .'; echo autotune; cat requirements-bundle.txt; } \
+		echo '--no-index'; echo '--find-links .'; echo torch-autotune; cat requirements-bundle.txt; } \
 		> $(BUNDLE)/requirements.txt
 	du --apparent-size --human-readable --summarize $(BUNDLE)
 	test $$(du --apparent-size --block-size 1M --summarize $(BUNDLE) | cut -f 1) -le $(BUNDLE_MOST_MIB)

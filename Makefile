@@ -13,12 +13,12 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test test-versions faults fault-sample errands check bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart test test-versions faults fault-sample errands check docs bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check,nvidia]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check,docs,nvidia]'
 	touch $(READY)
 
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
@@ -64,6 +64,9 @@ check: $(READY)  ## style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## build/site: the documentation, with a page per knob; nothing is loaded from elsewhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(READY)  ## what a trial costs, agreement (after `make quickstart`), fidelity
 	$(BIN)/python benchmarks/overhead.py --json

@@ -185,6 +185,11 @@ class ScriptWorkload(ForeignWorkload):
             "starts them under workload.launch"
         )
 
+    def nodes_problem(self, nodes: int) -> str | None:
+        if self.launch == SPAWN and nodes > 1:
+            return f"is {nodes}, and {SPAWN} starts the ranks of one node; give 1"
+        return None
+
     # Knobs
 
     @property

@@ -176,7 +176,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         launcher = stack.enter_context(
-            section_of("local").open(Resources(WORKERS, 1, 1), folder, None)
+            section_of("local").open(Resources(WORKERS, None, 1, 1), folder)
         )
         for name, kind in KINDS.items():
             if arguments.only in (None, name):

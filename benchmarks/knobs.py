@@ -161,7 +161,7 @@ def main() -> None:
     found = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        section_of("local").open(Resources(WORKERS, 1, 1), folder, None) as launcher,
+        section_of("local").open(Resources(WORKERS, None, 1, 1), folder) as launcher,
     ):
         facts = plan.facts_of(launcher.site)
         for name in CATALOGUE:

@@ -222,7 +222,7 @@ def worths(kind: str, several: Iterable[Knobs], best: Knobs) -> dict[str, float]
     found: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        section_of("local").open(Resources(WORKERS, 1, 1), folder, None) as launcher,
+        section_of("local").open(Resources(WORKERS, None, 1, 1), folder) as launcher,
     ):
         numbers = itertools.count()
         for round_ in range(_ROUNDS):

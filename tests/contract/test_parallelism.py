@@ -47,7 +47,7 @@ def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     """Room for two ranks; a trial may have fewer."""
     folder = str(tmp_path_factory.mktemp("agents"))
-    with section_of("local").open(Resources(2, 1, 1), folder, None) as launcher:
+    with section_of("local").open(Resources(2, None, 1, 1), folder) as launcher:
         yield launcher.slots[0]
 
 

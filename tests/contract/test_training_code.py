@@ -25,7 +25,7 @@ WORKLOADS = str(Path(__file__).parent.parent / "workloads")
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     folder = str(tmp_path_factory.mktemp("agents"))
-    with section_of("local").open(Resources(2, 1, 1), folder, None) as launcher:
+    with section_of("local").open(Resources(2, None, 1, 1), folder) as launcher:
         yield launcher.slots[0]
 
 

@@ -140,7 +140,9 @@ def test_the_ray_launcher_closes_everything_and_refuses_too_much(site: Site) -> 
     wait_for(lambda: not site.agents(), "the agents are gone")
     assert site.strays() == []
     with pytest.raises(LauncherError, match="lower resources"):
-        launchers.section_of("ray").open(Resources(4096, 1, None), "/tmp", site.address)
+        launchers.section_of("ray", address=site.address).open(
+            Resources(4096, None, 1, None), "/tmp"
+        )
     assert not ray.is_initialized()
     ray.init(address=site.address, log_to_driver=False)
     try:

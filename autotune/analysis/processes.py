@@ -12,16 +12,15 @@ from typing import Self
 from autotune.measurement.arms import Arm
 from autotune.measurement.contrasts import Variance
 from autotune.measurement.noise import standard_error
-from autotune.measurement.step_series import PROCESSES, StepSeries
+from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.step_series import StepSeries
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 
 _TIMED = (Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT)
-UNSTEADY = 0.05
-"""Standard deviation between processes from which on more of them tell more than longer runs (judgement:
-between the 0.5 % of configurations that compute and the 20 % of those that wait for the host)."""
+UNSTEADY = MEASUREMENT.unsteady
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,14 @@ class Processes:
 
     def unsteady(self, trial: int) -> bool:
         """Return whether the processes of a trial's configuration lie far apart."""
-        return self.sigma.get(trial, PROCESSES.computing) > UNSTEADY
+        return self.sigma.get(trial, MEASUREMENT.computing_processes) > UNSTEADY
 
     def arm(self, trial: int, rates: Sequence[float]) -> Arm:
         """Return the runs of a trial's configuration, with what its steps let expect of them."""
-        sigma = self.sigma.get(trial, PROCESSES.computing)
-        return Arm(rates, Variance(sigma**2 + self.within.get(trial, 0.0), PROCESSES.df))
+        sigma = self.sigma.get(trial, MEASUREMENT.computing_processes)
+        return Arm(
+            rates, Variance(sigma**2 + self.within.get(trial, 0.0), MEASUREMENT.processes_df)
+        )
 
 
 def _within(attempts: Attempts, trial: int) -> float:

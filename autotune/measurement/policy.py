@@ -11,6 +11,93 @@ _GATE = "largest error in harmless runs (benchmarks/gate.py)"
 class MeasurementPolicy:
     """Numbers of how runs are measured and what they are expected to cost."""
 
+    # Noise between runs
+    prior_sigma: float = measured(
+        0.02,
+        "relative",
+        "standard deviation between runs before any were repeated",
+        "3 to 4 % on two shared cores, below 1 % on a quiet node",
+    )
+    prior_weight: float = judgement(2.0, "runs", "for which that counts beside repeated runs")
+    fewest_for_drift: int = judgement(5, "runs", "fewest that tell a drift")
+    shortest_for_drift: float = judgement(
+        1800.0, "seconds", "least from the first of them to the last", "minutes tell no hours"
+    )
+    others_df: float = judgement(
+        2.0,
+        "degrees of freedom",
+        "most of all other arms in the variance of a pair",
+        "arms need not have one noise",
+    )
+
+    # Steps on CUDA devices
+    waiting_jitter: float = measured(
+        0.025,
+        "relative",
+        "scatter of neighbouring steps from which on a device waits for its host",
+        "at most 0.019 where it computes, at least 0.030 where it waits, one H200",
+    )
+    waiting_processes: float = measured(
+        0.2,
+        "nats",
+        "standard deviation between processes that wait for their host",
+        "113, 126 and 185 ms in three processes, one H200",
+    )
+    computing_processes: float = measured(
+        0.005,
+        "nats",
+        "standard deviation between processes that compute",
+        "79.4 to 80.4 ms, one H200",
+    )
+    processes_df: float = judgement(
+        2.0, "degrees of freedom", "of these priors beside measured runs"
+    )
+    unsteady: float = judgement(
+        0.05,
+        "nats",
+        "standard deviation between processes from which on more of them tell more than longer runs",
+        "between 0.5 % of those that compute and 20 % of those that wait",
+    )
+    most_correlation: float = judgement(0.9, "correlation", "most of neighbouring steps")
+    usual_correlation: float = measured(
+        0.4,
+        "correlation",
+        "of neighbouring steps before any was seen",
+        "median of 35 series, one H200",
+    )
+    correlation_weight: float = judgement(8.0, "pairs of steps", "for which that counts")
+    least_df: float = judgement(
+        2.0, "degrees of freedom", "least of a run's interval", "with one it is too wide to use"
+    )
+
+    # First steps
+    first_step: float = judgement(5.0, "steady steps", "that a first step takes at most")
+    first_step_seconds: float = judgement(
+        10.0, "seconds", "or at most by which it takes longer than a steady one"
+    )
+    first_step_margin: float = judgement(2.0, "factor", "over the worst first step of the study")
+    early_steps: int = judgement(5, "steps", "of a run that count as early")
+    early_step: float = judgement(
+        3.0, "steady steps", "that an early step takes", "gradient compression begins later"
+    )
+    late_step: float = judgement(1.3, "steady steps", "that a later step of the warm-up takes")
+
+    # Contention
+    busy: float = judgement(
+        0.9, "share", "of a node's processors that are busy in a disturbed block"
+    )
+    foreign: float = judgement(0.1, "share", "of them that other processes take then")
+    straggling: float = judgement(
+        1.5, "factor", "by which a rank lags behind the others more than before"
+    )
+    enough_disturbed: int = judgement(3, "blocks", "fewest that tell how much is usual")
+
+    # Watched jobs
+    checks_in_a_row: int = judgement(
+        3, "minutes", "below the bound with which a drift begins, or above it with which it ends"
+    )
+    fewest_blocks_of_check: int = judgement(5, "blocks", "of a rank, fewest for a check")
+
     # The baseline
     most_failures: int = judgement(
         3, "failures", "of the baseline in a row, each for another reason, until it is given up"

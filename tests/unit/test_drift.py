@@ -5,7 +5,6 @@ import math
 import pytest
 
 from autotune.measurement.drift import (
-    FEWEST_BLOCKS,
     Change,
     Drift,
     Promise,
@@ -73,5 +72,5 @@ def test_where_one_rank_draws_for_all_its_samples_are_all() -> None:
 
 
 def test_few_blocks_tell_nothing() -> None:
-    assert rate_of_job({0: [100.0] * (FEWEST_BLOCKS - 1)}, 1) is None
+    assert rate_of_job({0: [100.0] * (MEASUREMENT.fewest_blocks_of_check - 1)}, 1) is None
     assert rate_of_job({}, 1) is None

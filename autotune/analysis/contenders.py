@@ -1,4 +1,4 @@
-"""Trials, the most promising first, by all that the search has seen. Pure."""
+"""Ranking of trials by all that the search has seen, the most promising first. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from autotune.search.ranking import expected_first
 from storage import AttemptResult, StoredAttempt
 
 _MOST = 150
-"""Trials that are looked at closely: those that were seen fastest."""
+"""Number of trials that are ranked by the model: those with the highest rates."""
 _LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
-"""Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
+"""Bounds of the relative standard error of a rate; a trial of a step or two has the larger one."""
 
 _LEAST_RATE = 1e-9
 _UNLIKELY = 1.28
@@ -21,10 +21,10 @@ _BEYOND_DOUBT = 3.0
 
 
 def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
-    """Trials by the rate that the model of a step expects of them, by all that they have shown.
+    """Return trials by the rate that the model of a step expects of them.
 
-    Each rate counts for as much as its noise lets it. Who was stopped early is among them: that is no
-    proof that it is slow.
+    Each measured rate counts for as much as its noise lets it. Trials that were stopped early are
+    included: that is no proof that they are slow.
 
     Args:
         several: trials with a throughput.
@@ -41,7 +41,7 @@ def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttemp
 
     Args:
         several: trials with a throughput, the most promising first.
-        margin: of the logarithms of the rates.
+        margin: difference of the logarithms of the rates.
     """
     return [
         one
@@ -59,7 +59,7 @@ def _surplus(one: StoredAttempt, first: StoredAttempt, margin: float) -> float:
 
 
 def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:
-    """Return whether a trial may be faster than another one, by what is known of the noise of both."""
+    """Return whether a trial may be faster than another one, by the known noise of both."""
     rates = one.result.throughput, other.result.throughput
     if not (rates[0] and rates[1]):
         return True
@@ -68,7 +68,7 @@ def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:
 
 
 def error_of(result: AttemptResult) -> float | None:
-    """Relative standard error of a run's rate, by its blocks and by runs; None if it is not known."""
+    """Return the relative standard error of a run's rate, by its blocks and by runs; None if unknown."""
     if result.block_half_width is None:
         return None
     freedom = math.inf if result.block_freedom is None else result.block_freedom

@@ -39,8 +39,9 @@ class Processes:
 
     @classmethod
     def of(cls, attempts: Attempts, blocks: Blocks, trials: Iterable[int]) -> Self | None:
-        """Return what the records of these trials tell; None where the steps of the baseline were not
-        timed one by one.
+        """Return the spread that the records of these trials show.
+
+        None: the steps of the baseline were not timed one by one.
         """
         own = attempts.baseline()
         if own is None or own.result.throughput is None or not _told([own], blocks):
@@ -73,8 +74,9 @@ class Processes:
 
 
 def _within(attempts: Attempts, trial: int) -> float:
-    """Return the mean variance that the steps of the runs of a trial leave; each run counts for its
-    degrees of freedom.
+    """Return the mean variance of the log rate that the steps of a trial's runs leave.
+
+    Each run counts for its degrees of freedom.
     """
     runs = attempts.of(*_TIMED).of_trial(trial).complete()
     known = [

@@ -147,6 +147,42 @@ class MeasurementPolicy:
         2.0, "factor", "over a compilation that was ended before it was over"
     )
 
+    # Costs of runs
+    runs_looked_at: int = judgement(16, "runs", "latest ones that tell costs")
+    fewest_timed_steps: int = judgement(
+        2, "steps", "of a timed run after its first one, which is all of its warm-up then"
+    )
+    brief_steps: float = judgement(
+        6.0,
+        "steps",
+        "after the first of a run that only shows how processes lie apart",
+        "with 10 % scatter they tell 4 %, where processes differ by 20 %",
+    )
+    profiled_steps: float = judgement(
+        7.0, "steps", "that the shortest profile costs, overhead of the profiler included"
+    )
+    longer_after_failure: float = judgement(
+        2.0, "factor", "over a run that was too short, so that a few of them get there"
+    )
+    slow_launch: float = judgement(0.9, "quantile", "of the launches seen that a plan counts on")
+    least_timed_on_device: float = measured(
+        0.3,
+        "share of a launch",
+        "least time of steps on a CUDA device",
+        "about one second times a step to 1 %, H200",
+    )
+    least_timed: float = judgement(0.1, "share of a launch", "least time of steps on the CPU")
+    full_precision: float = measured(
+        7.0,
+        "factor",
+        "of a step in fp32 over one in bf16 on a CUDA device, before one was timed",
+        "56,000 against 409,000 tokens/s, GPT-2 124M, H200",
+    )
+    unknown_seconds: float = judgement(
+        1.0, "seconds", "of a trial before there was any", "all are alike"
+    )
+    least_seconds: float = judgement(1e-3, "seconds", "least of a trial")
+
 
 MEASUREMENT = MeasurementPolicy()
 

@@ -409,8 +409,10 @@ class Confirmation:
 
     @property
     def contradicted(self) -> bool:
-        """Return whether rounds after the choice contradict it: enough of them do not show the chosen
-        configuration faster, or the few measured so far show it slower."""
+        """True if rounds after the choice contradict it.
+
+        Enough of them do not show the chosen configuration faster, or the few so far show it slower.
+        """
         if self.chosen is None or self.baseline is None or not self.fresh:
             return False
         if self.measured_alone:

@@ -4,20 +4,11 @@ import math
 from collections.abc import Sequence
 
 from autotune.measurement.noise import standard_error
+from autotune.measurement.policy import PROOF
 from autotune.search.ranking import expected_first
 from storage import AttemptResult, StoredAttempt
 
-_MOST = 150
-"""Number of trials that are ranked by the model: those with the highest rates."""
-_LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
-"""Bounds of the relative standard error of a rate; a trial of a step or two has the larger one."""
-
 _LEAST_RATE = 1e-9
-_UNLIKELY = 1.28
-"""Standard errors with which a trial is faster than another in one case out of ten (judgement: rounds of
-it would cost more than they bring)."""
-_BEYOND_DOUBT = 3.0
-"""Standard errors by which a difference is more than noise."""
 
 
 def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
@@ -30,7 +21,7 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
         several: trials with a throughput.
     """
     by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-    rates = [rate for a in by_rate[:_MOST] if (rate := a.result.throughput)]
+    rates = [rate for a in by_rate[: PROOF.ranked] if (rate := a.result.throughput)]
     close = by_rate[: len(rates)]
     order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
     return [*(close[place] for place in order), *by_rate[len(rates) :]]
@@ -46,7 +37,7 @@ def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttemp
     return [
         one
         for place, one in enumerate(several)
-        if not place or _surplus(one, several[0], margin) > -_UNLIKELY
+        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely
     ]
 
 
@@ -63,7 +54,7 @@ def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:
     rates = one.result.throughput, other.result.throughput
     if not (rates[0] and rates[1]):
         return True
-    doubt = _BEYOND_DOUBT * math.hypot(_error(one), _error(other))
+    doubt = PROOF.beyond_doubt * math.hypot(_error(one), _error(other))
     return math.log(rates[0] / rates[1]) > -doubt
 
 
@@ -77,4 +68,6 @@ def error_of(result: AttemptResult) -> float | None:
 
 def _error(attempt: StoredAttempt) -> float:
     known = error_of(attempt.result)
-    return MOST_ERROR if known is None else min(max(known, _LEAST_ERROR), MOST_ERROR)
+    return (
+        PROOF.most_error if known is None else min(max(known, PROOF.least_error), PROOF.most_error)
+    )

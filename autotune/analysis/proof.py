@@ -12,12 +12,12 @@ from typing import Any
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, ranked
 from autotune.analysis.costs import Costs
+from autotune.measurement.policy import PROOF
 from storage import Attempts, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
-RESERVED = 0.25
-"""Share of the wall time that the search leaves to the proof at least."""
+RESERVED = PROOF.reserved
 
 
 @dataclass(frozen=True)

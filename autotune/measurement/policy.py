@@ -301,5 +301,58 @@ class ProofPolicy:
     )
     idle_groups: int = judgement(7, "groups", "most that are tested")
 
+    # Finalists
+    ranked: int = judgement(150, "trials", "with the highest rates that the model ranks")
+    least_error: float = judgement(1e-4, "relative", "least standard error of a rate")
+    most_error: float = judgement(
+        0.15, "relative", "largest standard error of a rate", "that of a trial of a step or two"
+    )
+    unlikely: float = judgement(
+        1.28,
+        "standard errors",
+        "with which a trial is faster in one case out of ten, and no finalist",
+        "its rounds would cost more than they bring",
+    )
+    beyond_doubt: float = judgement(
+        3.0, "standard errors", "by which a difference is more than noise"
+    )
+    reserved: float = judgement(
+        0.25, "share", "of the wall time that the search leaves to the proof at least"
+    )
+
+    # Rounds
+    fewest_rounds: int = judgement(3, "rounds", "before the first look")
+    fewest_alone: int = judgement(
+        2, "rounds", "of one finalist where the spread between processes has a prior"
+    )
+    error: float = judgement(
+        0.025,
+        "probability",
+        "of 'better' in a study whose finalists are no better than the baseline",
+    )
+    apart_error: float = judgement(
+        0.05, "probability", "of the largest distance to the best, and of the largest gain"
+    )
+    alike: float = judgement(
+        0.02, "relative", "distance of the leader to the best within which rounds end"
+    )
+    tied: float = judgement(
+        0.01, "relative", "distance to the best within which the memory decides"
+    )
+    no_gain: float = judgement(
+        0.005, "relative", "gain below which nothing is left to prove or to choose"
+    )
+    hopeless: float = judgement(
+        0.02, "probability", "to be faster than the leader with which a finalist drops out"
+    )
+    finest: float = judgement(0.01, "nats", "least half-width that fresh rounds aim at")
+    coarsest: float = judgement(0.04, "nats", "largest half-width that fresh rounds aim at")
+    share_of_gain: float = judgement(
+        1 / 3, "share", "of the gain: half-width that fresh rounds aim at between those"
+    )
+    share_of_unsteady: float = judgement(
+        1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"
+    )
+
 
 PROOF = ProofPolicy()

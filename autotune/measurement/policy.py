@@ -11,6 +11,28 @@ _GATE = "largest error in harmless runs (benchmarks/gate.py)"
 class MeasurementPolicy:
     """Numbers of how runs are measured and what they are expected to cost."""
 
+    # Blocks
+    steady_blocks: int = judgement(5, "blocks", "in a row that end the warm-up if they are steady")
+    steady_variation: float = judgement(
+        0.02, "relative", "largest scatter of those (coefficient of variation)"
+    )
+    steady_drift: float = judgement(
+        0.01, "share of the median", "largest drift over those (Theil-Sen slope)"
+    )
+    least_block_df: int = judgement(
+        2,
+        "degrees of freedom",
+        "least for three blocks or more",
+        "with one, an interval in twenty is three times as wide, and no more hold the truth",
+    )
+    most_block_correlation: float = judgement(
+        0.9, "correlation", "most of neighbouring blocks", "a few that all rise would tell nothing"
+    )
+    fine: float = judgement(0.1, "nats", "half-width of a ratio that is never too vague")
+    least_certain: float = judgement(
+        0.5, "share", "of a difference that is certain where a ratio is not too vague"
+    )
+
     # Noise between runs
     prior_sigma: float = measured(
         0.02,

@@ -14,10 +14,10 @@ class MeasurementPolicy:
     # Blocks
     steady_blocks: int = judgement(5, "blocks", "in a row that end the warm-up if they are steady")
     steady_variation: float = judgement(
-        0.02, "relative", "largest scatter of those (coefficient of variation)"
+        0.02, "relative", "largest scatter of steady blocks (coefficient of variation)"
     )
     steady_drift: float = judgement(
-        0.01, "share of the median", "largest drift over those (Theil-Sen slope)"
+        0.01, "share of the median", "largest drift over steady blocks (Theil-Sen slope)"
     )
     least_block_df: int = judgement(
         2,
@@ -40,10 +40,15 @@ class MeasurementPolicy:
         "standard deviation between runs before any were repeated",
         "3 to 4 % on two shared cores, below 1 % on a quiet node",
     )
-    prior_weight: float = judgement(2.0, "runs", "for which that counts beside repeated runs")
+    prior_weight: float = judgement(
+        2.0, "runs", "for which `prior_sigma` counts beside repeated runs"
+    )
     fewest_for_drift: int = judgement(5, "runs", "fewest that tell a drift")
     shortest_for_drift: float = judgement(
-        1800.0, "seconds", "least from the first of them to the last", "minutes tell no hours"
+        1800.0,
+        "seconds",
+        "least time from the first run to the last for a drift",
+        "minutes tell no hours",
     )
     others_df: float = judgement(
         2.0,
@@ -72,7 +77,7 @@ class MeasurementPolicy:
         "79.4 to 80.4 ms, one H200",
     )
     processes_df: float = judgement(
-        2.0, "degrees of freedom", "of these priors beside measured runs"
+        2.0, "degrees of freedom", "of the two priors of processes beside measured runs"
     )
     unsteady: float = judgement(
         0.05,
@@ -87,15 +92,17 @@ class MeasurementPolicy:
         "of neighbouring steps before any was seen",
         "median of 35 series, one H200",
     )
-    correlation_weight: float = judgement(8.0, "pairs of steps", "for which that counts")
+    correlation_weight: float = judgement(
+        8.0, "pairs of steps", "for which the usual correlation counts"
+    )
     least_df: float = judgement(
         2.0, "degrees of freedom", "least of a run's interval", "with one it is too wide to use"
     )
 
     # First steps
-    first_step: float = judgement(5.0, "steady steps", "that a first step takes at most")
+    first_step: float = judgement(5.0, "steady steps", "that a first step takes, at most")
     first_step_seconds: float = judgement(
-        10.0, "seconds", "or at most by which it takes longer than a steady one"
+        10.0, "seconds", "by which a first step takes longer than a steady one, at most"
     )
     first_step_margin: float = judgement(2.0, "factor", "over the worst first step of the study")
     early_steps: int = judgement(5, "steps", "of a run that count as early")
@@ -108,7 +115,9 @@ class MeasurementPolicy:
     busy: float = judgement(
         0.9, "share", "of a node's processors that are busy in a disturbed block"
     )
-    foreign: float = judgement(0.1, "share", "of them that other processes take then")
+    foreign: float = judgement(
+        0.1, "share", "of a node's processors that other processes take in a disturbed block"
+    )
     straggling: float = judgement(
         1.5, "factor", "by which a rank lags behind the others more than before"
     )
@@ -156,14 +165,14 @@ class MeasurementPolicy:
     compile_default: float = measured(
         15.0, "seconds", "of torch.compile on a CUDA device", "12 to 16 s, GPT-2 124M, H200"
     )
-    compile_graphs: float = judgement(20.0, "seconds", "the same with reduce-overhead")
-    compile_max: float = judgement(150.0, "seconds", "the same with max-autotune")
+    compile_graphs: float = judgement(20.0, "seconds", "of torch.compile with reduce-overhead")
+    compile_max: float = judgement(150.0, "seconds", "of torch.compile with max-autotune")
     compile_on_cpu: float = judgement(20.0, "seconds", "of torch.compile on the CPU")
     compile_float8: float = measured(
-        20.0, "seconds", "that float8 adds", "35 s in all, GPT-2 124M, H200"
+        20.0, "seconds", "that float8 adds to torch.compile", "35 s in all, GPT-2 124M, H200"
     )
     compile_warm: float = judgement(
-        1 / 3, "share", "of that where an earlier process has compiled the graph"
+        1 / 3, "share", "of a compilation where an earlier process has compiled the graph"
     )
     compile_longer: float = judgement(
         2.0, "factor", "over a compilation that was ended before it was over"
@@ -218,8 +227,10 @@ class ProofPolicy:
     most_steps: int = judgement(
         96, "optimizer steps", "most of a reference, which goes on until its loss has fallen"
     )
-    look_every: int = judgement(8, "optimizer steps", "between two looks whether it has")
-    start: int = judgement(4, "optimizer steps", "whose mean loss is that of the start")
+    look_every: int = judgement(
+        8, "optimizer steps", "between two looks whether the loss of a reference has fallen"
+    )
+    start: int = judgement(4, "optimizer steps", "whose mean loss is the loss at the start")
     progress: float = judgement(
         0.10, "share of the loss", "fall of a reference with which losses are compared"
     )
@@ -276,7 +287,7 @@ class ProofPolicy:
         "largest error in the second step",
         "its weights differ by the first",
     )
-    largest_limit: float = judgement(0.5, "relative error", "beyond which no format goes")
+    largest_limit: float = judgement(0.5, "relative error", "largest limit of any number format")
     negligible: float = judgement(
         0.02, "share of the gradient", "least norm that the error of a tensor is relative to"
     )
@@ -313,7 +324,9 @@ class ProofPolicy:
         0.005, "relative", "gain below which reverted changes surely lie, all together"
     )
     idle_error: float = judgement(
-        0.05, "probability", "one-sided error of that, of all groups together"
+        0.05,
+        "probability",
+        "one-sided error of the test of reverted changes, of all groups together",
     )
     idle_sure: float = judgement(
         0.05, "probability", "one-sided error with which a change no longer looks idle"

@@ -42,7 +42,7 @@ def course(
 def passes(
     generator: np.random.Generator, mean: float, between: float, within: float, policy: ProofPolicy
 ) -> bool:
-    """Whether a gate calls it equivalent."""
+    """Return whether a gate calls a distance equivalent."""
     runs: list[list[float]] = []
     while len(runs) < policy.most_seeds:
         runs.append(course(generator, mean, between, within))

@@ -26,7 +26,7 @@ def build(
     idle: float = 0.0,
     observers: bool = True,
 ) -> autotune.Workload:
-    """A workload that idles for so long in each step.
+    """Return a workload that idles for so long in each step.
 
     Args:
         factory: `module:function` of the workload.
@@ -69,7 +69,7 @@ class Blind:
         self.marks = self
 
     def mark(self) -> None:
-        """A step ends."""
+        """Take in the end of a step."""
 
     def resume(self) -> None:
         """Others have had the devices."""

@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from autotune.analysis.contenders import MOST_ERROR, error_of
-from autotune.measurement.policy import MEASUREMENT
+from autotune.analysis.contenders import error_of
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
 
 
@@ -170,5 +170,5 @@ def _mean_log(runs: Sequence[StoredAttempt]) -> float:
 
 def _error_of_mean(runs: Sequence[StoredAttempt]) -> float:
     errors = [error_of(run.result) for run in runs]
-    most = (MOST_ERROR if error is None else min(error, MOST_ERROR) for error in errors)
+    most = (PROOF.most_error if e is None else min(e, PROOF.most_error) for e in errors)
     return math.hypot(*most) / len(runs)

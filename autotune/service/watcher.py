@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from autotune.analysis.wording import duration, quantity
 from autotune.export.best import BestConfig
-from autotune.measurement.drift import CHECKS_IN_A_ROW, Change, Drift, Promise, rate_of_job
+from autotune.measurement.drift import Change, Drift, Promise, rate_of_job
+from autotune.measurement.policy import MEASUREMENT
 from autotune.service.metrics import LOOPBACK, Metrics
 from autotune.worker.inject.speed_report import SpeedReport
 
@@ -133,9 +134,9 @@ class Watcher:
         self._metrics.check(rate, self._drift.drifted)
         self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
         if change == Change.BEGAN:
-            self._began = self._clock() - CHECKS_IN_A_ROW * self._every
+            self._began = self._clock() - MEASUREMENT.checks_in_a_row * self._every
             self._say(
-                f"slower than promised in each of the last {CHECKS_IN_A_ROW} checks, "
+                f"slower than promised in each of the last {MEASUREMENT.checks_in_a_row} checks, "
                 f"now {self._rate(rate)}; {self._promised()}. To tune again, give study.yaml another "
                 "name and `autotune start` it"
             )

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("autotune", "launchers", "search_spaces", "storage")
 REWRITTEN = (
+    "autotune/analysis",
     "autotune/cli",
     "autotune/config",
     "autotune/export",

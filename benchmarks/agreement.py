@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def over_recommended(job: list[float], promised: Mapping[str, float]) -> Ratio:
-    """Of the jobs to what best.yaml promises, which has an interval of its own: as squares."""
+    """Return the ratio of the jobs to best.yaml's promise, whose own interval counts, too."""
     found = paired_ratio(job, [promised["value"]] * len(job))
     sides = []
     for bound, own in ((found.low, promised["high"]), (found.high, promised["low"])):
@@ -78,7 +78,7 @@ def over_recommended(job: list[float], promised: Mapping[str, float]) -> Ratio:
 
 
 def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
-    """Samples per second of the configuration as a trial."""
+    """Return samples per second of the configuration as a trial."""
     watch = StopRule(Limits(warmup=1.0, longest=SECONDS, precision=0.0001))
     request = TrialRequest(
         trial=log_dir,
@@ -96,7 +96,7 @@ def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
 
 
 def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
-    """Samples per second of a trial, watched to its end."""
+    """Return samples per second of a trial, watched to its end."""
     report = slot.run_solo(request, watch)
     if report.outcome:
         raise SystemExit(f"the trial failed: {report.outcome} {report.cause}\n{report.log_tail}")
@@ -104,7 +104,7 @@ def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
 
 
 def run_job(config: str, world_size: int) -> float:
-    """Samples per second of the plain script."""
+    """Return samples per second of the plain script."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world_size), str(EXAMPLE)]
     command += ["--config", config, "--seconds", str(SECONDS), "--json"]

@@ -1,4 +1,4 @@
-"""What does each knob do here? Every one against its default, in turn, in new processes.
+"""Effect of each knob on this machine: every one against its default, interleaved, in new processes.
 
     python benchmarks/knobs.py [--json] [--rounds N] [--only KNOB]
 
@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
 
 
 def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: str) -> float | None:
-    """Samples per second, or None if it does not run."""
+    """Return samples per second; None if the configuration does not run."""
     factory, args = WORKLOADS[workload]
     slot = launcher.slots[0]
     asked = TrialRequest(
@@ -128,7 +128,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
 
 
 def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """A knob's value against its default, and the default against itself, round by round."""
+    """Compare a knob's value with its default, and the default with itself, round by round."""
     case = CASES[name]
     before = {**defaults(), **case.beside}
     after = {**before, name: case.value}

@@ -1,4 +1,4 @@
-"""What it costs to look at a training script that nobody has changed.
+"""Cost of observing an unchanged training script.
 
     python benchmarks/scripts.py [--json] [--examples ddp,fsdp2] [--trials 8] [--rounds 6] [--seconds 6]
 

@@ -155,7 +155,7 @@ def _beside(
 
 
 def listed(findings: list[Finding], emphasis: str = "**") -> Iterator[str]:
-    """Findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
+    """Yield findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
     for number, finding in enumerate(findings, 1):
         share = f", {finding.share:.0%} of the step" if finding.share is not None else ""
         yield f"{number}. {emphasis}{finding.name}{emphasis}{share}: {finding.text}"

@@ -14,13 +14,13 @@ from autotune.config.keeping import COUNTED, of_derived
 from autotune.config.sections import finite
 from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
 from autotune.worker.files import TrialFiles
-from autotune.worker.protocol import PYTHON, TORCHRUN, Script, TrialRequest
+from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN, Script, TrialRequest
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
 from search_spaces.constraints import global_batch
 
 _PYTHON_ALONE = (
-    "is for `launch: python`: other launchers start interpreters with options of their own"
+    "is for a script that python starts: launchers give their interpreters other options"
 )
 
 
@@ -64,15 +64,25 @@ class ScriptWorkload(ForeignWorkload):
         description="Those of `flags` whose argument counts what all ranks have together: it is given "
         "the knob's value times the ranks.",
     )
-    launch: Literal["python", "torchrun", "torch.distributed.launch", "deepspeed"] | None = Field(
+    launch: (
+        Literal[
+            "python",
+            "torchrun",
+            "torch.distributed.launch",
+            "deepspeed",
+            "torch.multiprocessing.spawn",
+        ]
+        | None
+    ) = Field(
         default=None,
         description="What starts the script, and so what its process finds in environment and "
-        "arguments. python: one process that no variable calls a rank. Default: torchrun for several "
+        "arguments. python: one process that no variable calls a rank. torch.multiprocessing.spawn: "
+        "the same, and the script starts its ranks by that function. Default: torchrun for several "
         "workers, python for one.",
     )
     python_options: list[str] = Field(
         default_factory=list,
-        description="Of the interpreter under `launch: python`, as in `python -O train.py`: [-O].",
+        description="Of the interpreter that starts the script, as in `python -O train.py`: [-O].",
     )
     in_proportion: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = Field(
         default_factory=dict,
@@ -125,7 +135,7 @@ class ScriptWorkload(ForeignWorkload):
 
     def interpreter_options(self, workers: int | None) -> Sequence[str]:
         """Return the options of the interpreter that runs the script."""
-        if self.launched_by(workers) == PYTHON:
+        if self.launched_by(workers) in PLAIN:
             return self.python_options
         return python_options.OF_LAUNCHERS
 
@@ -153,7 +163,7 @@ class ScriptWorkload(ForeignWorkload):
         """Return the mistakes in the options of the interpreter."""
         if not self.python_options:
             return {}
-        if self.launch != PYTHON:
+        if self.launch not in PLAIN:
             return {("workload", "python_options"): _PYTHON_ALONE}
         if problem := python_options.refused(self.python_options):
             return {("workload", "python_options"): problem}
@@ -174,6 +184,11 @@ class ScriptWorkload(ForeignWorkload):
             f"is {workers}, and `launch: python` starts one process; give 1, or the launcher that "
             "starts them under workload.launch"
         )
+
+    def nodes_problem(self, nodes: int) -> str | None:
+        if self.launch == SPAWN and nodes > 1:
+            return f"is {nodes}, and {SPAWN} starts the ranks of one node; give 1"
+        return None
 
     # Knobs
 

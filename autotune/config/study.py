@@ -197,6 +197,8 @@ class StudySpec(Section):
         workers, nodes = self.resources.known_workers, self.resources.nodes or 1
         if wrong := self.workload.workers_problem(workers):
             return {("resources", "workers"): wrong}
+        if wrong := self.workload.nodes_problem(nodes):
+            return {("resources", "nodes"): wrong}
         if nodes > 1 and not self.launcher.spans_nodes:
             kind = self.launcher.kind
             text = f"is {nodes}, and `launcher: {kind}` has this machine alone; say {SPANNING}"

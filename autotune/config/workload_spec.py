@@ -128,6 +128,10 @@ class WorkloadSpec(Section, ABC):
         """Return the mistake in the setting of one of the study's own knobs."""
         return _NO_SETTINGS
 
+    def nodes_problem(self, nodes: int) -> str | None:
+        """Return the mistake in the number of nodes."""
+        return None
+
     def workers_problem(self, workers: int | None) -> str | None:
         """Return the mistake in the number of ranks, if it is given."""
         return None

@@ -17,7 +17,7 @@ from autotune.export.best import BestConfig
 from autotune.export.recommended_command import is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.worker.inject import job_order
-from autotune.worker.protocol import FileCopy
+from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import letters_of, parsed
 from search_spaces.knob import written
 
@@ -127,7 +127,7 @@ def script_job(
         ),
         (
             *launch_settings.other_batch(script, now),
-            *_other_ranks(best, ranks),
+            *_other_ranks(best, None if script.get("launch") == SPAWN else ranks),
             *_other_launch(script, launch),
         ),
     )
@@ -159,7 +159,7 @@ def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
 
 def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str]:
     then = script.get("launch", launch)  # a file of an earlier version does not say
-    if launch is not None and launch != then:
+    if launch is not None and launch != (PYTHON if then == SPAWN else then):
         yield (
             f"the command starts its script as {launch} does, and the study as {then} does: scripts "
             "take another path by the variables of ranks"

@@ -9,9 +9,9 @@ from typing import Any
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.measurement import numerics
 from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.onset import OnsetBound
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.search.space import Space
@@ -350,7 +350,7 @@ def stepwise(asked: TrialRequest) -> TrialRequest:
     """
     longest = max(asked.deadlines.startup, asked.deadlines.step)
     deadlines = dataclasses.replace(asked.deadlines, step=longest)
-    return dataclasses.replace(asked, trajectory=numerics.STEPS, deadlines=deadlines)
+    return dataclasses.replace(asked, trajectory=PROOF.most_steps, deadlines=deadlines)
 
 
 def facts_of(site: Site) -> Facts:

@@ -12,7 +12,7 @@ from autotune.config.proportion import granule
 from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Allowed, Findings
-from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
+from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import Option, SurveyResult
 from launchers.sections import FOR_SEVERAL_NODES
 from search_spaces import CATALOGUE
@@ -21,6 +21,7 @@ from search_spaces.knob import written
 
 _LAUNCHES = {
     PYTHON: "one process, no variables of ranks",
+    SPAWN: "the script starts its ranks itself",
     TORCHRUN: "ranks with the variables of torchrun",
     TORCH_LAUNCH: "as torchrun, and --local-rank before the arguments",
     DEEPSPEED: "ranks with the variables of deepspeed, and --local_rank before the arguments",

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.analysis.calibration import unrest
 from autotune.analysis.costs import Costs
 from autotune.analysis.processes import UNSTEADY
-from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
 from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune.config.kinds import spread
-from autotune.measurement.numerics import FEWEST_STEPS
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
@@ -91,7 +91,9 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
     slot: Slot, tmp_path: Path, own: bool
 ) -> None:
     judge = TrajectoryMonitor()
-    result = judge.result(slot.run_solo(asked(tmp_path, own=own, trajectory=FEWEST_STEPS), judge))
+    result = judge.result(
+        slot.run_solo(asked(tmp_path, own=own, trajectory=PROOF.fewest_steps), judge)
+    )
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]
     _, norms = hooked.plainly(2, 4, 1)

@@ -316,6 +316,8 @@ class FinalsPlan:
             trials = most_promising_first(those)
             if proof.needed == FEWEST_ALONE:
                 trials = rivals(trials, ALIKE)
+            # Rounds of what is surely slower than the best trial cost time and show nothing.
+            trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:

@@ -132,6 +132,16 @@ def test_wall_time_below_one_launch_ends_the_search_with_the_baseline(
     assert trials[0].result.wall_seconds > 0
 
 
+def test_trials_that_are_surely_slower_than_the_best_get_no_rounds(played: Replayed) -> None:
+    def rate(knobs):
+        return {16: 245.0, 8: 174.0, 2: 137.0, 1: 109.0}[knobs["micro_batch"]]
+
+    played.on(noisy(where(running_at(rate), _all, startup=1.0), run=0.03, block=0.03))
+    run(played, "150s", search_space={"micro_batch": [1, 2, 8, 16]}, measurement={"finalists": 3})
+    assert {a.knobs["micro_batch"] for a in played.attempts("search")} == {1, 2, 8, 16}
+    assert {a.knobs["micro_batch"] for a in played.attempts("confirm")} == {8, 16}
+
+
 def test_an_obvious_loser_ends_after_a_step_or_two(played: Replayed) -> None:
     def in_fp16(launch: Launch) -> bool:
         return bool(launch.knobs["precision"] == "fp16")

@@ -195,9 +195,13 @@ class Schedule:
     def why_enough_searched(self, attempts: Attempts) -> str:
         """Return why there is no time for another trial, in words; empty while there is."""
         proof = self.proof(attempts)
+        spent = f"{self.elapsed:.0f} s of the wall time are spent"
+        if not proof.costs.known:
+            # No run has shown a step yet, and a shorter one than those that ended would not either.
+            vain = max((a.result.wall_seconds for a in attempts.searched().recorded()), default=0.0)
+            return "" if self.left > vain else f"{spent}, and no trial has come to its first step"
         if self._for_search(proof) >= proof.costs.shortest(self._baseline):
             return ""
-        spent = f"{self.elapsed:.0f} s of the wall time are spent"
         if not self.may_end(proof.shortest(self._most)):
             return f"{spent}, and the rest is too short for another trial and its proof"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
@@ -312,6 +316,8 @@ class FinalsPlan:
             trials = most_promising_first(those)
             if proof.needed == FEWEST_ALONE:
                 trials = rivals(trials, ALIKE)
+            # Rounds of what is surely slower than the best trial cost time and show nothing.
+            trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:

@@ -230,7 +230,7 @@ class Tuner:
         """
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._schedule.for_trial(attempts)
-        if failed := baseline.to_be_tried_again(attempts):
+        if limit.hard > 0 and (failed := baseline.to_be_tried_again(attempts)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
         limit = self._schedule.for_calibration(attempts)

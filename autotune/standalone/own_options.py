@@ -16,7 +16,11 @@ from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
 
-LOG_INTERVAL, COMPILE = "log_interval", "compile"
+LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
+_ON = "on"
+"""Value of a knob that is in force in a form that does not show."""
+_UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
+"""Knobs of which nothing is seen where they have this value."""
 RunScript = Callable[[Mapping[str, KnobValue]], SurveyResult]
 """Returns what rank 0 sees of the script with these settings changed.
 
@@ -142,6 +146,13 @@ class _Search:
             return
 
 
+def shows(seen: SurveyResult, knob: str, value: KnobValue) -> bool:
+    """Return whether a survey shows that a knob has a value; how many readings are enough does not."""
+    found = seen.own.get(knob)
+    is_on = found == _ON and value not in (0, False, "none")
+    return found == value or is_on or (found is None and value == _UNSEEN.get(knob))
+
+
 def _given(other: Other) -> str:
     return f"{other.option.flag} {written(other.word)}"
 
@@ -195,7 +206,7 @@ def _in_force(knob: str, seen: SurveyResult) -> KnobValue:
     """Return the value of a knob that a survey shows."""
     found: KnobValue = seen.own.get(knob, CATALOGUE[knob].default)
     # Recomputation shows, but not of how many blocks.
-    return int(found == "on") if knob == "activation_checkpointing" else found
+    return int(found == _ON) if knob == RECOMPUTATION else found
 
 
 def _in_order(knob: str, before: KnobValue, after: KnobValue) -> tuple[KnobValue, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from autotune.analysis.wording import counted
 from autotune.errors import BadInput
-from autotune.standalone import own_words
-from autotune.standalone.own_words import Other
+from autotune.standalone import named_options
+from autotune.standalone.named_options import Other
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
@@ -140,7 +140,7 @@ class _Search:
                 continue
             before, value = _values(other, self._seen, after)
             values = _in_order(other.knob, before, value)
-            words = own_words.spelling_of(other, (before, value))
+            words = named_options.spelling_of(other, (before, value))
             others = (refused[flag],) if flag in refused else ()
             self.turned[other.knob] = Turned(flag, before, values, words, others)
             return
@@ -212,6 +212,6 @@ def _in_force(knob: str, seen: SurveyResult) -> KnobValue:
 def _in_order(knob: str, before: KnobValue, after: KnobValue) -> tuple[KnobValue, ...]:
     """Return the values to try: the default first, and of an interval no shorter one than today's."""
     if knob == LOG_INTERVAL:
-        return own_words.intervals(int(before))
+        return named_options.intervals(int(before))
     default = CATALOGUE[knob].default
     return tuple(sorted((before, after), key=lambda value: value != default))

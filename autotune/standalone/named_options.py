@@ -1,5 +1,6 @@
 """Options of a script that are named for a knob of the catalogue, and other words for them. Pure."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,10 +54,13 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
     for knob in sorted(
         _with_names(), key=lambda knob: knob.name == "compile"
     ):  # which takes longest
-        fitting = [one for option in _named(knob, options) for one in _words(knob, option, cpus)]
-        possible = [one for one in fitting if not _lacks(knob, one, facts)]
-        if possible:
-            found[knob.name] = tuple(possible)
+        fitting = (
+            [one for one in _words(knob, option, cpus) if not _lacks(knob, one, facts)]
+            for option in _named(knob, options)
+        )
+        few = itertools.islice(filter(None, fitting), _MOST_TRIED)
+        if several := tuple(one for words in few for one in words):
+            found[knob.name] = several
     return found
 
 
@@ -83,8 +87,7 @@ def _named(knob: Knob, options: Sequence[Option]) -> list[Option]:
     named = knob.named
     assert named is not None
     ranked = [(_rank(named, option), place) for place, option in enumerate(options)]
-    best = sorted((rank, place) for rank, place in ranked if rank is not None)
-    return [options[place] for _, place in best[:_MOST_TRIED]]
+    return [options[at] for _, at in sorted(one for one in ranked if one[0] is not None)]
 
 
 def _rank(named: Named, option: Option) -> int | None:

@@ -19,12 +19,14 @@ _IS_ON = {"enable", "enabled"}
 _SELDOM = 100
 """Interval in steps from which on readings of the loss cost too little to be measured."""
 _SOME_WORKERS = 2
+_LONGEST = "compile"
+"""Knob that takes longest to try: it comes last."""
 _LESS_OFTEN = 10
 """Factor by which the loss is read less often."""
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherWord:
     """Another word for an option, which may be another value of a knob.
 
     Attributes:
@@ -42,7 +44,7 @@ class Other:
     value: KnobValue | None = None
 
 
-def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tuple[Other, ...]]:
+def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tuple[OtherWord, ...]]:
     """Return what to try for each knob, the most telling first.
 
     Args:
@@ -50,10 +52,8 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
         facts: of this machine.
         cpus: for each rank.
     """
-    found: dict[str, tuple[Other, ...]] = {}
-    for knob in sorted(
-        _with_names(), key=lambda knob: knob.name == "compile"
-    ):  # which takes longest
+    found: dict[str, tuple[OtherWord, ...]] = {}
+    for knob in sorted(_with_names(), key=lambda knob: knob.name == _LONGEST):
         fitting = (
             [one for one in _words(knob, option, cpus) if not _lacks(knob, one, facts)]
             for option in _named(knob, options)
@@ -73,7 +73,7 @@ def _with_names() -> list[Knob]:
     return [knob for knob in CATALOGUE.values() if knob.named]
 
 
-def _lacks(knob: Knob, other: Other, facts: Facts) -> bool:
+def _lacks(knob: Knob, other: OtherWord, facts: Facts) -> bool:
     """Return whether this machine lacks what a value needs; a switch is for the promising one."""
     value = knob.promising if other.value is None else other.value
     return value is not None and any(unmet_needs({knob.name: value}, facts))
@@ -112,18 +112,18 @@ def _names(option: Option) -> Iterator[str]:
 # Words
 
 
-def _words(knob: Knob, option: Option, cpus: int) -> Iterator[Other]:
+def _words(knob: Knob, option: Option, cpus: int) -> Iterator[OtherWord]:
     """Yield other words for an option, as far as its present value tells what it takes."""
     named, value = knob.named, option.value
     assert named is not None
     if named.is_number:
         yield from _numbers(knob.name, option, cpus)
     elif isinstance(value, bool):
-        yield Other(knob.name, option, _truth(option, not value), _truth(option, value))
+        yield OtherWord(knob.name, option, _truth(option, not value), _truth(option, value))
     elif spelt := [*_spelt(knob, named, option)]:
         yield spelt[0]
     elif type(value) is int and value in (0, 1):
-        yield Other(knob.name, option, 1 - value, value)
+        yield OtherWord(knob.name, option, 1 - value, value)
 
 
 def _truth(option: Option, value: bool) -> KnobValue:
@@ -132,7 +132,7 @@ def _truth(option: Option, value: bool) -> KnobValue:
     return str(value) if valued else value
 
 
-def _numbers(knob: str, option: Option, cpus: int) -> Iterator[Other]:
+def _numbers(knob: str, option: Option, cpus: int) -> Iterator[OtherWord]:
     text = str(option.value)
     if option.switch or not text.isdecimal() or CATALOGUE[knob].domain.problem(int(text)):
         return
@@ -142,10 +142,10 @@ def _numbers(knob: str, option: Option, cpus: int) -> Iterator[Other]:
         tried = [] if today >= _SELDOM else [1 if today > 1 else longer]
     else:
         tried = [0, today + 1] if today else [min(_SOME_WORKERS, max(1, cpus))]
-    yield from (Other(knob, option, number, today, number) for number in tried)
+    yield from (OtherWord(knob, option, number, today, number) for number in tried)
 
 
-def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[Other]:
+def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[OtherWord]:
     """Yield words of the convention in which the present value is said, the promising one first."""
     present = None if option.value is None else str(option.value)
     choices = {choice.lower(): choice for choice in option.choices}
@@ -157,14 +157,14 @@ def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[Other]:
         for word in sorted(spelling, key=lambda word: _order(knob, spelling[word])):
             allowed = choices.get(word) if choices else word
             if allowed is not None and allowed != present:
-                yield Other(knob.name, option, allowed, present, spelling[word])
+                yield OtherWord(knob.name, option, allowed, present, spelling[word])
 
 
 def _order(knob: Knob, value: KnobValue) -> tuple[bool, bool]:
     return value != knob.promising, value != knob.default
 
 
-def spelling_of(other: Other, values: tuple[KnobValue, KnobValue]) -> Mapping[str, KnobValue]:
+def spelling_of(other: OtherWord, values: tuple[KnobValue, KnobValue]) -> Mapping[str, KnobValue]:
     """Return value -> word, for the present value and another one, where the words are not the values.
 
     Args:

@@ -96,7 +96,7 @@ def find_own_options(
         for knob, several in tried.items()
     )
     say(f"Trying options that are named for a knob: {listed}.")
-    search, end = _Search(run, seen), time.monotonic() + seconds
+    search, end = _OptionSearch(run, seen), time.monotonic() + seconds
     late = []
     for knob, several in tried.items():
         if time.monotonic() < end:
@@ -106,7 +106,7 @@ def find_own_options(
     return OwnOptions(search.turned, (*search.doubts, *late))
 
 
-class _Search:
+class _OptionSearch:
     """Runs with other words, and what came of them.
 
     Attributes:

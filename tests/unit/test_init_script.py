@@ -24,10 +24,11 @@ _SEEN = SurveyResult(
 
 def written(env: dict[str, str] | None = None, **seen: object) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
-    found = Findings(SurveyResult(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
     launched = Launched(
         "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
     )
+    shown = SurveyResult(**{**vars(_SEEN), **seen})
+    found = Findings(shown, 2, "cpu", launched, Facts("cpu", 2))
     text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
 

@@ -227,11 +227,7 @@ Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
         (
             PAIRS,
             {
-                "channels_last": (
-                    "--channels-last/--no-channels-last",
-                    False,
-                    {"false": False, "true": True},
-                ),
+                "channels_last": ("--channels-last/--no-channels-last", False, {}),
                 "activation_checkpointing": ("/--no-recompute", 1, {"0": False, "1": True}),
                 "compile": ("--torchcompile", "none", COMPILED),
             },

@@ -10,6 +10,7 @@ every version of autotune: run it in two checkouts to compare policies, with --p
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -115,7 +116,36 @@ def _spec(baseline: str, budget: float, seed: int) -> StudySpec:
     )
 
 
-def study(device: RecordedDevice, baseline: str, kind: str, budget: float, seed: int) -> Studied:
+class EmptyStorage:
+    """Storage that is emptied for each study: to create all tables takes longer than a study."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "policy.db"
+        self._database = Database(f"sqlite:///{self._file}")
+        self._close()
+        self._empty = self._file.read_bytes()
+
+    def emptied(self) -> Repository:
+        """Return the repository without any study."""
+        self._close()
+        self._file.write_bytes(self._empty)
+        return Repository(self._database)
+
+    def _close(self) -> None:
+        # With its last connection SQLite's write-ahead log goes into the file.
+        self._database.engine.dispose()
+        self._database.optuna().engine.dispose()
+
+
+def study(
+    storage: EmptyStorage,
+    device: RecordedDevice,
+    baseline: str,
+    kind: str,
+    budget: float,
+    seed: int,
+) -> Studied:
     """Run one study in virtual time."""
     spec = _spec(baseline, budget, seed)
     launcher = ReplayLauncher(
@@ -124,16 +154,15 @@ def study(device: RecordedDevice, baseline: str, kind: str, budget: float, seed:
         environment=device.environment,
         seed=seed,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Repository(Database(f"sqlite:///{folder}/policy.db"))
-        repository.studies.submit(spec.name, "policy", withheld.kept(spec), folder)
-        lease = repository.leases.acquire("policy", "policy", 0, _LEASE_SECONDS)
-        assert lease is not None
-        stored = repository.studies.claim(lease)
-        assert stored is not None
-        environment = repository.environments.record(lease, launcher.slots[0].environment)
-        plan = Plan(spec, launcher)
-        verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
+    repository = storage.emptied()
+    repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
+    lease = repository.leases.acquire("policy", "policy", 0, _LEASE_SECONDS)
+    assert lease is not None
+    stored = repository.studies.claim(lease)
+    assert stored is not None
+    environment = repository.environments.record(lease, launcher.slots[0].environment)
+    plan = Plan(spec, launcher)
+    verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
     best = max(map(device.rate, _configurations(spec, plan)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today
@@ -227,9 +256,20 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _one(task: tuple[str, str, str, float, int]) -> Studied:
-    name, baseline, kind, budget, seed = task
-    return study(devices()[name], baseline, kind, budget, seed)
+@functools.cache
+def _storage(folder: str) -> EmptyStorage:
+    """Return the storage of this process, in a folder of its own within that of the benchmark."""
+    return EmptyStorage(Path(tempfile.mkdtemp(dir=folder)))
+
+
+@functools.cache
+def _device(name: str) -> RecordedDevice:
+    return devices()[name]
+
+
+def _one(task: tuple[str, str, str, str, float, int]) -> Studied:
+    folder, name, *rest = task
+    return study(_storage(folder), _device(name), *rest)
 
 
 def _cells(only: Sequence[str], budgets: Sequence[float] | None) -> Iterator[tuple[Any, ...]]:
@@ -250,10 +290,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable()
     cells = []
-    with multiprocessing.Pool() as pool:
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool() as pool:
         for cell in _cells(arguments.only, arguments.budgets):
             names = dict(zip(("device", "baseline", "kind", "budget"), cell, strict=True))
-            tasks = [(*cell, seed) for seed in range(arguments.seeds)]
+            tasks = [(folder, *cell, seed) for seed in range(arguments.seeds)]
             found = pool.map(_one, tasks, chunksize=1)
             cells.append(summary(found, policy=arguments.policy, **names))
             if not arguments.json:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measurement import cycles
-from autotune.measurement.stop_rule import Limits, StopRule
+from autotune.measurement.stop_rule import STEPS_FOR_PROOF, Limits, StopRule
 from autotune.measurement.units import units
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
@@ -127,8 +127,18 @@ class InterleavedSchedule:
         timed = max(sum(b.seconds for b in self._rules[n].kept) for n in members)
         if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True
-        known = len(found) >= self.fewest_cycles
-        return known and cycles.half_width(found) <= self._precision(members)
+        return len(found) >= self.fewest_cycles and self._exact(members, found)
+
+    def _exact(self, members: list[int], found: cycles.Cycles) -> bool:
+        """Return whether the ratios are known as exactly as is wanted.
+
+        Where steps are timed by the device there have to be enough of them to show the slow ones, too.
+        """
+        steps = [self._rules[n].steps for n in members]
+        if any(count is not None and count < STEPS_FOR_PROOF for count in steps):
+            return False
+        stepwise = None not in steps
+        return cycles.half_width(found, correlated=stepwise) <= self._precision(members)
 
     def _precision(self, members: list[int]) -> float:
         """Return the half-width of a ratio below which more cycles change nothing.
@@ -150,7 +160,9 @@ def turn_blocks(
         counts: samples, tokens or steps.
     """
     return [
-        cycles.TurnBlock(b.observed["turn"], units(b, counts), b.seconds)
+        cycles.TurnBlock(
+            b.observed["turn"], units(b, counts), b.seconds, bool(b.observed.get("step_moments"))
+        )
         for b in blocks
         if "turn" in b.observed
     ]

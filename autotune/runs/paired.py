@@ -6,14 +6,10 @@ times the rate of the baseline's own trial.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from autotune.measurement import cycles
-from autotune.measurement.estimate import half_width_of
 from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, HOPELESS, Limits
 from autotune.runs.interleaved import InterleavedSchedule, MemberMonitor
@@ -63,11 +59,11 @@ def ratio_to_baseline(
     None if there are fewer than two cycles.
     """
     found = cycles.complete_cycles([trial, baseline])
-    if len(found) < 2:
+    rates = cycles.rates([trial, baseline])
+    if len(found) < 2 or rates is None:
         return None
-    differences = found[:, 0] - found[:, 1]
-    half_width = half_width_of(float(np.std(differences, ddof=1)), len(found))
-    return PairedRatio(math.exp(cycles.hodges_lehmann(differences)), half_width, len(found) - 1.0)
+    half_width = cycles.half_width(found)
+    return PairedRatio(rates[0] / rates[1], half_width, len(found) - 1.0)
 
 
 class PairedSchedule(InterleavedSchedule):

@@ -277,7 +277,7 @@ class Finals:
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
         if baseline is None or not confirmation.waits or not confirmation.decided():
             return False
-        if confirmation.precise or confirmation.contradicted or len(again) >= _MOST_REPEATS:
+        if confirmation.precise or confirmation.vain or len(again) >= _MOST_REPEATS:
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._schedule.left < costs.brief(knobs):

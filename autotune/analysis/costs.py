@@ -66,6 +66,7 @@ class Pace:
         samples: of a step.
         trained: seconds of all of its blocks, those of the warm-up included.
         live: it took over the processes of the run before.
+        interleaved: it took turns with other runs.
     """
 
     knobs: dict[str, Any]
@@ -75,6 +76,7 @@ class Pace:
     samples: float
     trained: float = 0.0
     live: bool = False
+    interleaved: bool = False
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
@@ -95,6 +97,7 @@ class Pace:
             sum(block.samples for block in kept) / steps,
             trained,
             attempt.result.resident_of is not None,
+            any("turn" in block.observed for block in blocks),
         )
 
     @property
@@ -156,7 +159,9 @@ class Costs:
 
     @property
     def _launches(self) -> list[float]:
-        return [pace.startup for pace in self._paces if not pace.live]
+        """Return the launches seen; those at once with another are part of that one's time."""
+        at_once = self._compilation.device == "cuda"
+        return [p.startup for p in self._paces if not (p.live or (at_once and p.interleaved))]
 
     @property
     def switch(self) -> float:

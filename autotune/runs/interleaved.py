@@ -41,13 +41,15 @@ class InterleavedSchedule:
     fewest_cycles = 5
     """Fewest cycles of which an interval is meaningful."""
 
-    def __init__(self, limits: Sequence[Limits]) -> None:
+    def __init__(self, limits: Sequence[Limits], *, at_once: bool = False) -> None:
         """Prepare the schedule before anything is launched.
 
         Args:
             limits: limits of each member, its share of the time included. `longest`, `precision`
                 (of the ratios) and the unit are those of the first.
+            at_once: True if the members build at the same time.
         """
+        self.at_once = at_once
         self._limits = limits[0]
         self._whole = sum(each.limit.soft for each in limits)
         self._rules = [StopRule(each) for each in limits]

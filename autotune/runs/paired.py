@@ -75,13 +75,16 @@ class PairedSchedule(InterleavedSchedule):
     least_cycles = 2
     fewest_cycles = FEWEST_BLOCKS
 
-    def __init__(self, trial: Limits, baseline: Limits, baseline_rate: float) -> None:
+    def __init__(
+        self, trial: Limits, baseline: Limits, baseline_rate: float, *, at_once: bool = False
+    ) -> None:
         """Prepare the schedule before anything is launched.
 
         Args:
             trial: limits of the trial, with the rate that it races against.
             baseline: limits of the baseline.
             baseline_rate: rate of the baseline's own trial, units per second.
+            at_once: True if both build at the same time.
         """
         known = trial.sigma_run
         sigma = max(known / _PAIRING_GAIN, min(known, PRIOR_SIGMA))
@@ -89,7 +92,8 @@ class PairedSchedule(InterleavedSchedule):
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
         hopeless = trial.incumbent_low / _SLOWER
-        super().__init__([dataclasses.replace(trial, incumbent_low=hopeless), baseline])
+        racing = dataclasses.replace(trial, incumbent_low=hopeless)
+        super().__init__([racing, baseline], at_once=at_once)
 
     @property
     def sigma(self) -> float:

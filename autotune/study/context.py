@@ -68,9 +68,13 @@ class StudyContext:
 
         What the profiler leaves behind on a CUDA device has not been measured: there it launches.
         """
-        on_processors = self.plan.launcher.slots[0].device == "cpu"
         today = self.plan.baseline
-        return self.builds_workload and on_processors and not why_not_live(today, today)
+        return self.builds_workload and not self.on_device and not why_not_live(today, today)
+
+    @property
+    def on_device(self) -> bool:
+        """True if trials run on CUDA devices."""
+        return self.plan.launcher.slots[0].device == "cuda"
 
     @property
     def builds_workload(self) -> bool:

@@ -5,6 +5,7 @@ The closer look profiles the winner's step and measures what each of its knobs b
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
@@ -322,7 +323,8 @@ class Finals:
         prices, rounds = self._prices(), max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
-            return self._schedule.may_end(prices.usual_round(knobs))
+            one_by_one = replace(prices, at_once=False)
+            return self._schedule.may_end(one_by_one.usual_round(knobs))
         if confirmation.to_prove in (0, FEWEST_ROUNDS):
             return self._schedule.may_end(prices.rounds(knobs, rounds))
         return self._schedule.may_end(rounds * prices.usual_round(knobs))

@@ -24,6 +24,7 @@ from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
 from autotune.study.context import BASELINE, StudyContext
+from autotune.study.pairing import Residency
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, StoredAttempt
 
@@ -61,8 +62,8 @@ class Schedule:
         self._clock = context.plan.launcher.clock
         self._started = self._clock() - context.study.elapsed
         self._wall_time = context.plan.spec.budget.wall_time
-        on_device = context.plan.launcher.slots[0].device == "cuda"
-        self._on_device = on_device
+        on_device = self._on_device = context.on_device
+        self._residency = Residency(context)
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
@@ -235,7 +236,17 @@ class Schedule:
         if (processes := self._processes(attempts)) is None:
             return proof
         repeats = _REPEATS_IF_UNSTEADY if processes.unsteady(BASELINE) else 0
-        return replace(proof, needed=FEWEST_ALONE, repeats=repeats)
+        at_once = self._may_be_resident(proof)
+        return replace(proof, needed=FEWEST_ALONE, repeats=repeats, at_once=at_once)
+
+    def _may_be_resident(self, proof: Proof) -> bool:
+        """Return whether the fastest rival and the baseline may be resident at once."""
+        own = proof.attempts.baseline()
+        if own is None:
+            return False
+        first = next(iter(proof.rivals()), own)
+        peak_bytes = own.result.peak_bytes + first.result.peak_bytes
+        return not self._residency.obstacle([own.knobs, first.knobs], peak_bytes)
 
     def _processes(self, attempts: Attempts) -> Processes | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""

@@ -261,6 +261,16 @@ def test_ranks_on_the_cpu_stay_on_processors_of_their_own(device: str, becomes: 
     assert interleaved(asked).knobs["cpu_affinity"] == becomes
 
 
+@pytest.mark.parametrize(("at_once", "launches"), [(False, 2), (True, 1)])
+def test_launch_at_once_takes_no_longer_than_one_launch(at_once: bool, launches: int) -> None:
+    limits = dataclasses.replace(LIMITS, longest=1.0)
+    schedule = InterleavedSchedule([limits] * 2, at_once=at_once)
+    slot = ReplayLauncher(lambda _: Answer(rate=100.0, startup=50.0)).slots[0]
+    requests = [interleaved(trial(Path("/w"), blocks=BlockPlan(0.1, 1, 1000))) for _ in range(2)]
+    slot.run(requests, schedule)
+    assert slot.time // 50.0 == launches
+
+
 def test_ratio_of_recorded_configurations_is_that_of_long_runs() -> None:
     device = read_device(TABLE)
     base = {**knobs(), "precision": "bf16", "log_interval": 10}

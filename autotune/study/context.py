@@ -21,6 +21,7 @@ from storage import (
     Purpose,
     Repository,
     StoredAttempt,
+    StoredBlock,
     StoredNoise,
     StoredStudy,
 )
@@ -47,6 +48,10 @@ class StudyContext:
     def attempts(self) -> Attempts:
         """Return the attempts recorded so far."""
         return self.attempt_cache.all()
+
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """Return the blocks of an attempt; none while it runs."""
+        return self.attempt_cache.blocks(attempt_id)
 
     @functools.cached_property
     def attempt_cache(self) -> AttemptCache:
@@ -128,4 +133,4 @@ class StudyContext:
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:
-        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.slots[0].device)
+        return CostRecords(self.blocks, self.plan.launcher.slots[0].device)

@@ -138,7 +138,7 @@ class Finals:
     def _replay(self) -> Confirmation | None:
         plan = FinalsPlan.of(self._context, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
-        blocks = self._context.repository.attempts.blocks
+        blocks = self._context.blocks
         self.selection = Selection(plan.finalists, plan.unaffordable, plan.same_batch)
         return replay(
             attempts,
@@ -197,7 +197,7 @@ class Finals:
         if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
         candidates = list(confirmation.candidates.values())
-        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.blocks
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
@@ -211,7 +211,7 @@ class Finals:
 
         A finalist that has come to a second epoch by itself needs none.
         """
-        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.blocks
         compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
         costs = self._context.costs()
         for trial in confirmation.members():
@@ -228,7 +228,7 @@ class Finals:
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
-        blocks = self._context.repository.attempts.blocks
+        blocks = self._context.blocks
         members, prices = confirmation.members(), self._prices()
         configurations = [confirmation.candidates[trial].knobs for trial in members]
         proof = prices.rounds(configurations, confirmation.to_prove)

@@ -230,7 +230,7 @@ class Schedule:
 
     def proof(self, attempts: Attempts) -> Proof:
         """Return the price of the finals by what is recorded."""
-        blocks = self._context.repository.attempts.blocks
+        blocks = self._context.blocks
         out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
@@ -254,9 +254,7 @@ class Schedule:
         if own is None:
             return None
         if own.id not in self._processes_of:
-            self._processes_of[own.id] = Processes.of(
-                attempts, self._context.repository.attempts.blocks, ()
-            )
+            self._processes_of[own.id] = Processes.of(attempts, self._context.blocks, ())
         return self._processes_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:

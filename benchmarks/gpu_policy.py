@@ -33,8 +33,8 @@ from launchers.replay.device import RecordedDevice, read_device
 from storage import Database, Repository
 
 TABLE = Path(__file__).parent / "tables" / "h200-gpt2-124m.jsonl"
-SAMPLES = 32
-"""Global batch of all configurations."""
+TOKENS = 1024
+"""Tokens of a sample, which the rates of the studies count."""
 BASELINES = {
     "mb4": {"micro_batch": 4, "accumulation_steps": 8, "precision": "bf16"},
     "mb16": {"micro_batch": 16, "accumulation_steps": 2, "precision": "bf16"},
@@ -83,6 +83,9 @@ class Studied:
         upper: the other bound.
         gap: how far the recommendation lies below the best configuration, relative to it.
         elapsed: virtual seconds.
+        own_low: lower bound of the interval of the recommendation's own rate, over its true rate; None
+            without a recommendation.
+        own_high: the other bound.
     """
 
     kind: str
@@ -91,6 +94,8 @@ class Studied:
     upper: float | None
     gap: float
     elapsed: float
+    own_low: float | None = None
+    own_high: float | None = None
 
     @property
     def covered(self) -> bool | None:
@@ -166,6 +171,7 @@ def study(
     best = max(map(device.rate, _configurations(spec, plan)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today
+    own = verdict.throughput if recommended != today else None
     return Studied(
         kind=verdict.kind,
         speedup=recommended / today,
@@ -173,6 +179,8 @@ def study(
         upper=_finite(verdict.speedup and verdict.speedup.high),
         gap=1 - recommended / best,
         elapsed=launcher.clock(),
+        own_low=own and own.low / (TOKENS * recommended),
+        own_high=own and own.high / (TOKENS * recommended),
     )
 
 
@@ -197,6 +205,8 @@ class Cell:
         coverage: share of the intervals that hold the true speed-up.
         false_better: share that call something better that is not faster by half a percent.
         nothing: share that recommend nothing.
+        own_half_width_median: of the interval of the recommendation's own rate.
+        own_coverage: share of these intervals that hold the true rate.
         over: share that took more than a tenth longer than the budget.
     """
 
@@ -218,6 +228,8 @@ class Cell:
     false_better: float
     nothing: float
     over: float
+    own_half_width_median: float | None
+    own_coverage: float | None
 
 
 def summary(found: Sequence[Studied], **names: Any) -> Cell:
@@ -226,6 +238,11 @@ def summary(found: Sequence[Studied], **names: Any) -> Cell:
         (one.upper - one.lower) / (one.upper + one.lower)
         for one in found
         if one.lower is not None and one.upper is not None
+    ]
+    own = [
+        (one.own_low, one.own_high)
+        for one in found
+        if one.own_low is not None and one.own_high is not None
     ]
     covered = [one.covered for one in found if one.covered is not None]
     budget = names["budget"]
@@ -244,6 +261,10 @@ def summary(found: Sequence[Studied], **names: Any) -> Cell:
         false_better=_share(one.kind == "better" and one.speedup < 1.005 for one in found),
         nothing=_share(one.speedup == 1.0 for one in found),
         over=_share(one.elapsed > 1.1 * budget for one in found),
+        own_half_width_median=statistics.median((high - low) / 2 for low, high in own)
+        if own
+        else None,
+        own_coverage=_share(low <= 1 <= high for low, high in own) if own else None,
     )
 
 

@@ -14,6 +14,7 @@ from autotune.analysis.compilation import graph
 from autotune.analysis.confirmation import (
     ALIKE,
     FEWEST_ALONE,
+    FEWEST_ROUNDS,
     of_same_batch,
     shown,
 )
@@ -196,7 +197,7 @@ class Schedule:
     def why_enough_searched(self, attempts: Attempts) -> str:
         """Return why there is no time for another trial, in words; empty while there is."""
         proof = self.proof(attempts)
-        if self._for_search(proof) >= proof.costs.shortest(self._baseline):
+        if self._for_search(proof) - self._wished(proof) >= proof.costs.shortest(self._baseline):
             return ""
         spent = f"{self.elapsed:.0f} s of the wall time are spent"
         if not self.may_end(proof.shortest(self._most)):
@@ -210,6 +211,16 @@ class Schedule:
             return False  # its steps tell the noise, and the proof runs it again as often as needed
         share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
+
+    def _wished(self, proof: Proof) -> float:
+        """Return seconds of a round beyond those that are needed, where a gain is beyond doubt.
+
+        On a CUDA device it tells more of the gain than another trial adds to it.
+        """
+        own, first = proof.attempts.baseline(), next(iter(proof.rivals()), None)
+        if proof.needed >= FEWEST_ROUNDS or proof.repeats or own is None or first is None:
+            return 0.0
+        return 0.0 if may_be_faster(own, first) else proof.usual_round([own.knobs, first.knobs])
 
     def _free(self, proof: Proof) -> float:
         """Return seconds that the proof leaves to the search."""

@@ -80,7 +80,7 @@ class Pace:
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
-        """Of a timed run; None if none of its blocks counts."""
+        """Return the pace of a timed run; None if none of its blocks counts."""
         kept = [block for block in blocks if block.kept]
         if not kept:
             return None

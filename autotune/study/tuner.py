@@ -89,7 +89,7 @@ class Tuner:
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
             context.known_sigma(),
-            context.repository.attempts.blocks,
+            context.blocks,
         )
         before = len(context.attempts())
         last = context.attempts().last

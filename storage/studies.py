@@ -22,7 +22,15 @@ from storage.models import (
     RecommendationRow,
     StudyRow,
 )
-from storage.records import Lease, MessageKind, Retry, SlotHealth, StoredStudy, StudyState
+from storage.records import (
+    Lease,
+    Message,
+    MessageKind,
+    Retry,
+    SlotHealth,
+    StoredStudy,
+    StudyState,
+)
 from storage.transactions import Transactions
 
 _FARTHEST_RETRY = 900.0
@@ -243,7 +251,7 @@ class Studies:
             return SlotHealth(**body) if body else None
 
     def end_search(
-        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str]
+        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | Message]
     ) -> None:
         """Record why the search of a study ended, with messages about it.
 
@@ -261,7 +269,8 @@ class Studies:
             now = self._transactions.now(session)
             said = MessageKind.SAID
             session.add_all(
-                MessageRow(study_id=study.id, at=now, text=text, kind=said) for text in messages
+                MessageRow(study_id=study.id, at=now, kind=said, **vars(Message.of(one)))
+                for one in messages
             )
 
     def conclude(self, lease: Lease, study: StoredStudy, verdict: dict[str, Any]) -> StudyState:

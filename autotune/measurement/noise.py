@@ -15,6 +15,10 @@ from autotune.measurement.estimate import CONFIDENCE, student
 
 PRIOR_SIGMA = 0.02
 """Assumed before any measurement: two shared cores showed 3 to 4 %, a quiet node below 1 %."""
+_PAIRING_GAIN = 2.0
+"""Ratio of the deviation between single runs to that between pairs, beyond the scatter of cycles.
+
+It was two to six on two shared cores, by the seconds."""
 _PRIOR_WEIGHT = 2.0
 """Weight of the prior, in runs."""
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
@@ -121,6 +125,11 @@ def standard_error(half_width: float, df: float = math.inf) -> float:
         df: degrees of freedom of Student's t in the interval; infinite: the normal distribution.
     """
     return half_width / (student(df) if df < math.inf else _NORMAL)
+
+
+def noise_of_pairs(sigma_run: float) -> float:
+    """Return the relative standard deviation between pairs, given that between single runs."""
+    return max(sigma_run / _PAIRING_GAIN, min(sigma_run, PRIOR_SIGMA))
 
 
 def total_half_width(block_half_width: float, sigma_run: float, df: float = math.inf) -> float:

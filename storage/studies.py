@@ -1,10 +1,11 @@
 """Studies: the queue of each cluster, and the progress of each study."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optuna.storages._rdb.models import StudyModel
+from optuna.storages._rdb.models import StudyModel, TrialModel, TrialUserAttributeModel
 from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -32,6 +33,7 @@ from storage.records import (
     StudyState,
 )
 from storage.transactions import Transactions
+from storage.trials import SUGGESTED_BY
 
 _FARTHEST_RETRY = 900.0
 """Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
@@ -249,6 +251,17 @@ class Studies:
         with self._transactions.reading() as session:
             body = session.scalar(select(StudyRow.slots).where(StudyRow.id == study_id))
             return SlotHealth(**body) if body else None
+
+    def reasons(self, name: str) -> dict[int, str]:
+        """Return why trials of a study were queued, by their numbers."""
+        with self._transactions.reading() as session:
+            rows = session.execute(
+                select(TrialModel.number, TrialUserAttributeModel.value_json)
+                .join(StudyModel, StudyModel.study_id == TrialModel.study_id)
+                .join(TrialUserAttributeModel)
+                .where(StudyModel.study_name == name, TrialUserAttributeModel.key == SUGGESTED_BY)
+            )
+            return {number: str(json.loads(value)) for number, value in rows}
 
     def end_search(
         self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | Message]

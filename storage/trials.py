@@ -22,6 +22,9 @@ OUT_OF_MEMORY = "out_of_memory"
 from."""
 
 
+SUGGESTED_BY = "suggested_by"
+"""Attribute of a queued trial with the reason for it."""
+
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
@@ -92,7 +95,7 @@ class TrialLedger:
         known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
         failed = bool(known) and all(trial.state == TrialState.FAIL for trial in known)
         self._study.enqueue_trial(
-            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=not failed
+            dict(params), user_attrs={SUGGESTED_BY: reason}, skip_if_exists=not failed
         )
 
     @_fenced

@@ -3,8 +3,7 @@
 Pure. The result so far is the confirmation's own, so that the one after the last round is the verdict's.
 """
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,9 +14,15 @@ from autotune.analysis.confirmation import (
     closed_rounds,
     first_round,
 )
+from autotune.analysis.memory import barred
 from autotune.analysis.processes import Blocks
+from autotune.analysis.sameness import Rules
+from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
 from storage import Attempts, Purpose, StoredAttempt
+
+_WIDEST = 4.0
+"""Upper over lower bound of a result from which on nothing is known yet (judgement)."""
 
 
 class Stage(StrEnum):
@@ -61,24 +66,20 @@ class _Standing:
     so_far: Mapping[int, Ratio]
 
 
-def rounds_of(
-    attempts: Attempts,
-    selection: Selection,
-    most_rounds: int,
-    barred: Collection[int] = (),
-    blocks: Blocks | None = None,
-) -> list[Round]:
+def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round]:
     """Return all rounds in which a run has ended, in order.
 
     Args:
         attempts: of a study.
-        selection: choice of its finalists.
-        most_rounds: see measurement.rounds.
-        barred: trials that are no candidates.
+        spec: its settings.
         blocks: blocks of an attempt.
     """
     runs = attempts.of(Purpose.CONFIRM).recorded()
-    confirmation = begin(attempts, selection, most_rounds, barred, blocks) if runs else None
+    if not runs:
+        return []
+    out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
+    selection = Selection(spec.measurement.finalists)
+    confirmation = begin(attempts, selection, spec.measurement.rounds, out, blocks)
     if confirmation is None:
         return []
     standings = {
@@ -105,7 +106,7 @@ def _standing(confirmation: Confirmation) -> _Standing:
         return _Standing(stage, {})
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
-    known = {t: g for t, g in gains.items() if math.isfinite(g.high) and g.low > 0}
+    known = {t: g for t, g in gains.items() if 0 < g.high < _WIDEST * g.low}
     return _Standing(stage, known)
 
 

@@ -1,7 +1,6 @@
 """Commands that print or write results of a study."""
 
 import contextlib
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -40,26 +39,19 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Print the verdict in full, or the provisional one, and its evidence."""
-    from autotune.config import StudySpec
-    from autotune.views import paper
-    from autotune.views.current_verdict import current_verdict
+    from autotune.views.figures import figures_of
+    from autotune.views.paper import report_of
     from autotune.views.recompute import recomputed_verdict
-    from autotune.views.verdict_text import shown as with_text
-    from storage import Attempts
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
-    verdict = recomputed or current_verdict(repository, stored)
+    figures = figures_of(repository, stored, recomputed)
     if as_json:
-        spec = StudySpec.model_validate(stored.spec)
-        attempts = Attempts(repository.attempts.of(stored.id), spec.full_baseline())
-        ran = paper.how_it_ran(repository, attempts, verdict, spec)
-        shown = {**with_text(verdict), "running": ran and dataclasses.asdict(ran)}
-        print(json.dumps(shown, indent=2))
+        print(json.dumps(figures.as_dict(), indent=2))
     else:
-        print(paper.report(repository, name, verdict))
+        print(report_of(figures))
 
 
 def export(

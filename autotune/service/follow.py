@@ -1,6 +1,8 @@
 """Following a study on the terminal until it ends."""
 
 import contextlib
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from rich.markup import escape
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
+from autotune.views.block import final_block
 from autotune.views.current_verdict import current_verdict
+from autotune.views.figures import figures_of
 from autotune.views.progress import ProgressLines
 from autotune.views.terminal import plain
 from autotune.views.verdict_text import text_of
@@ -20,10 +24,12 @@ from storage.disk import full, is_full
 
 _POLL_SECONDS = 0.3
 _CHECK_SECONDS = 3.0
-_SILENT_SECONDS = 9.0
+_HEARTBEAT_SECONDS = 60.0
 """Time without a line after which the activity is printed, where no terminal shows it all the
 time."""
 _LONGEST_ABSENCE_SECONDS = 600.0
+_WIDTH, _WIDEST = 80, 120
+"""Columns of the final block where no terminal has a width, and at most."""
 
 
 def follow(
@@ -51,7 +57,7 @@ def follow(
                 disk.check()
                 if console.is_terminal:
                     headline.update(escape(plain(lines.headline())))
-                elif time.monotonic() - last_line > _SILENT_SECONDS:
+                elif time.monotonic() - last_line > _HEARTBEAT_SECONDS:
                     console.print(plain(lines.headline()), markup=False)
                     last_line = time.monotonic()
                 if keep_alive is None:
@@ -145,12 +151,7 @@ def detached(repository: Repository, name: str) -> str:
 def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> str:
     """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
-        verdict = Verdict.from_dict(study.verdict)
-        text = f"\n{text_of(verdict)}"
-        text += f"\nMeasured on {verdict.measured_on}." if verdict.measured_on else ""
-        if verdict.trial is not None and writing.is_of(exported, study.name):
-            text += f"\n{exported}: load it with autotune.load()."
-        return text
+        return f"\n{block_of(repository, study, exported)}"
     text = f"\nFailed: {study.error}"
     if study.state == StudyState.STOPPED:
         text = f"\nStopped. `autotune resume {study.name}` goes on where it stood."
@@ -158,6 +159,29 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     if answer.trial is not None:
         text += f"\n{text_of(answer)}\n`autotune export {study.name}` writes that."
     return text
+
+
+def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
+    """Return the final block of a study that is done.
+
+    Args:
+        repository: with the study.
+        study: that is done.
+        exported: path of its best.yaml.
+    """
+    figures = figures_of(repository, study)
+    written = figures.answer.trial is not None and writing.is_of(exported, study.name)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    return final_block(figures, width=min(width, _WIDEST), exported=_shown(exported, written))
+
+
+def _shown(path: Path, written: bool) -> str:
+    """Return a path as it is typed here; empty if it is not written."""
+    if not written:
+        return ""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def exit_code(study: StoredStudy) -> int:

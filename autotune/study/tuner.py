@@ -345,7 +345,7 @@ class Tuner:
         """Tell Optuna a result, levelled to the node of the baseline's own trial."""
         level = Levels.of(self._context.attempts()).at(attempt.environment)
         told = level.applied(result)
-        note = trial_note(attempt, told, self.unit, level=level)
+        note = trial_note(attempt, told, self.unit, own=self._spec.job_knobs, level=level)
         value = self._values.of(told, self._context.attempts())
         self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
 

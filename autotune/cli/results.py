@@ -35,11 +35,21 @@ def report(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Compute the figures again from the timed blocks.")
     ] = False,
+    as_page: Annotated[
+        bool,
+        typer.Option(
+            "--html", help="Write one self-contained page, NAME.html or as --output says."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the page; -: print it.")
+    ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the verdict in full, or the provisional one, and its evidence."""
     from autotune.views.figures import figures_of
+    from autotune.views.page import page
     from autotune.views.paper import report_of
     from autotune.views.recompute import recomputed_verdict
 
@@ -48,10 +58,25 @@ def report(
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
     figures = figures_of(repository, stored, recomputed)
-    if as_json:
+    if as_page or output:
+        _write_page(page(figures), output or Path(f"{name}.html"))
+    elif as_json:
         print(json.dumps(figures.as_dict(), indent=2))
     else:
         print(report_of(figures))
+
+
+def _write_page(text: str, target: Path) -> None:
+    from autotune.export.writing import write_text
+
+    if target == STANDARD_OUTPUT:
+        hand_over(text)
+        return
+    try:
+        write_text(target, text)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    print(target)
 
 
 def export(

@@ -40,7 +40,7 @@ def final_block(figures: StudyFigures, *, width: int = 80, exported: str = "") -
 def headline(figures: StudyFigures) -> str:
     """Return the answer in a line; without a speed-up it is the whole verdict."""
     answer, ratio = figures.answer, figures.answer.speedup
-    if not answer.better or ratio is None or figures.verdict.told:
+    if not answer.better or ratio is None:
         return answer.text
     interval = f"(95 % interval {bounds_text(ratio)})"
     if ratio.low <= 1:
@@ -114,7 +114,7 @@ def _point(point: Point) -> str:
 
 
 def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
-    if exported:
+    if exported and figures.answer.better:
         yield f"  {exported}: autotune run {exported} -- YOUR COMMAND"
         yield f"  in code: autotune.load({exported!r})"
     yield f"  the whole story: autotune report {figures.study} --html"

@@ -19,7 +19,7 @@ _ORDERS = re.compile(
 
 
 def plain(text: str) -> str:
-    r"""The text with what a terminal would obey written out, as `\x1b`."""
+    r"""Return a text with what a terminal would obey written out, as `\x1b`."""
     text = _ENDS_OF_LINES.sub("\n", text)
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 

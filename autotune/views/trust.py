@@ -156,7 +156,9 @@ def _restless(known: Evidence) -> Point | None:
     if not rates or max(rates) <= _RESTLESS * min(rates):
         return None
     ran = range_text((min(rates), max(rates)), known.unit)
-    text = f"Yours alone ran at {ran}. The ratio holds; the rates are no promise."
+    text = f"Yours alone ran at {ran}."
+    if known.better:
+        text += " The ratio holds; the rates are no promise."
     return Point(Trust.CARE, "restless", "Restless machine", text)
 
 

@@ -32,18 +32,15 @@ STANDARD_OUTPUT = Path("-")
 
 def report(
     study: StudyArgument,
+    file: Annotated[
+        Path | None, typer.Argument(help="With --html: the file of the page, or - to print it.")
+    ] = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Compute the figures again from the timed blocks.")
     ] = False,
     as_page: Annotated[
-        bool,
-        typer.Option(
-            "--html", help="Write one self-contained page, NAME.html or as --output says."
-        ),
+        bool, typer.Option("--html", help="Write one self-contained page: FILE, or NAME.html.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File of the page; -: print it.")
-    ] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,13 +50,15 @@ def report(
     from autotune.views.paper import report_of
     from autotune.views.recompute import recomputed_verdict
 
+    if file and not as_page:
+        raise BadInput(f"{file} is the file of a page: add --html")
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
     figures = figures_of(repository, stored, recomputed)
-    if as_page or output:
-        _write_page(page(figures), output or Path(f"{name}.html"))
+    if as_page:
+        _write_page(page(figures), file or Path(f"{name}.html"))
     elif as_json:
         print(json.dumps(figures.as_dict(), indent=2))
     else:

@@ -374,7 +374,8 @@ def _search(figures: StudyFigures) -> str:
     return (
         f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
         '<div class="legend"><span class="k">in turn with yours</span>'
-        '<span class="k hollow">alone</span><span class="k win">recommended</span><span class="k sq">ended early</span>'
+        '<span class="k hollow">alone</span><span class="k win">recommended</span>'
+        '<span class="k sq">ended early</span>'
         f'<span class="k failk">failed</span></div>{drawn}{_trial_tables(figures)}'
     )
 

@@ -78,6 +78,29 @@ def _write_page(text: str, target: Path) -> None:
     print(target)
 
 
+def compare(
+    first: Annotated[str, typer.Argument(help="Name of a study, or its study.yaml.")],
+    second: Annotated[str, typer.Argument(help="Another one, as from after an upgrade.")],
+    storage: StorageOption = None,
+    second_storage: Annotated[
+        str | None, typer.Option(help="Storage URL of the second study, where it is another one.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two studies: machines, settings, and which parts of the first verdict still hold."""
+    from autotune.views.comparison import comparison, comparison_text
+    from autotune.views.figures import as_json as plain_data
+    from autotune.views.figures import figures_of
+
+    both = []
+    for study, given in ((first, storage), (second, second_storage or storage)):
+        url, name = located(study, given)
+        repository = open_storage(url, existing=True)
+        both.append(figures_of(repository, repository.studies.named(name)))
+    found = comparison(both[0], both[1])
+    print(json.dumps(plain_data(found), indent=2) if as_json else comparison_text(found))
+
+
 def export(
     study: Annotated[str, typer.Argument(help="Name of a study, its study.yaml, or a best.yaml.")],
     output: Annotated[

@@ -12,7 +12,11 @@ from autotune.cli import examine, reference, results, run_job, running, studies
 from autotune.errors import AutotuneError, BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
-_OF_SOME_COMMANDS = {"pandas": "pandas", "optuna_dashboard": "optuna-dashboard"}
+_OF_SOME_COMMANDS = {
+    "pandas": "pandas",
+    "optuna_dashboard": "optuna-dashboard",
+    "pyarrow": "pyarrow",
+}
 """Module -> package that a command needs, and studies do not."""
 _WITH_A_COMMAND = {"ignore_unknown_options": True}
 

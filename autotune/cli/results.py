@@ -121,13 +121,15 @@ def export(
     ] = "yaml",
     trials: Annotated[
         Path | None,
-        typer.Option(help="Write all attempts as CSV there instead; -: print them."),
+        typer.Option(
+            help="Write all attempts there instead, as CSV or, to *.parquet, as Parquet; -: print them."
+        ),
     ] = None,
     storage: StorageOption = None,
 ) -> None:
     """Write the recommendation of a study, or its provisional answer, as best.yaml or for another tool.
 
-    With --trials, write all attempts as CSV instead.
+    With --trials, write all attempts as a table instead.
     """
     from autotune.export import best, formats, publish, writing
     from autotune.views.current_verdict import current_verdict
@@ -161,14 +163,17 @@ def export(
 
 
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
-    from autotune.views.frame import attempts_frame
+    from autotune.views.frame import attempts_frame, frame_to_parquet
 
     frame = attempts_frame(repository, name)
     if target == STANDARD_OUTPUT:
         hand_over(frame.to_csv(index=False))
         return
     try:
-        frame.to_csv(target, index=False)
+        if target.suffix == ".parquet":
+            frame_to_parquet(frame, target)
+        else:
+            frame.to_csv(target, index=False)
     except OSError as error:
         raise BadInput(f"{target} cannot be written: {error}") from None
     print(target)

@@ -1,6 +1,8 @@
 """Attempts of a study as a table, for notebooks and spreadsheets."""
 
+import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -8,6 +10,7 @@ import pandas as pd
 from autotune.analysis.rounds import Round
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.trial_figures import TrialFigures
+from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredAttempt
 
 
@@ -26,6 +29,19 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     figures = figures_of(repository, study)
     attempts = repository.attempts.of(study.id)
     return pd.DataFrame(list(_rows(figures, attempts)))
+
+
+def frame_to_parquet(frame: pd.DataFrame, target: Path) -> None:
+    """Write a frame as Parquet; a column of values of several types is written as text.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        OSError: the file cannot be written.
+    """
+    importlib.import_module("pyarrow")  # pandas would raise another error without it
+    mixed = [str(name) for name in frame if frame[name].dropna().map(type).nunique() > 1]
+    texts = {name: frame[name].map(written, na_action="ignore") for name in mixed}
+    frame.assign(**texts).to_parquet(target, index=False)
 
 
 def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict[str, Any]]:

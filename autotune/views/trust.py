@@ -12,7 +12,7 @@ from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.trial_figures import TrialFigures
 from storage import StoredAttempt
 
-_RESTLESS = 1.2
+RESTLESS = 1.2
 """Highest over lowest rate of the baseline from which on its rates are no promise (judgement)."""
 _OFTEN_DISTURBED = 0.1
 _MOSTLY = 0.5
@@ -153,7 +153,7 @@ def _one_machine(known: Evidence) -> Point | None:
 
 def _restless(known: Evidence) -> Point | None:
     rates = known.baseline_rates
-    if not rates or max(rates) <= _RESTLESS * min(rates):
+    if not rates or max(rates) <= RESTLESS * min(rates):
         return None
     ran = range_text((min(rates), max(rates)), known.unit)
     text = f"Yours alone ran at {ran}."

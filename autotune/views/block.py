@@ -114,7 +114,9 @@ def _point(point: Point) -> str:
 
 
 def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
-    if exported and figures.answer.better:
+    if exported and not figures.answer.better:
+        yield f"  {exported}: your configuration as it is"
+    elif exported:
         yield f"  {exported}: autotune run {exported} -- YOUR COMMAND"
         yield f"  in code: autotune.load({exported!r})"
     yield f"  the whole story: autotune report {figures.study} --html"

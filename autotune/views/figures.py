@@ -173,6 +173,7 @@ class StudyFigures:
         rounds: of the confirmation, in order.
         step: composition of a step before and after; None if it was not looked at.
         contributions: gain of each change; empty if that was not measured.
+        contribution_rounds: rounds of them that the study asks for.
         own_knobs: knobs of this job.
         batches: best configuration of each global batch, where there are several.
         bottlenecks: what holds the baseline back.
@@ -196,6 +197,7 @@ class StudyFigures:
     rounds: tuple[Round, ...]
     step: StepMade | None
     contributions: tuple[Contribution, ...]
+    contribution_rounds: int
     search: Search
     trials: tuple[TrialFigures, ...]
     losses: Losses | None
@@ -318,6 +320,7 @@ class _Collector:
             rounds=tuple(rounds),
             step=before_and_after(self._repository, self._attempts, verdict, spec.counts),
             contributions=tuple(gains),
+            contribution_rounds=spec.measurement.attribution,
             search=search,
             trials=tuple(trials),
             losses=self._losses(),

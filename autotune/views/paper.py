@@ -216,13 +216,16 @@ def _why_no_contributions(figures: StudyFigures) -> Iterator[str]:
         yield "Not known: no variant of the winner ran in the same round as the winner itself."
     elif figures.provisional:
         yield "Not measured yet."
+    elif not figures.contribution_rounds:
+        yield "Not measured: `measurement.attribution` is 0."
     else:
         several = 1 + len(figures.answer.changes)
         confirmed = runs.get("confirm")
         each = confirmed.seconds / confirmed.count if confirmed else 0.0
+        seconds = figures.contribution_rounds * several * each
         yield (
-            f"Not measured. A round of {counted(several, 'run')} takes about "
-            f"{duration(several * each)} (`measurement.attribution`, `budget.wall_time`)."
+            f"Not measured: the time was over. {figures.contribution_rounds} rounds of "
+            f"{counted(several, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
         )
 
 
@@ -327,7 +330,7 @@ def _per_batch(figures: StudyFigures) -> Iterator[str]:
         changed = difference(one.knobs, figures.verdict.baseline_knobs)
         ratio = ratio_text(one.speedup) if one.speedup else "-"
         yield (
-            f"| {one.global_batch:,}{mark} | {one.trial} | {ratio} | {one.rounds or 'once'} | "
+            f"| {one.global_batch:,}{mark} | {one.trial} | {ratio} | {one.rounds or 'seen once'} | "
             f"{changed} |"
         )
     yield ""

@@ -218,8 +218,8 @@ def _keep(verdict: Verdict) -> str:
         return text + _unchecked(verdict)
     changed = difference(contender.knobs, verdict.baseline_knobs)
     return (
-        f"keep your configuration, which ran at {rate}: nothing is surely faster, and what comes next, "
-        f"{changed}, was seen at {_times(contender.gain)}." + _unchecked(verdict)
+        f"keep your configuration, which ran at {rate}: nothing is surely faster; next comes "
+        f"{changed}: {_times(contender.gain)}." + _unchecked(verdict)
     )
 
 

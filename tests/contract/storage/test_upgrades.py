@@ -147,7 +147,7 @@ insert into autotune_message (study_id, at, kind, text)
     values (1, 121.0, 'said', '1,192 configurations remain, of any global batch.');
 insert into autotune_message (study_id, at, kind, text)
     values (1, 122.0, 'said',
-        'The model takes a=1.5 for the best, with 9 samples/s, and expects one more trial to bring 4.27%.');
+        'The model takes a=1.5 for the best, with 9 t/s, and expects one more trial to bring 4.27%.');
 """,
 }
 

@@ -100,9 +100,10 @@ class LiveView:
 
     def screen(self, width: int) -> Group:
         """Return the screen as it is now."""
-        return Group(*lines(self._moment(), width))
+        return Group(*lines(self.moment(), width))
 
-    def _moment(self) -> Moment:
+    def moment(self) -> Moment:
+        """Return the study as it is now."""
         study = self._repository.studies.named(self._name)
         recorded = self._feed.read()
         attempts = Attempts(recorded, self._baseline, self._spec.harmless)

@@ -23,7 +23,13 @@ from autotune.analysis.verdict import Kind, Verdict
 from autotune.config import StudySpec
 from autotune.config.sections import ObjectiveSpec
 from autotune.measurement.estimate import Ratio
-from autotune.views.composition import StepMade, before_and_after, bottlenecks, recorded_facts
+from autotune.views.composition import (
+    StepMade,
+    before_and_after,
+    bottlenecks,
+    recorded_facts,
+    traces,
+)
 from autotune.views.current_verdict import current_verdict
 from autotune.views.running import Racing, Running, racing, running
 from autotune.views.trial_figures import TrialFigures, trial_figures
@@ -177,6 +183,7 @@ class StudyFigures:
         own_knobs: knobs of this job.
         batches: best configuration of each global batch, where there are several.
         bottlenecks: what holds the baseline back.
+        traces: files of the profiles behind `step`, for https://ui.perfetto.dev.
         running: how the recommended configuration ran; None if it was not confirmed.
         noise: between runs of one configuration; None if unknown.
         verdict: the verdict's own data.
@@ -208,6 +215,7 @@ class StudyFigures:
     runs: tuple[Runs, ...]
     environments: tuple[Mapping[str, Any], ...]
     bottlenecks: tuple[Finding, ...]
+    traces: tuple[str, ...]
     messages: tuple[StoredMessage, ...] = field(repr=False)
     verdict: Verdict = field(repr=False)
 
@@ -331,6 +339,7 @@ class _Collector:
             runs=tuple(self._runs()),
             environments=environments,
             bottlenecks=tuple(self._bottlenecks()),
+            traces=self._traces(),
             messages=self._messages,
             verdict=verdict,
         )
@@ -394,6 +403,12 @@ class _Collector:
             return []
         known = recorded_facts(facts) if facts else None
         return contributions(self._attempts, verdict.knobs, self._baseline, known)
+
+    def _traces(self) -> tuple[str, ...]:
+        own = self._attempts.baseline()
+        trials = [own and own.trial, self._verdict.trial]
+        known = dict.fromkeys(trial for trial in trials if isinstance(trial, int))
+        return tuple(map(str, traces(self._study, self._attempts, known)))
 
     def _bottlenecks(self) -> list[Finding]:
         unusable = of_other_jobs(self._spec)

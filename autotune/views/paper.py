@@ -179,6 +179,9 @@ def _step(figures: StudyFigures) -> Iterator[str]:
         f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
         "has no interval: differences of a few per cent may be chance."
     )
+    if figures.traces:
+        yield "Traces for https://ui.perfetto.dev:"
+        yield from (f"- `{path}`" for path in figures.traces)
 
 
 def _contributions(figures: StudyFigures) -> Iterator[str]:

@@ -4,6 +4,7 @@ All figures are those of autotune.views.figures. Every text goes through `escape
 output of trials are inert.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
@@ -19,6 +20,7 @@ from autotune.views.figure_text import (
     hours,
     money,
     ratio_text,
+    short_ratio,
     span,
     times,
 )
@@ -41,6 +43,7 @@ from search_spaces.knob import written
 _SHOWN, _MOST = 24, 200
 """Trials that are listed at once, and with those that fold out."""
 _MESSAGES = 200
+_CODE = re.compile(r"`([^`]+)`")
 _MARKS = {Trust.PROVEN: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
 _TITLES = {
     Kind.NOTHING_BETTER: "Keep what you have",
@@ -117,7 +120,7 @@ def _no_recommendation(figures: StudyFigures) -> str:
     error = f'<p class="lead wide cause">{escaped(figures.error)}</p>' if figures.error else ""
     return (
         f'<p class="kicker">{kicker}</p><h1 class="word">{escaped(title)}</h1>{error}'
-        f'<p class="lead wide">{escaped(figures.answer.text)}</p>'
+        f'<p class="lead wide">{_marked(figures.answer.text)}</p>'
     )
 
 
@@ -228,7 +231,7 @@ def _trust(figures: StudyFigures) -> str:
     for trust, title in TRUST.items():
         several = [point for point in figures.trust if point.trust is trust]
         items = "".join(
-            f"<li><b>{escaped(point.title)}.</b> {escaped(point.text)}"
+            f"<li><b>{escaped(point.title)}.</b> {_marked(point.text)}"
             + (f" <code>{escaped(point.setting)}</code>" if point.setting else "")
             + "</li>"
             for point in several
@@ -238,7 +241,7 @@ def _trust(figures: StudyFigures) -> str:
             columns += (
                 f'<div class="col {trust.value}"><h3>{mark} {title}</h3><ul>{items}</ul></div>'
             )
-    more = "".join(f"<p>{escaped(text)}</p>" for text in remarks(figures.verdict))
+    more = "".join(f"<p>{_marked(text)}</p>" for text in remarks(figures.verdict))
     return f'<h2>How far to trust it</h2><div class="cols">{columns}</div>{more}'
 
 
@@ -339,9 +342,9 @@ def _contributions(figures: StudyFigures) -> str:
     open_ = [one.knob for one in gains if one.gain.low <= 1 <= one.gain.high]
     said = "Each is told apart from nothing."
     if len(open_) == len(gains):
-        said = "Not told apart: each may bring nothing, or all of it. Only the total is proven."
+        said = "Not known: each may bring nothing, or all of it. Only the total is proven."
     elif open_:
-        said = f"Not told of {', '.join(open_)}: the interval contains 1."
+        said = f"Not known of {', '.join(open_)}: the interval contains 1."
     rounds = counted(max(one.rounds for one in gains), "round")
     return (
         f"<h2>What each change brings</h2><p>{escaped(said)}</p>{rows}"
@@ -373,11 +376,26 @@ def _search(figures: StudyFigures) -> str:
     said += f"{band if figures.answer.better and not figures.provisional else ''}."
     return (
         f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
-        '<div class="legend"><span class="k">in turn with yours</span>'
-        '<span class="k hollow">alone</span><span class="k win">recommended</span>'
-        '<span class="k sq">ended early</span>'
-        f'<span class="k failk">failed</span></div>{drawn}{_trial_tables(figures)}'
+        f'<div class="legend">{_legend(figures)}</div>{drawn}{_trial_tables(figures)}'
     )
+
+
+def _legend(figures: StudyFigures) -> str:
+    """Return the kinds of marks that the chart of trials has."""
+    others = [one for one in figures.trials if not one.baseline]
+    kinds = (
+        ("k", "in turn with yours", any(one.in_turn for one in others)),
+        ("k hollow", "alone", any(one.ratio and not one.in_turn for one in others)),
+        ("k win", "recommended", any(one.recommended for one in others)),
+        ("k sq", "ended early", any(one.state == "PRUNED" for one in others)),
+        ("k failk", "failed", any(one.rate is None for one in others)),
+    )
+    return "".join(f'<span class="{css}">{text}</span>' for css, text, there in kinds if there)
+
+
+def _marked(text: str) -> str:
+    """Return a text that is inert, its code between backticks marked as such."""
+    return _CODE.sub(r"<code>\1</code>", escaped(text))
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
@@ -404,7 +422,11 @@ def _trial_table(figures: StudyFigures, several: Sequence[TrialFigures]) -> str:
         "<th>changes</th><th>tried because</th>"
     )
     rows = "".join(map(_trial_row, several))
-    return f'<table class="list tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    note = f"?: {UNKNOWN}. Expected: by the model of a step, from all trials together."
+    return (
+        f'<table class="list tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<p class="note">{note}</p>'
+    )
 
 
 def _trial_row(one: TrialFigures) -> str:
@@ -416,20 +438,25 @@ def _trial_row(one: TrialFigures) -> str:
         how = f'<span class="cause">{escaped(one.state)}</span> {cause}'
     cells = [
         ("n", "", str(one.trial)),
-        ("", "", escaped(ratio_text(one.ratio)) if one.ratio else "–"),
-        ("", "", how),
+        ("ratio", "", escaped(short_ratio(one.ratio)) if one.ratio else "–"),
+        ("how" if one.rate is not None else "", "", how),
         ("n", "expected", times(one.expected) if one.expected is not None else ""),
         ("n", "rate", quantity(one.rate) if one.rate is not None else ""),
         ("n", "yours", quantity(one.reference_rate) if one.reference_rate else ""),
         ("n", "MiB", quantity(one.peak_bytes / MIB) if one.peak_bytes else ""),
         ("", "", f"<code>{escaped(changes or 'no change')}</code>"),
-        ("why", "because", escaped(one.suggested_by)),
+        ("why", "because", escaped(_first_words(one.suggested_by))),
     ]
     columns = "".join(
         f"<td{f' class={c}' if c else ''}{f' data-l={name}' if name else ''}>{text}</td>"
         for c, name, text in cells
     )
     return f"<tr{f' class={css}' if css else ''}>{columns}</tr>"
+
+
+def _first_words(reason: str) -> str:
+    """Return the first part of a reason: what follows names every knob in it."""
+    return reason.partition(";")[0].partition(":")[0]
 
 
 def _memory(figures: StudyFigures) -> str:

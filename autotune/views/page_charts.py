@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.wording import difference, quantity
@@ -125,11 +125,20 @@ def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spl
     return chart(_RATIOS, marks, title, Axis(grid, "recommended over yours"), Axis(under, "round"))
 
 
-def _bounds(figures: StudyFigures, several: Iterable[TrialFigures]) -> tuple[float, float]:
-    """Return the range of speed-ups that a chart of trials shows."""
-    total = figures.answer.speedup
+def _bounds(
+    several: Sequence[TrialFigures], total: Ratio | None = None, *, intervals: bool = True
+) -> tuple[float, float]:
+    """Return the range of speed-ups that a chart of trials shows.
+
+    Args:
+        several: trials in it.
+        total: another ratio in it.
+        intervals: whether it shows the interval of each trial.
+    """
     values = [one.ratio.value for one in several if one.ratio]
-    ends = [end for one in several if one.ratio for end in (one.ratio.low, one.ratio.high)]
+    ends = list(values)
+    if intervals:
+        ends += [end for one in several if one.ratio for end in (one.ratio.low, one.ratio.high)]
     if total is not None:
         ends += [total.low, total.high]
     most, least = max([*values, 1.0]), min([*values, 1.0])
@@ -148,18 +157,18 @@ def trials_chart(figures: StudyFigures) -> str:
     count = max(one.trial for one in figures.trials) + 1
     x = Scale(-0.6, count + 1.2)
     room = _TRIALS - (34 if failed else 0)
-    low, high = _bounds(figures, timed)
+    total = figures.answer.speedup if figures.answer.better else None
+    many = len(figures.trials) > _MANY
+    low, high = _bounds(timed, total, intervals=not many)
     y = Scale(low, high, -room)
 
     def up(value: float) -> float:
         return room + y(value)
 
     marks = []
-    total = figures.answer.speedup if figures.answer.better else None
     if total is not None:
         marks.append(band(0, 100, up(total.high), up(total.low) - up(total.high), "iv soft"))
     marks.append(line(0, up(1), 100, up(1), "ref"))
-    many = len(figures.trials) > _MANY
     for one in timed:
         marks += _trial_marks(one, x(one.trial), up, many=many)
     for one in failed:
@@ -212,7 +221,7 @@ def memory_chart(figures: StudyFigures) -> str:
     least, most = (end(one.peak_bytes for one in timed) / MIB for end in (min, max))
     margin = 0.12 * (most - least)
     x = Scale(least - margin, most + 1.6 * margin)
-    low, high = _bounds(figures, timed)
+    low, high = _bounds(timed, intervals=False)
     y = Scale(low, high, -_MEMORY)
 
     def up(value: float) -> float:

@@ -16,6 +16,7 @@ from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
 from autotune.views.figure_text import (
     MIB,
+    UNKNOWN,
     bounds_text,
     hours,
     money,

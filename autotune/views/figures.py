@@ -80,6 +80,7 @@ class Answer:
         rates: lowest and highest rate of the recommended configuration in its rounds.
         baseline_rates: those of the baseline.
         changes: knobs that differ from the baseline.
+        confirmed: True if rounds support it, and not only trials that were seen once.
     """
 
     kind: Kind
@@ -95,6 +96,8 @@ class Answer:
     rates: tuple[float, float] | None
     baseline_rates: tuple[float, float] | None
     changes: tuple[Change, ...]
+
+    confirmed: bool
 
     @property
     def better(self) -> bool:
@@ -292,7 +295,7 @@ class _Collector:
         spent = sum(a.result.wall_seconds for a in self._attempts)
         cost = Cost.of(spent, world_size, price)
         saving = None
-        if answer.better and answer.speedup is not None:
+        if answer.better and answer.speedup is not None and verdict.confirmed:
             saving = Saving.of(answer.speedup, cost, objective.job_hours, world_size, price)
         trials = trial_figures(self._attempts, self._noise, verdict, self._reasons())
         gains = self._contributions()
@@ -372,6 +375,7 @@ class _Collector:
             rates=rate_range(rates.get(verdict.trial, ())) if verdict.trial is not None else None,
             baseline_rates=rate_range(rates.get(today, ())) if isinstance(today, int) else None,
             changes=tuple(Change(k, self._baseline.get(k), v) for k, v in changed.items()),
+            confirmed=verdict.confirmed,
         )
 
     def _own_knobs(self) -> Iterable[Change]:

@@ -128,7 +128,9 @@ def _no_recommendation(figures: StudyFigures) -> str:
 def _claim(figures: StudyFigures) -> str:
     answer, ratio = figures.answer, figures.answer.speedup
     assert ratio is not None
-    kicker = "So far, over your configuration" if figures.provisional else "Recommended, over yours"
+    kicker = "Recommended, over yours"
+    if figures.provisional:
+        kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
     percent = [f"{100 * (value - 1):.0f}" for value in (ratio.value, ratio.low, ratio.high)]
     least = ratio.vague and ratio.low > 1
     figure = times(ratio.low if least else ratio.value)
@@ -365,7 +367,8 @@ def _search(figures: StudyFigures) -> str:
     facts += [("Left out", reason) for reason in search.left_out]
     gain = search.expected_gain
     more = "" if gain is None else f"; one more trial was expected to bring {gain:.1%}"
-    facts.append(("Ended", f"{search.ended}{more}" if search.ended else "it goes on"))
+    goes_on = "it goes on" if figures.state == "RUNNING" else "it has not come to its end"
+    facts.append(("Ended", f"{search.ended}{more}" if search.ended else goes_on))
     facts += [("Measured again", text.removeprefix("- ")) for text in why_finalists(figures)]
     if search.stopped_early.stopped:
         facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
@@ -374,7 +377,7 @@ def _search(figures: StudyFigures) -> str:
     complete = search.trials.get("COMPLETE", 0)
     failed = sum(len(one.trials) for one in search.failures)
     said = f"{counted(complete, 'trial')} completed" + (f", {failed} failed" if failed else "")
-    said += f"{band if figures.answer.better and not figures.provisional else ''}."
+    said += f"{band if figures.answer.better and figures.answer.confirmed else ''}."
     return (
         f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
         f'<div class="legend">{_legend(figures)}</div>{drawn}{_trial_tables(figures)}'
@@ -495,7 +498,7 @@ def _how(figures: StudyFigures) -> str:
     job = figures.job
     facts.append(("Job", f"{job.workload} {job.arguments}".strip()))
     facts.append(("Ranks", f"{job.world_size}{f', {job.backend}' if job.backend else ''}"))
-    if figures.noise:
+    if figures.noise and figures.noise.runs > 1:
         noise = f"{figures.noise.sigma_run:.1%} (by {counted(figures.noise.runs, 'run')} of yours)"
         facts.append(("Equal runs differ by", noise))
     facts += [(f"{one.name}, baseline", one.text) for one in figures.bottlenecks]

@@ -157,7 +157,8 @@ def trials_chart(figures: StudyFigures) -> str:
     count = max(one.trial for one in figures.trials) + 1
     x = Scale(-0.6, count + 1.2)
     room = _TRIALS - (34 if failed else 0)
-    total = figures.answer.speedup if figures.answer.better else None
+    answer = figures.answer
+    total = answer.speedup if answer.better and answer.confirmed else None
     many = len(figures.trials) > _MANY
     low, high = _bounds(timed, total, intervals=not many)
     y = Scale(low, high, -room)

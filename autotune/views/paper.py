@@ -390,7 +390,7 @@ def _measurement(figures: StudyFigures) -> Iterator[str]:
     yield "### How it was measured"
     yield ""
     noise = figures.noise
-    if noise:
+    if noise and noise.runs > 1:
         yield (
             f"- equal runs in new processes differ by {noise.sigma_run:.1%} (standard deviation, beyond "
             f"the scatter within each; by {counted(noise.runs, 'run')} of yours)"

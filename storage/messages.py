@@ -3,7 +3,7 @@
 from sqlalchemy import select, update
 
 from storage.models import MessageRow
-from storage.records import Lease, Message, MessageCode, MessageKind, StoredMessage
+from storage.records import Lease, MessageCode, MessageKind, NewMessage, StoredMessage
 from storage.transactions import Transactions
 
 
@@ -17,14 +17,14 @@ class Messages:
         self,
         lease: Lease,
         study_id: int,
-        message: str | Message,
+        message: str | NewMessage,
         *,
         kind: MessageKind = MessageKind.SAID,
     ) -> None:
         """Store a message for the readers of a study's log."""
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
-            said = vars(Message.of(message))
+            said = vars(NewMessage.of(message))
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, **said))
 
     def set_status(self, lease: Lease, study_id: int, text: str) -> None:

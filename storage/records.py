@@ -328,11 +328,11 @@ class MessageCode(StrEnum):
     LEFT_OUT = "left_out"
     """Values that are not tried. Data: reason."""
     EXPECTATION = "expectation"
-    """What the model of the search expects at its end. Data: knobs, ratio, gain."""
+    """Expectation of the model when the search ends. Data: knobs, value, gain."""
 
 
 @dataclass(frozen=True)
-class Message:
+class NewMessage:
     """Message to be stored.
 
     Attributes:
@@ -344,7 +344,7 @@ class Message:
     data: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, said: "str | Message") -> "Message":
+    def of(cls, said: "str | NewMessage") -> "NewMessage":
         """Return a message; a plain text has no code."""
         return cls(said) if isinstance(said, str) else said
 

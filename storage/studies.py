@@ -25,8 +25,8 @@ from storage.models import (
 )
 from storage.records import (
     Lease,
-    Message,
     MessageKind,
+    NewMessage,
     Retry,
     SlotHealth,
     StoredStudy,
@@ -264,7 +264,7 @@ class Studies:
             return {number: str(json.loads(value)) for number, value in rows}
 
     def end_search(
-        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | Message]
+        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | NewMessage]
     ) -> None:
         """Record why the search of a study ended, with messages about it.
 
@@ -282,7 +282,7 @@ class Studies:
             now = self._transactions.now(session)
             said = MessageKind.SAID
             session.add_all(
-                MessageRow(study_id=study.id, at=now, kind=said, **vars(Message.of(one)))
+                MessageRow(study_id=study.id, at=now, kind=said, **vars(NewMessage.of(one)))
                 for one in messages
             )
 

@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from autotune.search.grid import Grid
 from autotune.search.observations import Observations
 from autotune.search.step_model import StepModel
+from autotune.search.threads import ThreadpoolController
 
 Knobs = Mapping[str, Any]
 
@@ -61,7 +62,9 @@ def _expected_rates(
         running=np.empty((0, len(grid.names)), dtype=np.int64),
         unit=1 / max(rates),
     )
-    times = StepModel(grid, seen).likeliest(rows)
+    # The matrices are small: threads would only disturb each other, and trials.
+    with ThreadpoolController().limit(limits=1):
+        times = StepModel(grid, seen).likeliest(rows)
     return tuple((max(rates) / times).tolist())
 
 

@@ -48,9 +48,9 @@ def follow(
     outage = _StorageOutage(console)
     daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
     with (
-        _Screen(console, repository, study)
+        _LiveScreen(console, repository, study)
         if console.is_terminal
-        else _Lines(console, repository, study) as shown
+        else _EventLines(console, repository, study) as shown
     ):
         while True:
             with outage.waiting():
@@ -67,7 +67,7 @@ def follow(
             time.sleep(_POLL_SECONDS)
 
 
-class _Screen:
+class _LiveScreen:
     """Screen of a study on a terminal, redrawn in place; its last state stays."""
 
     def __init__(self, console: Console, repository: Repository, study: StoredStudy) -> None:
@@ -87,7 +87,7 @@ class _Screen:
         self._live.update(self._view.screen(self._console.width), refresh=True)
 
 
-class _Lines:
+class _EventLines:
     """Lines of a study where no terminal shows it all the time."""
 
     def __init__(self, console: Console, repository: Repository, study: StoredStudy) -> None:

@@ -18,7 +18,7 @@ from storage import (
     Attempts,
     AttemptState,
     Lease,
-    Message,
+    NewMessage,
     Purpose,
     Repository,
     StoredAttempt,
@@ -55,11 +55,11 @@ class StudyContext:
         baseline, harmless = self.plan.baseline, self.plan.spec.harmless
         return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
 
-    def say(self, message: str | Message) -> None:
+    def say(self, message: str | NewMessage) -> None:
         """Leave a message for the user."""
         self.repository.messages.say(self.lease, self.study.id, message)
 
-    def end_search(self, reason: str, messages: Sequence[Message]) -> None:
+    def end_search(self, reason: str, messages: Sequence[NewMessage]) -> None:
         """Record why the search has ended, and say so."""
         self.repository.studies.end_search(self.lease, self.study, reason, messages)
 

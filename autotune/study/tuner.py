@@ -38,8 +38,8 @@ from storage import (
     AttemptResult,
     Attempts,
     AttemptState,
-    Message,
     MessageCode,
+    NewMessage,
     Purpose,
     StoredAttempt,
     StoredNoise,
@@ -178,14 +178,14 @@ class Tuner:
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._context.say(
-                    Message(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
+                    NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
                 )
             known = self._spec.counts != "steps"
             batch = self._plan.facts.global_batch
             size, *lonely = outline(self._space, batch, batch_known=known)
-            self._context.say(Message(size, MessageCode.SPACE))
+            self._context.say(NewMessage(size, MessageCode.SPACE))
             for line in lonely:
-                self._context.say(Message(line, MessageCode.LEFT_OUT, {"reason": line}))
+                self._context.say(NewMessage(line, MessageCode.LEFT_OUT, {"reason": line}))
             if note := self._spec.note_on_tokens:
                 self._context.say(note)
             self._enqueue_baseline(ledger)
@@ -308,10 +308,10 @@ class Tuner:
     def _end_search(self, reason: str) -> None:
         """Say once why the search ended and what the model expects by now."""
         if self._context.study.search_ended is None:
-            messages = [Message(f"The search ends: {reason}."), *self._expectation()]
+            messages = [NewMessage(f"The search ends: {reason}."), *self._expectation()]
             self._context.end_search(reason, messages)
 
-    def _expectation(self) -> Iterator[Message]:
+    def _expectation(self) -> Iterator[NewMessage]:
         """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
@@ -321,7 +321,7 @@ class Tuner:
                 f"{expected.gain:.2%}."
             )
             data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}
-            yield Message(text, MessageCode.EXPECTATION, data)
+            yield NewMessage(text, MessageCode.EXPECTATION, data)
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)

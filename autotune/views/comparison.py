@@ -36,7 +36,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Check:
+class PartCheck:
     """Part of the first verdict, and whether the second study confirms it."""
 
     statement: str
@@ -45,7 +45,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Compared:
+class StudyComparison:
     """Comparison of two studies.
 
     Attributes:
@@ -62,13 +62,13 @@ class Compared:
     change: Ratio | None
     environments: tuple[Difference, ...]
     settings: tuple[Difference, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[PartCheck, ...]
 
 
-def comparison(first: StudyFigures, second: StudyFigures) -> Compared:
+def comparison(first: StudyFigures, second: StudyFigures) -> StudyComparison:
     """Return what differs between two studies."""
     ratios = first.answer.speedup, second.answer.speedup
-    return Compared(
+    return StudyComparison(
         first=first.study,
         second=second.study,
         speedups=ratios,
@@ -136,7 +136,7 @@ def _rates(figures: StudyFigures) -> str:
     return range_text(rates, figures.unit) if rates else ""
 
 
-def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[Check]:
+def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[PartCheck]:
     if not first.answer.better or first.answer.speedup is None:
         yield _kept(first, second)
         return
@@ -147,49 +147,55 @@ def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[Check]:
         yield _change_stays(one.knob, one.after, changes, second)
 
 
-def _kept(first: StudyFigures, second: StudyFigures) -> Check:
+def _kept(first: StudyFigures, second: StudyFigures) -> PartCheck:
     statement = "nothing is faster than yours"
     if second.answer.better and second.answer.speedup is not None:
         why = f"{second.study} found {ratio_text(second.answer.speedup)}"
-        return Check(statement, Holds.NO, why)
+        return PartCheck(statement, Holds.NO, why)
     holds = Holds.YES if first.answer.kind == second.answer.kind else Holds.UNKNOWN
-    return Check(statement, holds, f"{second.study}: {second.answer.kind.value.replace('_', ' ')}")
+    return PartCheck(
+        statement, holds, f"{second.study}: {second.answer.kind.value.replace('_', ' ')}"
+    )
 
 
-def _faster(before: Ratio, second: StudyFigures) -> Check:
+def _faster(before: Ratio, second: StudyFigures) -> PartCheck:
     statement = f"something is faster than yours: {ratio_text(before)}"
     now = second.answer.speedup if second.answer.better else None
     if now is None:
-        return Check(statement, Holds.UNKNOWN, f"{second.study} recommends nothing")
-    return Check(statement, Holds.YES if now.low > 1 else Holds.UNKNOWN, f"now {ratio_text(now)}")
+        return PartCheck(statement, Holds.UNKNOWN, f"{second.study} recommends nothing")
+    return PartCheck(
+        statement, Holds.YES if now.low > 1 else Holds.UNKNOWN, f"now {ratio_text(now)}"
+    )
 
 
-def _by_as_much(before: Ratio, second: StudyFigures) -> Check:
+def _by_as_much(before: Ratio, second: StudyFigures) -> PartCheck:
     statement = "by as much"
     now = second.answer.speedup if second.answer.better else None
     change = _change(before, now)
     if now is None or change is None:
-        return Check(statement, Holds.UNKNOWN, "there is no second speed-up")
+        return PartCheck(statement, Holds.UNKNOWN, "there is no second speed-up")
     apart = change.high < 1 or change.low > 1
-    return Check(
+    return PartCheck(
         statement, Holds.NO if apart else Holds.YES, f"now over before: {ratio_text(change)}"
     )
 
 
-def _change_stays(knob: str, value: Any, changes: Mapping[str, Any], second: StudyFigures) -> Check:
+def _change_stays(
+    knob: str, value: Any, changes: Mapping[str, Any], second: StudyFigures
+) -> PartCheck:
     statement = f"{knob}={written(value)}"
     if knob in changes:
         same = changes[knob] == value
         why = "recommended again" if same else f"now {written(changes[knob])}"
-        return Check(statement, Holds.YES if same else Holds.NO, why)
+        return PartCheck(statement, Holds.YES if same else Holds.NO, why)
     if second.verdict.baseline_knobs.get(knob) == value:
-        return Check(statement, Holds.YES, "yours has it by now")
+        return PartCheck(statement, Holds.YES, "yours has it by now")
     known = any(one.knob == knob for one in second.own_knobs)
     why = "not recommended any more" if known else "not searched"
-    return Check(statement, Holds.NO if known else Holds.UNKNOWN, why)
+    return PartCheck(statement, Holds.NO if known else Holds.UNKNOWN, why)
 
 
-def comparison_text(found: Compared) -> str:
+def comparison_text(found: StudyComparison) -> str:
     """Return a comparison as text for a terminal."""
     parts = [
         [f"{found.first} and {found.second}", *_speedup_lines(found)],
@@ -200,14 +206,14 @@ def comparison_text(found: Compared) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _speedup_lines(found: Compared) -> Iterator[str]:
+def _speedup_lines(found: StudyComparison) -> Iterator[str]:
     for name, ratio in zip((found.first, found.second), found.speedups, strict=True):
         yield f"  {name}: {ratio_text(ratio) + ' over yours' if ratio else 'no speed-up'}"
     if found.change is not None:
         yield f"  second over first: {ratio_text(found.change)}"
 
 
-def _check_text(one: Check) -> str:
+def _check_text(one: PartCheck) -> str:
     return f"{one.holds.value:13}  {one.statement} ({one.why})"
 
 

@@ -55,7 +55,7 @@ _NO_TRIAL = -1
 
 
 @dataclass(frozen=True)
-class Change:
+class KnobChange:
     """Knob with its value in the baseline and in the recommended configuration."""
 
     knob: str
@@ -64,7 +64,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StudyAnswer:
     """What the study answers.
 
     Attributes:
@@ -95,7 +95,7 @@ class Answer:
     compared: int
     rates: tuple[float, float] | None
     baseline_rates: tuple[float, float] | None
-    changes: tuple[Change, ...]
+    changes: tuple[KnobChange, ...]
 
     confirmed: bool
 
@@ -200,7 +200,7 @@ class StudyFigures:
     elapsed: float
     unit: str
     job: Job
-    answer: Answer
+    answer: StudyAnswer
     cost: Cost
     saving: Saving | None
     trust: tuple[Point, ...]
@@ -212,7 +212,7 @@ class StudyFigures:
     trials: tuple[TrialFigures, ...]
     losses: Losses | None
     batches: tuple[BatchBest, ...]
-    own_knobs: tuple[Change, ...]
+    own_knobs: tuple[KnobChange, ...]
     running: Running | None
     noise: StoredNoise | None
     runs: tuple[Runs, ...]
@@ -314,7 +314,8 @@ class _Collector:
             unit=spec.unit,
             warmup=spec.measurement.warmup,
         )
-        batches = best_per_batch(self._attempts, world_size) if study.facts else []
+        sizes = {global_batch(a.knobs, world_size) for a in self._attempts.searched()}
+        batches = best_per_batch(self._attempts, world_size) if len(sizes) > 1 else []
         return StudyFigures(
             version=VERSION,
             study=study.name,
@@ -353,7 +354,7 @@ class _Collector:
         first = self._attempts.measured().first
         return self._repository.attempts.blocks(first.id)[0].workers if first else 1
 
-    def _answer(self, rounds: list[Round]) -> Answer:
+    def _answer(self, rounds: list[Round]) -> StudyAnswer:
         verdict, own = self._verdict, self._attempts.baseline()
         counted = [r for r in rounds if r.stage in (Stage.CHOICE, Stage.GAIN)]
         trial = verdict.trial if verdict.trial is not None else _NO_TRIAL
@@ -361,7 +362,7 @@ class _Collector:
         rates = {one.trial: verdict.telling(one) for one in verdict.finalists}
         today = next((one.trial for one in verdict.finalists if one.baseline), own and own.trial)
         changed = changed_knobs(verdict.knobs or {}, verdict.baseline_knobs or self._baseline)
-        return Answer(
+        return StudyAnswer(
             kind=verdict.kind,
             text=text_of(verdict),
             provisional=verdict.provisional,
@@ -374,16 +375,16 @@ class _Collector:
             compared=len(ratios),
             rates=rate_range(rates.get(verdict.trial, ())) if verdict.trial is not None else None,
             baseline_rates=rate_range(rates.get(today, ())) if isinstance(today, int) else None,
-            changes=tuple(Change(k, self._baseline.get(k), v) for k, v in changed.items()),
+            changes=tuple(KnobChange(k, self._baseline.get(k), v) for k, v in changed.items()),
             confirmed=verdict.confirmed,
         )
 
-    def _own_knobs(self) -> Iterable[Change]:
+    def _own_knobs(self) -> Iterable[KnobChange]:
         knobs = self._verdict.knobs or self._baseline
         own = self._spec.job_knobs
         for name, value in knobs.items():
             if name in own or self._baseline.get(name) != value:
-                yield Change(name, self._baseline.get(name), value)
+                yield KnobChange(name, self._baseline.get(name), value)
 
     def _job(self, world_size: int) -> Job:
         workload, facts = self._spec.workload, self._study.facts or {}

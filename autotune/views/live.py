@@ -44,7 +44,7 @@ _PHASE_OF = {
 
 
 @dataclass(frozen=True)
-class Moment:
+class LiveMoment:
     """A study at one moment, as far as the screen shows it.
 
     Attributes:
@@ -102,7 +102,7 @@ class LiveView:
         """Return the screen as it is now."""
         return Group(*lines(self.moment(), width))
 
-    def moment(self) -> Moment:
+    def moment(self) -> LiveMoment:
         """Return the study as it is now."""
         study = self._repository.studies.named(self._name)
         recorded = self._feed.read()
@@ -123,7 +123,7 @@ class LiveView:
             now=time.time(),
         )
         doing = self._repository.messages.status(study.id) if seen.running else None
-        return Moment(
+        return LiveMoment(
             study,
             self._spec,
             attempts,
@@ -135,7 +135,7 @@ class LiveView:
         )
 
 
-def lines(moment: Moment, width: int) -> Iterator[Text]:
+def lines(moment: LiveMoment, width: int) -> Iterator[Text]:
     """Yield the lines of the screen, none of them wider than the terminal."""
     body = _proof(moment, width) if _proves(moment) else _search(moment, width)
     for line in (*_head(moment, width), *body, *_foot(moment)):
@@ -144,11 +144,11 @@ def lines(moment: Moment, width: int) -> Iterator[Text]:
         yield line
 
 
-def _proves(moment: Moment) -> bool:
+def _proves(moment: LiveMoment) -> bool:
     return bool(moment.rounds) and moment.phase in ("prove", "explain")
 
 
-def _head(moment: Moment, width: int) -> Iterator[Text]:
+def _head(moment: LiveMoment, width: int) -> Iterator[Text]:
     study, budget = moment.study, moment.spec.budget
     left = Text(plain(study.name), "bold")
     ranks = (study.facts or {}).get("world_size")
@@ -163,7 +163,7 @@ def _head(moment: Moment, width: int) -> Iterator[Text]:
     yield Text("─" * width, "dim")
 
 
-def _phases(moment: Moment) -> Text:
+def _phases(moment: LiveMoment) -> Text:
     at = _PHASES.index(moment.phase)
     line = Text(" ")
     for place, phase in enumerate(_PHASES):
@@ -176,7 +176,7 @@ def _phases(moment: Moment) -> Text:
     return line
 
 
-def _extra(moment: Moment, phase: str) -> str:
+def _extra(moment: LiveMoment, phase: str) -> str:
     if phase == "search":
         most = moment.spec.budget.trials
         return f" {len(moment.attempts.searched())}{f'/{most}' if most else ''}"
@@ -185,7 +185,7 @@ def _extra(moment: Moment, phase: str) -> str:
     return ""
 
 
-def _search(moment: Moment, width: int) -> Iterator[Text]:
+def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     yield Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
     timed = [one for one in moment.attempts.searched() if one.trial in moment.ratios]
     others = [one for one in timed if one.trial != moment.baseline]
@@ -211,13 +211,13 @@ def _search(moment: Moment, width: int) -> Iterator[Text]:
         yield Text(" Nothing has been compared with yours yet.")
 
 
-def _trial_row(one: StoredAttempt, ratio: str, moment: Moment) -> str:
+def _trial_row(one: StoredAttempt, ratio: str, moment: LiveMoment) -> str:
     memory = quantity(one.result.peak_bytes / MIB)
     changed = difference(one.knobs, moment.spec.full_baseline())
     return plain(f"{one.trial:>5}  {ratio:{_RATIO}} {memory:>6}  {changed}")
 
 
-def _proof(moment: Moment, width: int) -> Iterator[Text]:
+def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
     today = moment.baseline
     trials = [t for t in moment.rounds[-1].rates if t != today]
     strip = width >= _WIDE
@@ -239,7 +239,7 @@ def _proof(moment: Moment, width: int) -> Iterator[Text]:
         yield Text(f" ! restless machine: yours ran at {ran}; the ratio counts", "yellow")
 
 
-def _so_far(moment: Moment, trials: Sequence[int]) -> Iterator[Text]:
+def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
     last = next((one for one in reversed(moment.rounds) if one.so_far), None)
     for trial in trials:
         if last is not None and trial in last.so_far:
@@ -251,7 +251,7 @@ def _so_far(moment: Moment, trials: Sequence[int]) -> Iterator[Text]:
         yield Text(f" Rounds up to {chose[-1]} chose; the later ones tell by how much.", "dim")
 
 
-def _foot(moment: Moment) -> Iterator[Text]:
+def _foot(moment: LiveMoment) -> Iterator[Text]:
     for text in moment.running[:2]:
         yield Text(plain(f" ▸ {text}{f' ({moment.doing})' if moment.doing else ''}"), "cyan")
     if moment.next:

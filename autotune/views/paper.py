@@ -8,7 +8,7 @@ from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.views.figure_text import MIB, hours, money, range_text, ratio_text, span, times
-from autotune.views.figures import Change, Failed, StudyFigures, figures_of
+from autotune.views.figures import Failed, KnobChange, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
 from autotune.views.running import Running
 from autotune.views.trial_figures import TrialFigures
@@ -90,7 +90,7 @@ def _changes(figures: StudyFigures) -> Iterator[str]:
     yield from _knob_table(figures.answer.changes)
 
 
-def _knob_table(changes: Iterable[Change]) -> Iterator[str]:
+def _knob_table(changes: Iterable[KnobChange]) -> Iterator[str]:
     yield "| knob | yours | recommended |"
     yield "|---|---|---|"
     for one in changes:

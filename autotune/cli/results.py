@@ -219,19 +219,20 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     storage: StorageOption = None,
 ) -> None:
-    """Open the study in optuna-dashboard, on loopback only, at an address with a token."""
+    """Open the page of a study, with optuna-dashboard one link away; on loopback, with a token."""
     from autotune.paths import dashboard_link
-    from autotune.views.dashboard import opened, serve
+    from autotune.views.dashboard import Addresses, opened, serve
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     repository.studies.named(name)
     with contextlib.ExitStack() as until_it_ends:
 
-        def ready(address: str) -> None:
-            line = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
-            print(line, flush=True)
+        def ready(addresses: Addresses) -> None:
+            print(f"{name}: {addresses.page}  (Ctrl-C ends it)", flush=True)
+            told = "it can delete studies, so keep it to yourself"
+            print(f"  all trials in optuna-dashboard: {addresses.trials}  ({told})", flush=True)
             if browser:
-                until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
+                until_it_ends.enter_context(opened(addresses.page, dashboard_link(Path.cwd())))
 
         serve(repository.database, name, port, ready)

@@ -44,6 +44,7 @@ from search_spaces.knob import written
 _SHOWN, _MOST = 24, 200
 """Trials that are listed at once, and with those that fold out."""
 _MESSAGES = 200
+_REFRESH_SECONDS = 10
 _CODE = re.compile(r"`([^`]+)`")
 _MARKS = {Trust.PROVEN: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
 _TITLES = {
@@ -64,17 +65,27 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Nothing may be loaded or run, should a text ever not be inert."""
 
 
-def page(figures: StudyFigures) -> str:
-    """Return the page of a study as HTML."""
+def page(figures: StudyFigures, *, trials: str = "") -> str:
+    """Return the page of a study as HTML.
+
+    Args:
+        figures: of the study.
+        trials: address of its trials in optuna-dashboard, where the page is served; it then loads
+            itself again while the study runs.
+    """
     made = [(name, title, body) for name, title, make in _SECTIONS if (body := make(figures))]
     nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title, _ in made if title)
+    if trials:
+        nav += f' <a href="{escaped(trials)}">all trials in optuna-dashboard</a>'
+    again = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">' if trials else ""
+    again = again if figures.state in ("RUNNING", "QUEUED") else ""
     style = resources.files("autotune.views").joinpath("page.css").read_text("utf-8")
     body = "\n".join(f'<section id="{name}">{body}</section>' for name, _, body in made)
     title = f"{figures.study}: {_short(figures)} · autotune"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width,initial-scale=1">
+<meta name="viewport" content="width=device-width,initial-scale=1">{again}
 <title>{escaped(title)}</title><style>{style}</style></head>
 <body>{_HATCH}<main>{_header(figures)}<nav aria-label="Sections">{nav}</nav>
 {body}

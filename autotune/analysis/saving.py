@@ -58,8 +58,9 @@ class Saving:
         world_size: int,
         price: float | None,
     ) -> "Saving | None":
-        """Return what a speed-up saves; None unless it is surely one. Of a vague one only the lower
-        bound counts.
+        """Return what a speed-up saves; None unless it is surely one.
+
+        Of a vague one only the lower bound counts.
         """
         if speedup.low <= 1:
             return None

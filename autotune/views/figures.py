@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.findings import Finding, of_other_jobs
+from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.rounds import Round, Stage, rounds_of
@@ -388,13 +388,13 @@ class _Collector:
 
     def _job(self, world_size: int) -> Job:
         workload, facts = self._spec.workload, self._study.facts or {}
-        args = workload.args
-        told = args.items() if isinstance(args, dict) else ()
+        given = workload.given
+        told = [f"{k}={v}" for k, v in given.items()] if isinstance(given, dict) else given
         after = self._verdict.knobs or self._baseline
         default = ObjectiveSpec.model_fields["job_hours"].default
         return Job(
             workload=workload.label,
-            arguments=" ".join([*workload.arguments, *(f"{k}={v}" for k, v in told)]),
+            arguments=" ".join(map(str, told)),
             world_size=world_size,
             backend=str(facts.get("backend", "")),
             batch_before=global_batch(self._baseline, world_size),
@@ -416,7 +416,7 @@ class _Collector:
         return tuple(map(str, traces(self._study, self._attempts, known)))
 
     def _bottlenecks(self) -> list[Finding]:
-        unusable = of_other_jobs(self._spec)
+        unusable = self._spec.workload.beyond_reach(self._spec.values())
         found = bottlenecks(self._repository, self._study, self._attempts, self._baseline, unusable)
         own = self._spec.job_knobs
         return [dataclasses.replace(f, knobs=tuple(k for k in f.knobs if k in own)) for f in found]

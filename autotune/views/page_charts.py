@@ -9,6 +9,7 @@ from autotune.analysis.wording import difference, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
 from autotune.views.figures import StudyFigures
+from autotune.views.paper import tied
 from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks
 from autotune.views.trial_figures import TrialFigures
 
@@ -297,8 +298,6 @@ def losses_chart(figures: StudyFigures) -> str:
 
 def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str]]:
     """Yield name, gain in words and bar of each change, then of all together, on one scale."""
-    from autotune.views.paper import tied
-
     gains = figures.contributions
     total = figures.answer.speedup
     assert total is not None

@@ -60,7 +60,8 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
             compared = _of_trial(trials[one.trial])
         elif one.purpose == Purpose.CONFIRM and one.round in rounds:
             compared = _of_round(rounds[one.round], one.trial, figures.answer.baseline)
-            compared["reference"] = baselines.get((Purpose.CONFIRM, one.round), "")
+            if compared:
+                compared["reference"] = baselines.get((Purpose.CONFIRM, one.round), "")
         yield {
             "trial": one.trial,
             "purpose": one.purpose.value,

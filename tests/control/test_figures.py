@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from optuna_dashboard import get_note
 
@@ -292,3 +293,14 @@ def test_line_of_an_event_begins_with_time_kind_and_number(played: Replayed) -> 
         assert kind in kinds, line
         assert number == "-" or number.isdecimal(), line
     assert sum(line.split()[1] == "trial" for line in printed) == 12
+
+
+def test_table_is_the_same_as_parquet(played: Replayed, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    tuned(played)
+    target = tmp_path / "all.parquet"
+    assert answered(played, "export", played.name, "--trials", str(target)).strip() == str(target)
+    written = pandas.read_parquet(target)
+    rows = table(played)
+    assert [str(trial) for trial in written["trial"]] == [row["trial"] for row in rows]
+    assert written["ratio"].notna().sum() == sum(bool(row["ratio"]) for row in rows) > 0

@@ -10,6 +10,7 @@ from autotune.analysis.verdict import Finalist, Verdict
 from autotune.analysis.wording import counted, difference, quantity
 from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.verdict_text import text_of
+from search_spaces import CATALOGUE
 from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
 
@@ -62,8 +63,7 @@ def trial_note(
     if result.resident_of is not None:
         lines.append("- ran in the processes of an earlier run (a warm worker)")
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
-    shown = {name: value for name, value in attempt.knobs.items() if name in own}
-    return "\n".join([*lines, "", *_configuration(shown)])
+    return "\n".join([*lines, "", *_configuration(attempt.knobs, {}, own)])
 
 
 def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
@@ -78,9 +78,8 @@ def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
     lines += [f"Measured on {verdict.measured_on}.", ""] if verdict.measured_on else []
     if verdict.knobs:
         lines += ["### For now" if verdict.provisional else "### Recommended", ""]
-        today = verdict.baseline_knobs
-        shown = {k: v for k, v in verdict.knobs.items() if k in own or today.get(k) != v}
-        lines += [*_configuration(shown), ""]
+        shown = _configuration(verdict.knobs, verdict.baseline_knobs, own)
+        lines += [*shown, ""]
     return "\n".join([*lines, *finalists_and_refused(verdict)])
 
 
@@ -122,8 +121,20 @@ def _basis(verdict: Verdict) -> str:
     return f"{text}; the others by {counted(verdict.chosen_in, 'round')} of all before those."
 
 
-def _configuration(knobs: Mapping[str, Any]) -> list[str]:
-    return ["```", *(f"{name}: {written(value)}" for name, value in knobs.items()), "```"]
+def _configuration(
+    knobs: Mapping[str, Any], baseline: Mapping[str, Any], own: Collection[str]
+) -> list[str]:
+    """Return the knobs of this job, and others that differ from the baseline or from their default."""
+    shown = [
+        f"{name}: {written(value)}"
+        for name, value in knobs.items()
+        if name in own or baseline.get(name, value) != value or _is_unusual(name, value)
+    ]
+    return ["```", *(shown or ["# all knobs at their defaults"]), "```"]
+
+
+def _is_unusual(name: str, value: Any) -> bool:
+    return name not in CATALOGUE or value != CATALOGUE[name].default
 
 
 def _finalist_row(finalist: Finalist) -> str:

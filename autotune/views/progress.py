@@ -28,6 +28,7 @@ from storage import (
     StoredMessage,
     StoredNoise,
     StoredStudy,
+    StudyState,
 )
 
 _CHECKED = {AttemptState.COMPLETE: "ok", AttemptState.REFUSED: "refused:"}
@@ -120,7 +121,8 @@ class ProgressLines:
                 f", leading: trial {now.leading}, {short_ratio(now.ratio)} over yours, seen once"
             )
         seen = self._outlook(study, recorded)
-        text += "".join(f"; {running}" for running in seen.running[:1])
+        doing_now = seen.running[:1] or _before(study, recorded)
+        text += "".join(f"; {running}" for running in doing_now)
         doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
             text += f" ({doing.text})"
@@ -222,3 +224,11 @@ class ProgressLines:
     def _message(message: StoredMessage) -> str:
         waits = "Waiting: " if message.kind == MessageKind.WAITING else ""
         return f"{'study':8} {_NO_NUMBER:>3}  {waits}{message.text}"
+
+
+def _before(study: StoredStudy, recorded: Sequence[StoredAttempt]) -> tuple[str, ...]:
+    """Return what is going on before the first run, in words; empty once there was one."""
+    if recorded:
+        return ()
+    queued = study.state == StudyState.QUEUED
+    return ("queued" if queued else "starting the processes of the trials",)

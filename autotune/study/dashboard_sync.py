@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.provenance import Records
-from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference
 from autotune.study.context import StudyContext
@@ -68,9 +67,7 @@ class DashboardSync:
         changed = difference(verdict.knobs or {}, self._context.plan.baseline)
         yield "recommended", f"trial {verdict.trial}: {changed}"
         how = "provisional" if verdict.provisional else "confirmed"
-        own = next((one for one in verdict.finalists if one.trial == verdict.trial), None)
-        if own and (ran := rate_range(verdict.telling(own))):
-            yield "throughput", f"{how}: {range_text(ran, self._unit)}"
+        yield "throughput", f"{how}: {range_text(verdict.own_rates, self._unit)}"
         if verdict.speedup:
             yield "speed-up", f"{how}: {ratio_text(verdict.speedup)}"
         searched = levelled(self._context.attempts()).searched().complete()

@@ -8,7 +8,6 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.effort import Price
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
-from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity, too_slow
 from autotune.measurement.estimate import Ratio
@@ -231,10 +230,7 @@ _BY_SEARCH: Mapping[Kind, Callable[[Verdict], str]] = {
 
 def _rate(verdict: Verdict) -> str:
     """Return the rates of the answer, from the lowest to the highest: none of them is a promise."""
-    assert verdict.throughput is not None
-    own = (verdict.telling(one) for one in verdict.finalists if one.trial == verdict.trial)
-    value = verdict.throughput.value
-    return range_text(rate_range(next(own, ())) or (value, value), verdict.unit)
+    return range_text(verdict.own_rates, verdict.unit)
 
 
 def _times(ratio: Ratio) -> str:

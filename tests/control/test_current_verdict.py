@@ -14,7 +14,6 @@ from optuna_dashboard import get_note
 
 import autotune
 from autotune.analysis.confirmation import FEWEST_ROUNDS
-from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.export import publish
@@ -329,10 +328,8 @@ def test_the_dashboard_has_it_beside_the_best_trial(played: Replayed, stopped: I
     assert len(study.user_attrs) == 5, "as many as are shown without turning a page"
     assert study.user_attrs["verdict"] == text_of(verdict)
     assert study.user_attrs["recommended"].startswith(f"trial {verdict.trial}: ")
-    own = next(one for one in verdict.finalists if one.trial == verdict.trial)
-    ran = rate_range(verdict.telling(own))
-    assert ran is not None
-    assert study.user_attrs["throughput"] == f"confirmed: {range_text(ran, 'samples/s')}"
+    ran = range_text(verdict.own_rates, "samples/s")
+    assert study.user_attrs["throughput"] == f"confirmed: {ran}"
     assert study.user_attrs["speed-up"].startswith("confirmed: ")
     assert f"trial {study.best_trial.number}: seen once" in study.user_attrs["highest value"]
     assert get_note(study).startswith("## Verdict")

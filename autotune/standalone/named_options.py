@@ -21,6 +21,8 @@ _SELDOM = 100
 _SOME_WORKERS = 2
 _LONGEST = "compile"
 """Knob that takes longest to try: it comes last."""
+_OFTEN = 2
+"""Interval that shows within a few steps; with 1, `step % interval == 1` would never be true."""
 _LESS_OFTEN = 10
 """Factor by which the loss is read less often."""
 
@@ -139,7 +141,7 @@ def _numbers(knob: str, option: Option, cpus: int) -> Iterator[OtherWord]:
     today = int(text)
     if knob == "log_interval":
         _, longer = intervals(today)
-        tried = [] if today >= _SELDOM else [1 if today > 1 else longer]
+        tried = [] if today >= _SELDOM else [_OFTEN if today > _OFTEN else longer]
     else:
         tried = [0, today + 1] if today else [min(_SOME_WORKERS, max(1, cpus))]
     yield from (OtherWord(knob, option, number, today, number) for number in tried)

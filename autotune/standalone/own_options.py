@@ -21,11 +21,11 @@ _ON = "on"
 """Value of a knob that is in force in a form that does not show."""
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
-RunScript = Callable[[Mapping[str, KnobValue]], SurveyResult]
-"""Returns what rank 0 sees of the script with these settings changed.
+RunWith = Callable[[OtherWord], SurveyResult]
+"""Returns what rank 0 sees of the script with this word.
 
 Raises:
-    BadInput: the script fails with them.
+    BadInput: the script fails with it.
 """
 
 
@@ -74,7 +74,7 @@ class OwnOptions:
 
 
 def find_own_options(
-    run: RunScript,
+    run: RunWith,
     seen: SurveyResult,
     tried: Mapping[str, Sequence[OtherWord]],
     say: Callable[[str], None],
@@ -114,7 +114,7 @@ class _OptionSearch:
         doubts: why others do not.
     """
 
-    def __init__(self, run: RunScript, seen: SurveyResult) -> None:
+    def __init__(self, run: RunWith, seen: SurveyResult) -> None:
         self.turned: dict[str, Turned] = {}
         self.doubts: list[str] = []
         self._run = run
@@ -129,7 +129,7 @@ class _OptionSearch:
             if flag in without_effect:
                 continue
             try:
-                after = self._run({flag: other.word})
+                after = self._run(other)
             except BadInput as error:
                 refused[flag] = (other.word,)
                 self.doubts.append(f"{_given(other)} fails: {str(error).splitlines()[0]}")

@@ -19,7 +19,8 @@ from autotune.standalone.batch_settings import BatchSettings, find_batch_setting
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
-from autotune.standalone.own_options import OwnOptions, find_own_options
+from autotune.standalone.named_options import OtherWord
+from autotune.standalone.own_options import COMPILE, OwnOptions, find_own_options
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
@@ -33,6 +34,8 @@ _LINES_SHOWN = 20
 _SLOWER = 4.0
 """Factor over the first run's time: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
+_COMPILING = 3.0
+"""Factor of these times for a run that is to compile what the first one did not."""
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
 """Seconds in which runs with other options may begin, and as a multiple of those before them."""
 
@@ -135,7 +138,7 @@ def _study_of(
     found = find_batch_settings(runner.at, seen, launcher.workers, runner.say)
     facts = facts_of(launcher.site)
     own = find_own_options(
-        runner.at,
+        runner.given,
         seen,
         named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
         runner.say,
@@ -240,11 +243,17 @@ class _Runner:
         """Return the end of what rank 0 printed in the last run."""
         return self.probe.files(self._last).tail(0, _TAIL_BYTES)
 
-    def at(self, settings: Mapping[str, KnobValue]) -> SurveyResult:
+    def given(self, other: OtherWord) -> SurveyResult:
+        """Return what rank 0 has seen with another word for an option; raises as `at`."""
+        slower = _COMPILING if other.knob == COMPILE else 1.0
+        return self.at({other.option.flag: other.word}, slower)
+
+    def at(self, settings: Mapping[str, KnobValue], slower: float = 1.0) -> SurveyResult:
         """Return what rank 0 has seen.
 
         Args:
             settings: flag -> its value; others are as the command has them.
+            slower: factor of the time that its start may take.
 
         Raises:
             BadInput: the script fails, or with other settings takes no step.
@@ -263,7 +272,7 @@ class _Runner:
             workdir=self.workdir,
             folder=files.copies(),
         )
-        limit = self._limit()
+        limit = self._limit(slower)
         with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
             result = self.probe.run(name, self.probe.plan.baseline, FitMonitor(), shape)
@@ -276,14 +285,14 @@ class _Runner:
             raise BadInput(seen.ended or "no optimizer step was seen")
         return seen
 
-    def _limit(self) -> float:
+    def _limit(self, slower: float) -> float:
         """Return the seconds for the start of the next run.
 
         A run with another setting, which may hang, has a multiple of the first run's time.
         """
         if not self.usual:
             return self._startup
-        return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self.usual))
+        return min(self._startup, slower * max(_LEAST_STARTUP, _SLOWER * self.usual))
 
     def _advice(self, result: AttemptResult, limit: float) -> str:
         if result.state != AttemptState.HANG:

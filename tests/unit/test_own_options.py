@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import BadInput
-from autotune.standalone.named_options import others
+from autotune.standalone.named_options import OtherWord, others
 from autotune.standalone.own_options import OwnOptions, find_own_options
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
@@ -108,7 +108,7 @@ def searched(option: Option, *effects: Mapping[str, Any] | None, **today: Any) -
     answers = iter(effects)
     before = changed(SEEN, today)
 
-    def run(_: Mapping[str, object]) -> SurveyResult:
+    def run(_: OtherWord) -> SurveyResult:
         effect = next(answers)
         if effect is None:
             raise BadInput("it fails\nwith a traceback")

@@ -195,7 +195,10 @@ def searched(folder: Path, script: str, *words: str, files: tuple[str, ...] = ()
         option for file in files for option in flags.fields(file, Path(file).read_text(), words, {})
     ]
     options = flags.settings_of(seen, words, {}, of_files)
-    return find_own_options(run, seen, others(options, Facts("cpu", 1), 1), print, 600)
+    tried = others(options, Facts("cpu", 1), 1)
+    return find_own_options(
+        lambda other: run({other.option.flag: other.word}), seen, tried, print, 600
+    )
 
 
 Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]

@@ -27,6 +27,7 @@ REWRITTEN = (
     "launchers",
     "search_spaces",
     "storage",
+    "benchmarks",
 )
 """Packages that follow the rules; pyproject.toml excepts the others from those of pydocstyle."""
 FRAGMENT = re.compile(r"(Of|As|By|In|The same|Whether|What|Who|Whose)\b")

@@ -56,8 +56,8 @@ _LEASE_SECONDS = 1e6
 def devices() -> dict[str, RecordedDevice]:
     """Return the recorded device and two synthetic ones.
 
-    One has a launch of 60 s, a compilation of 180 s and steps of 3 s, the other a launch of 5 s and steps
-    of 5 ms.
+    One has a launch of 60 s, a compilation of 180 s and steps of 3 s, the other a launch of 5 s and
+    steps of 5 ms.
     """
     h200 = read_device(TABLE)
     step = h200.step(_knobs(BASELINES["mb16"]))

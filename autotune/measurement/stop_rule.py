@@ -8,8 +8,7 @@ from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.onset import OnsetBound
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import StepSeries, estimate_of_run
-from autotune.measurement.units import units
+from autotune.measurement.step_series import StepSeries, estimate_of_run, units
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
 FEWEST_BLOCKS = MEASUREMENT.fewest_blocks

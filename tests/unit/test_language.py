@@ -21,6 +21,7 @@ REWRITTEN = (
     "autotune/search",
     "autotune/service",
     "autotune/standalone",
+    "autotune/views",
     "autotune/worker",
     "autotune/workloads",
     "autotune/study",

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.analysis.calibration import unrest
 from autotune.analysis.costs import Costs
 from autotune.analysis.processes import UNSTEADY
-from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
 from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
@@ -51,12 +51,13 @@ class Residency:
             peak_bytes: bytes of the largest rank of each, added up; 0: not known.
             slots: number of slots with such runs at a time.
         """
-        if self._context.plan.spec.workload.command:
-            return "a command that starts its own ranks cannot be paused"
+        workload = self._context.plan.spec.workload
+        if not workload.observable:
+            return f"a {workload.noun} that starts its own ranks cannot be paused"
         if len(knobs) < 2:
             return "there is only one"
         if not self._context.on_device and len({one["cpu_affinity"] for one in knobs}) > 1:
-            return "they differ in cpu_affinity, and who takes turns has processors of its own"
+            return "they differ in cpu_affinity, and each run in turn has processors of its own"
         longest = max(map(self._context.costs().step, knobs))
         if longest > _LONGEST_STEP:
             return f"a step of {longest:.1f} s is too long for turns"
@@ -70,8 +71,7 @@ class Residency:
         plan = self._context.plan
         there = plan.memory_of_rank()
         if there is None:
-            slot = plan.launcher.slots[0]
-            there = slot.environment["memory_bytes"] * slot.nodes / (plan.launcher.workers * slots)
+            there = plan.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
         if needed <= _MEMORY_SHARE * there:
@@ -167,8 +167,8 @@ class PairingPolicy:
         limit: TimeLimit,
     ) -> bool:
         """Return whether a trial and the baseline may be resident at once."""
-        if self._context.plan.spec.workload.is_script:
-            return False  # a script would be launched anew for each trial, and the baseline with it
+        if not self._context.plan.spec.workload.reusable:
+            return False  # it would be launched anew for each trial, and the baseline with it
         peaks = [
             one.result.peak_bytes
             for one in attempts.searched()

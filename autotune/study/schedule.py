@@ -118,10 +118,10 @@ class Schedule:
     def pays_to_look(self) -> bool:
         """Return whether there is time for a profile before the search.
 
-        A script, or anything on a CUDA device, starts anew for it.
+        A workload that cannot be reused, or anything on a CUDA device, starts anew for it.
         """
         limit = self.for_opening()
-        dear = self._on_device or self._context.plan.spec.workload.is_script
+        dear = self._on_device or not self._context.plan.spec.workload.reusable
         return not dear or limit.hard >= _SHORTEST_LOOK
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
@@ -197,9 +197,13 @@ class Schedule:
     def why_enough_searched(self, attempts: Attempts) -> str:
         """Return why there is no time for another trial, in words; empty while there is."""
         proof = self.proof(attempts)
+        spent = f"{self.elapsed:.0f} s of the wall time are spent"
+        if not proof.costs.known:
+            # No run has shown a step yet, and a shorter one than those that ended would not either.
+            vain = max((a.result.wall_seconds for a in attempts.searched().recorded()), default=0.0)
+            return "" if self.left > vain else f"{spent}, and no trial has come to its first step"
         if self._for_search(proof) - self._wished(proof) >= proof.costs.shortest(self._baseline):
             return ""
-        spent = f"{self.elapsed:.0f} s of the wall time are spent"
         if not self.may_end(proof.shortest(self._most)):
             return f"{spent}, and the rest is too short for another trial and its proof"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
@@ -332,6 +336,8 @@ class FinalsPlan:
             trials = most_promising_first(those)
             if proof.needed == FEWEST_ALONE:
                 trials = rivals(trials, ALIKE)
+            # Rounds of what is surely slower than the best trial cost time and show nothing.
+            trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:

@@ -19,6 +19,7 @@ from search_spaces.knob import (
     Choice,
     Clash,
     Knob,
+    Named,
     OnlyWith,
     Range,
     Via,
@@ -86,6 +87,15 @@ KNOBS = (
         acts_on=MODEL,
         target=BLOCKS,
         inject=Via(DDP, today=0),
+        named=Named(
+            (
+                *("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing"),
+                *("gradient_checkpoint", "grad_checkpoint", "checkpoint_activations"),
+                *("use_checkpoint", "recompute", "recompute_activations"),
+            ),
+            "calls of torch.utils.checkpoint",
+            ("gradient checkpointing", "activation checkpointing", "recompute activations"),
+        ),
         applied="torch.utils.checkpoint around blocks of the model's longest list of equal modules",
         source="Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost",
         memory=True,
@@ -204,6 +214,15 @@ KNOBS = (
         acts_on=MODEL,
         target=CONVOLUTIONS,
         inject=None,
+        named=Named(
+            ("channels_last", "memory_format", "nhwc"),
+            "memory format of convolution weights",
+            ("channels last", "channels_last", "memory format", "nhwc"),
+            (
+                {"contiguous": False, "channels_last": True},
+                {"contiguous_format": False, "channels_last": True},
+            ),
+        ),
         applied="model and batches .to(memory_format=torch.channels_last)",
         source="PyTorch tutorial: Channels Last Memory Format",
         parts=("compute", "pressure"),
@@ -227,6 +246,19 @@ KNOBS = (
         acts_on=MODEL,
         target=ANY_WORKLOAD,
         inject=None,
+        named=Named(
+            (
+                "compile",
+                "torch_compile",
+                "torchcompile",
+                "compile_model",
+                "model_compile",
+                "dynamo",
+            ),
+            "frames that torch.compile has compiled",
+            ("torch.compile", "torchdynamo"),
+            ({"none": "none", "default": "default"}, {"no": "none", "inductor": "default"}),
+        ),
         applied="torch.compile(model, mode=...)",
         source="Ansel et al. 2024, PyTorch 2; torch.compile documentation",
         parts=("compute", "launching", "pressure"),
@@ -301,7 +333,7 @@ KNOBS = (
         target=FLOAT8_LAYERS,
         inject=None,
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
-        "of 16; extra: autotune[float8]",
+        "of 16; extra: torch-autotune[float8]",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "
         "H100s: 1.11x rowwise, 1.25x tensorwise with weights gathered in FP8, over compiled bf16",
         parts=("compute", "communication"),

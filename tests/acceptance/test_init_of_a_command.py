@@ -2,6 +2,8 @@
 the study that it writes runs."""
 
 import shutil
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 from autotune.config import load
+from search_spaces import defaults
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -19,7 +22,8 @@ SETTINGS = SCRIPTS / "varied" / "settings" / "train.yaml"
 def folder(tmp_path: Path) -> Iterator[StudyFolder]:
     with study_folder(tmp_path) as found:
         shutil.copytree(SCRIPTS / "varied", found.folder, dirs_exist_ok=True)
-        shutil.copy(SCRIPTS / "plain_ddp.py", found.folder)
+        for script in ("plain_ddp.py", "spawned.py"):
+            shutil.copy(SCRIPTS / script, found.folder)
         (found.folder / "study.yaml").unlink(missing_ok=True)
         yield found
 
@@ -140,11 +144,6 @@ def test_hydra(folder: StudyFolder) -> None:
             marks=pytest.mark.errand,
         ),
         pytest.param("import no_such_module", "no_such_module", marks=pytest.mark.errand),
-        pytest.param(
-            "import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(print, nprocs=2)",
-            "the script starts its ranks itself",
-            marks=pytest.mark.errand,
-        ),
     ],
 )
 def test_what_cannot_be_looked_at_says_why(folder: StudyFolder, script, told) -> None:
@@ -408,6 +407,69 @@ def test_name_that_the_storage_has_is_not_taken_again(folder: StudyFolder) -> No
     assert left - before - {"__pycache__"} == {"study.yaml"}
 
 
+_SWITCHED = """
+import argparse, contextlib, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--fused", action="store_true")
+parser.add_argument("--channels-last", action="store_true")
+parser.add_argument("--steps", type=int, default=10**6)
+told = parser.parse_args()
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=told.fused)
+loader = DataLoader(TensorDataset(torch.randn(8 * told.steps % 4096 + 8, 8)), 8)
+half = torch.autocast("cpu", torch.bfloat16, enabled=told.amp)
+for _ in range(told.steps):
+    for (rows,) in loader:
+        time.sleep(0 if told.fused else 0.02)
+        with half:
+            loss = model(rows).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+print("fused" if told.fused else "plain", loss.dtype)
+"""
+
+
+def test_options_of_the_script_are_knobs(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SWITCHED)
+    study = written(folder, "python own.py")
+    assert study["workload"]["flags"] == {"precision": "--amp", "optimizer_kernels": "--fused"}
+    assert study["workload"]["words"] == {
+        "precision": {"fp32": False, "bf16": True},
+        "optimizer_kernels": {"default": False, "fused": True},
+    }
+    assert study["search_space"]["precision"] == ["fp32", "bf16"]
+    assert study["baseline"]["optimizer_kernels"] == "default"
+    text = (folder.folder / "study.yaml").read_text()
+    assert "# Not here: --channels-last true is not channels_last: false as before" in text
+
+
+@pytest.mark.errand
+def test_options_of_the_script_are_tuned_and_given_to_the_job(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SWITCHED)
+    study = written(folder, "python own.py")
+    short = {
+        **study,
+        "search_space": {"optimizer_kernels": ["default", "fused"]},
+        "budget": {"trials": 2},
+        "measurement": quick_measurement(attribution=0),
+    }
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "ok    knob optimizer_kernels: fused takes effect, by --fused" in told, told
+    found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
+    assert found.returncode == 0, found.stdout + found.stderr
+    best = yaml.safe_load((folder.folder / "best.yaml").read_text())
+    assert best["script"]["turned"] == {"optimizer_kernels": True}
+    assert best["knobs"].keys() == {*study["baseline"], *short["search_space"]}
+    assert "defaults" not in best
+    ran = folder.run("run", "best.yaml", "--", "python", "own.py", "--steps", "2")
+    assert "optimizer_kernels: (not given) -> --fused" in ran.stderr
+    assert "fused torch.float32" in ran.stdout
+
+
 _SLOW = """
 import time
 print("compiling kernel 7 of 9", flush=True)
@@ -430,3 +492,31 @@ def test_limit_of_a_start_is_written_into_the_study(folder: StudyFolder) -> None
     found = folder.run("init", "--startup-timeout", "20m", "--", "python", "clicked.py")
     assert found.returncode == 0, found.stderr
     assert load(folder.folder / "study.yaml").measurement.startup_deadline == 1200
+
+
+def test_script_that_spawns_its_ranks_is_tuned_with_them(folder: StudyFolder) -> None:
+    study = written(folder, f"{sys.executable} spawned.py --batch-size 8 --epochs 10000")
+    assert study["workload"]["launch"] == "torch.multiprocessing.spawn"
+    assert study["workload"]["flags"] == {"micro_batch": "--batch-size"}
+    assert study["resources"] == {"workers": 2}
+    best = {
+        "target": "spawned.py",
+        "is_module": False,
+        "flags": {},
+        "turned": {},
+        "changes": ["gradient_as_bucket_view", "loader_workers"],
+        "launch": study["workload"]["launch"],
+    }
+    knobs = {**defaults(), "loader_workers": 1, "gradient_as_bucket_view": True}
+    content = {"format": 1, "knobs": knobs, "world_size": 2, "throughput": {}, "speedup": None}
+    content |= {"script": best, "provenance": {}}
+    (folder.folder / "best.yaml").write_text(yaml.safe_dump(content))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [sys.executable, "spawned.py", "--epochs", "1", "--port", port]
+    ran = folder.run("run", "best.yaml", "--", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert "rank 0: 1 workers, True" in ran.stdout
+    assert "rank 1: 1 workers, True" in ran.stdout
+    assert ran.stdout.endswith("all ranks have ended\n")

@@ -100,7 +100,7 @@ class MeasurementPolicy:
         0.005,
         "nats",
         "standard deviation between processes that compute",
-        "79.4 to 80.4 ms, one H200",
+        "79.4 to 80.4 ms in three builds of one process, one H200",
     )
     processes_df: float = judgement(
         2.0, "degrees of freedom", "of the two priors of processes beside measured runs"

@@ -47,11 +47,8 @@ def follow(
     last_check = time.monotonic()
     outage = _StorageOutage(console)
     daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
-    with (
-        _LiveScreen(console, repository, study)
-        if console.is_terminal
-        else _EventLines(console, repository, study) as shown
-    ):
+    kind = _LiveScreen if console.is_terminal else _EventLines
+    with kind(console, repository, study) as shown:
         while True:
             with outage.waiting():
                 study = repository.studies.named(study.name)

@@ -308,7 +308,8 @@ class _Heartbeat:
     def _beat(self) -> None:
         self._repository.leases.renew(self._lease, LEASE_SECONDS)
         now = time.monotonic()
-        spent = 0.0 if self._signals.waiting.is_set() else now - self._counted
+        waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
+        spent = 0.0 if waits else now - self._counted
         stop = self._repository.studies.add_elapsed(self._lease, self._study.id, spent)
         self._counted = now
         if stop:

@@ -1,4 +1,5 @@
-"""On a database that several share, a study runs for whom it was asked for: user, Python, devices."""
+"""On a database that several share, a study runs for whom it was asked for: user, Python, devices,
+processors."""
 
 import threading
 
@@ -23,11 +24,13 @@ def other(what: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(queues, "_user", lambda: "bob")
     elif what == "python":
         patch.setattr("sys.prefix", "/home/bob/venv")
+    elif what == "processors":
+        patch.setattr("os.sched_getaffinity", lambda pid: {0} if pid == 0 else {0, 1})
     else:
         patch.setenv("CUDA_VISIBLE_DEVICES", "7")
 
 
-OTHERS = pytest.mark.parametrize("what", ["user", "python", "devices"])
+OTHERS = pytest.mark.parametrize("what", ["user", "python", "devices", "processors"])
 
 
 @OTHERS

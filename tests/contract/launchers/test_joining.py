@@ -1,13 +1,18 @@
-"""A Ray cluster that lets nobody in: whoever waits for it can leave at once."""
+"""A Ray cluster that lets nobody in, or is too small: a study that waits for it can leave at once."""
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from autotune.worker.processes import without_storage
 from launchers import NO_RIVAL, Resources, Rival, open_launcher
+from tests.contract.launchers.sites import two_ray_nodes
 from tests.waiting import stopwatch
 
 pytestmark = pytest.mark.fault(25)
@@ -43,3 +48,33 @@ def test_who_joins_a_cluster_that_does_not_answer_can_stop_at_once(
         p for p in psutil.Process().children(recursive=True) if "ray_driver" in str(p.cmdline())
     ]
     assert left == []
+
+
+_STATES = """
+import ray, sys
+from ray.util.placement_group import placement_group_table
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(*(group["state"] for group in placement_group_table().values()))
+"""
+
+
+def groups(address: str) -> set[str]:
+    """The states of all placement groups, as another driver sees them."""
+    asked = [sys.executable, "-c", _STATES, address]
+    told = subprocess.run(
+        asked, env=without_storage(os.environ), capture_output=True, text=True, check=True
+    )
+    return set(told.stdout.split())
+
+
+def test_autoscaler_hears_of_a_study_as_long_as_it_waits(tmp_path: Path) -> None:
+    with two_ray_nodes() as address:
+
+        def busy(rival: Rival) -> bool:
+            if "is too small at present" in rival.text and "PENDING" in groups(address):
+                raise Enough
+            return False
+
+        with pytest.raises(Enough):
+            open_launcher("ray", Resources(4, 0, 1, None), str(tmp_path), address, busy)
+        assert groups(address) <= {"REMOVED"}

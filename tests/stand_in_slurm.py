@@ -46,7 +46,7 @@ ask(list="--steps" in sys.argv)
 print("\\n".join(json.loads(answers.readline())["rows"]))
 """,
     "scancel": """
-ask(cancel=sys.argv[1:])
+ask(cancel=[word for word in sys.argv[1:] if not word.startswith("-")])
 answers.readline()
 """,
 }
@@ -82,7 +82,7 @@ class StandInSlurm:
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Answer squeue and scancel."""
         if "cancel" in asked:
-            self.cancelled += asked["cancel"]
+            self.cancelled += [n for n in asked["cancel"] if n not in self.cancelled]
             for number in asked["cancel"]:
                 _kill(self.steps[number][1])
             return {}

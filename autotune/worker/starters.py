@@ -99,9 +99,11 @@ def _cancel(names: Collection[str]) -> None:
             listed = _output("squeue", "--noheader", *of_steps, "--format=%i %j")
             rows = (line.split(maxsplit=1) for line in listed.splitlines())
             ids += [row[0] for row in rows if len(row) > 1 and row[1].strip() in names]
-    if ids:
+    for how in (
+        (["--signal=KILL"], []) if ids else ()
+    ):  # by itself it waits for those that ignore SIGTERM
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            _output("scancel", *ids)
+            _output("scancel", *how, *ids)
 
 
 def _output(*command: str) -> str:

@@ -9,6 +9,7 @@ from storage.records import (
     UNTIMED,
     AttemptResult,
     AttemptState,
+    Claim,
     Fault,
     Lease,
     LeaseState,
@@ -24,6 +25,7 @@ from storage.records import (
     StoredStudy,
     StudyState,
     Summary,
+    Worker,
 )
 from storage.repository import Repository
 from storage.trials import TrialLedger
@@ -35,6 +37,7 @@ __all__ = [
     "AttemptResult",
     "AttemptState",
     "Attempts",
+    "Claim",
     "Database",
     "Fault",
     "Lease",
@@ -53,5 +56,6 @@ __all__ = [
     "StudyState",
     "Summary",
     "TrialLedger",
+    "Worker",
     "study_names",
 ]

@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import examine, reference, results, run_job, running, studies
+from autotune.cli import (
+    examine,
+    queueing,
+    reference,
+    results,
+    run_job,
+    running,
+    storage,
+    studies,
+    submit,
+)
 from autotune.errors import AutotuneError, BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -24,6 +34,7 @@ app = typer.Typer(
 # `autotune --help` lists them in this order.
 app.command(context_settings=_WITH_A_COMMAND)(running.init)
 app.command(context_settings=_WITH_A_COMMAND)(running.start)
+app.command(context_settings=_WITH_A_COMMAND)(submit.submit)
 app.command()(running.resume)
 app.command()(studies.stop)
 app.command()(studies.delete)
@@ -31,6 +42,10 @@ app.command()(studies.clean)
 app.command()(running.watch)
 app.command()(studies.status)
 app.command("list")(studies.list_)
+app.command()(queueing.queue)
+app.command()(queueing.move)
+app.command()(queueing.hold)
+app.command()(queueing.release)
 app.command()(studies.logs)
 app.command()(results.export)
 app.command("run", context_settings=_WITH_A_COMMAND)(run_job.run_job)
@@ -44,6 +59,7 @@ app.command()(reference.knobs)
 app.command()(reference.presets)
 app.command()(reference.schema)
 app.command()(running.daemon)
+app.add_typer(storage.app, name="storage")
 
 
 def run() -> None:

@@ -48,7 +48,7 @@ def report(
     from storage import Attempts
 
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
     verdict = recomputed or current_verdict(repository, stored)
@@ -103,7 +103,7 @@ def export(
         _hand_over(best_in(Path(study), best.read), form, output)
         return
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     stored = repository.studies.named(name)
     if trials:
         _write_attempts(repository, name, trials)

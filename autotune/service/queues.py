@@ -26,7 +26,7 @@ def owned(place: str) -> str:
         The place, the user's name and a digest of the rest, with spaces between them.
     """
     own = json.dumps([sys.prefix, os.environ.get(VISIBLE_DEVICES), *_processors()])
-    return f"{place} {_user()} {hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
+    return f"{place} {user_name()} {hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
 
 
 def place_of(cluster: str) -> str:
@@ -39,7 +39,7 @@ def owner_of(cluster: str) -> str:
     _, *own = cluster.split(" ")
     if not own:
         return "an earlier version of autotune"
-    if own[0] != _user():
+    if own[0] != user_name():
         return f"the user {own[0]}"
     return "another Python, or of other CUDA_VISIBLE_DEVICES or processors (taskset)"
 
@@ -57,7 +57,7 @@ def _processors() -> list[list[int]]:
     return [] if own == everything else [sorted(own)]
 
 
-def _user() -> str:
+def user_name() -> str:
     """Return the name of this process's account, whatever the environment says."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")

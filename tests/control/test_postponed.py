@@ -129,12 +129,12 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
     daemon = Daemon(repository, this_cluster(), Down(times=100).open)
     claim = repository.studies.claim
 
-    def looked_at(lease: Any) -> Any:
-        study = claim(lease)
-        if study is None and not found:
+    def looked_at(*given: Any, **options: Any) -> Any:
+        claimed = claim(*given, **options)
+        if claimed is None and not found:
             found.append(played.lease())
             played.repository.studies.request_stop(played.name)
-        return study
+        return claimed
 
     repository.studies.claim = looked_at  # type: ignore[method-assign]
     played.submit(**SHORT)

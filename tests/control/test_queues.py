@@ -9,6 +9,7 @@ from autotune.errors import BadInput
 from autotune.service import queues
 from autotune.service.daemon import LEASE_SECONDS, Daemon, this_cluster
 from autotune.service.submission import DaemonSupervisor, resume_study
+from storage import Worker
 from tests.control.replayed import Replayed
 from tests.waiting import wait_for
 
@@ -66,9 +67,7 @@ def test_what_a_daemon_runs_stays_with_it(
 ) -> None:
     played.submit(**SHORT)
     mine = this_cluster()
-    lease = played.repository.leases.acquire(mine, "there", 1, LEASE_SECONDS)
-    assert lease is not None
-    played.repository.studies.claim(lease)
+    assert played.repository.studies.claim(Worker(mine, "there", 1, LEASE_SECONDS))
     other("devices", monkeypatch)
     resume_study(played.repository, played.name)
     assert played.study().cluster == mine

@@ -19,7 +19,16 @@ from storage import (
     StoredStudy,
     StudyState,
 )
-from tests.contract.storage.making import CLUSTER, LONG, block, rows, submit, taken, taken_over
+from tests.contract.storage.making import (
+    CLUSTER,
+    LONG,
+    block,
+    claim,
+    rows,
+    submit,
+    taken,
+    taken_over,
+)
 
 
 def some_environment(repository: Repository) -> int:
@@ -32,7 +41,6 @@ def some_environment(repository: Repository) -> int:
 
 FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "leases.renew": lambda r, lease, study, attempt: r.leases.renew(lease, LONG),
-    "studies.claim": lambda r, lease, study, attempt: r.studies.claim(lease),
     "attempts.begin": lambda r, lease, study, attempt: r.attempts.begin(lease, study, 5, {}),
     "attempts.finish": lambda r, lease, study, attempt: r.attempts.finish(
         lease, attempt, AttemptResult("COMPLETE", throughput=1.0), [block()]
@@ -152,7 +160,7 @@ def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: R
     """It may only be frozen; nobody has taken its lease, so that alone would let it write."""
     submit(repository, "moved")
     lease = taken(repository)
-    study = repository.studies.claim(lease)
+    study = claim(repository, lease)
     assert study is not None
     repository.studies.enqueue("moved", cluster="elsewhere")
     assert repository.studies.named("moved").cluster == CLUSTER, "its daemon lives"
@@ -162,6 +170,6 @@ def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: R
     with pytest.raises(LeaseLost):
         repository.attempts.begin(lease, study.id, 0, {})
     theirs = taken(repository, "elsewhere")
-    claimed = repository.studies.claim(theirs)
+    claimed = claim(repository, theirs)
     assert claimed is not None
     assert claimed.name == "moved"

@@ -159,7 +159,6 @@ class Database:
     def back_up(self, path: Path) -> None:
         """Copy the database, as it is now, into a new SQLite file at the newest schema."""
         schema.copied(self.engine, path, newest=True).dispose()
-        path.chmod(_OF_USER)
 
     def restore(self, backup: "Database") -> None:
         """Copy the rows of another database into this one, which has none.

@@ -23,6 +23,8 @@ VERSION_TABLE = "autotune_alembic_version"
 """Not Alembic's default name, which Optuna's own migrations use."""
 _VERSION_TABLES = (VERSION_TABLE, "alembic_version")
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_OF_USER = 0o600
+"""Mode of a copy: it holds what the database holds."""
 _ROWS = 1000
 """Rows that are copied at a time."""
 
@@ -71,6 +73,7 @@ def copied(source: Engine, path: Path, *, newest: bool) -> Engine:
     Args:
         newest: bring the copy to the newest schema.
     """
+    path.touch(_OF_USER)
     target = open_engine(make_url(f"sqlite:///{path}"))
     create(target, revision_of(source) or "head")
     copy_rows(source, target)

@@ -255,7 +255,9 @@ class Studies:
         """
         with self._transactions.writing() as session:
             now = self._transactions.moment(session)
-            for study_id in self._due(session, worker.queue, now.wall, only):
+            own = before.key if before else ""
+            due = self._due(session, worker.queue, now.wall, only)
+            for study_id in sorted(due, key=lambda one: leases.key_of(one) != own):
                 if claimed := self._claim(session, study_id, worker, now, before):
                     return claimed
             return None

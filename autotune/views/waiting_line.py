@@ -33,7 +33,8 @@ def _row(
 ) -> dict[str, Any]:
     standing = status_of(repository, study.name)
     wall_time = StudySpec.model_validate(study.spec).budget.wall_time
-    runs = study.state == StudyState.RUNNING and standing["daemon"] is not None
+    served = study.state == StudyState.RUNNING and standing["daemon"] is not None
+    runs = served and not standing["waiting"]
     starts = 0.0 if runs or before is None else _ends(before)
     return {
         "study": study.name,

@@ -103,6 +103,20 @@ class Studies:
         with self._transactions.reading() as session:
             return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
 
+    def run_by(self, host: str, pid: int) -> StoredStudy | None:
+        """Return the study that a process runs; None if it runs none of this storage.
+
+        Args:
+            host: value of storage.holders.this_host there.
+        """
+        with self._transactions.reading() as session:
+            held = select(LeaseRow.key).where(LeaseRow.host == host, LeaseRow.pid == pid)
+            keys = set(session.scalars(held))
+            running = session.scalars(select(StudyRow).where(StudyRow.state == StudyState.RUNNING))
+            found = (row for row in running if leases.key_of(row.id) in keys)
+            row = next(found, None)
+            return _study(row) if row else None
+
     def any_open(self, queue: str, only: int | None = None) -> bool:
         """Return whether a queue has a study that waits or runs.
 

@@ -19,6 +19,7 @@ from optuna.exceptions import StorageInternalError
 
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import duration
 from autotune.config import StudySpec, withheld
 from autotune.errors import (
     AutotuneError,
@@ -436,10 +437,19 @@ class _Session:
         if rival == NO_RIVAL:
             return False
         if rival != self._waits_for:
-            self._say_waiting(f"{rival.text}.")
+            self._say_waiting(f"{rival.text}{self._whose(rival)}.")
         self._waits_for = rival
         self._signals.waiting.set()
         return False
+
+    def _whose(self, rival: Rival) -> str:
+        """Return the study and owner of another process, and how long it may take; empty if unknown."""
+        other = self._repository.studies.run_by(this_host(), rival.pid) if rival.pid else None
+        if other is None:
+            return ""
+        limit = other.spec.get("budget", {}).get("wall_time")
+        left = "" if limit is None else f", at most {duration(limit - other.elapsed)} more"
+        return f": study {other.name} of {other.owner or 'an unknown owner'}{left}"
 
     def _is_predecessor(self, rival: Rival) -> bool:
         """Return whether it is the same process, and not a later one of that number."""

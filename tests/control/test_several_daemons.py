@@ -1,15 +1,20 @@
 """Several daemons of one queue, and a process that runs one study alone."""
 
+import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.errors import Requeued
 from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.queues import user_name
 from autotune.service.submission import InProcessRunner
-from launchers.replay import Answer, Launch
-from storage import Database, Repository
+from launchers import Rival
+from launchers.replay import Answer, Launch, ReplayLauncher
+from storage import Database, Repository, Worker
+from storage.holders import this_host
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.waiting import wait_for
 
@@ -55,6 +60,26 @@ def test_studies_of_one_queue_run_at_the_same_time_in_two_daemons(
     assert not both.broken
     played.assert_complete(trials=2)
     other.assert_complete(trials=2)
+
+
+def test_study_that_waits_for_devices_tells_for_whose_study_and_how_long(
+    played: Replayed, other: Replayed
+) -> None:
+    class Busy(Machine):
+        def open(self, *given: Any) -> ReplayLauncher:
+            given[2](Rival(process.pid, "process measures on processor 0"))
+            return super().open()
+
+    with subprocess.Popen(["sleep", "600"]) as process:
+        other.submit(**{**SHORT, "budget": {"wall_time": 90}})
+        worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
+        assert other.repository.studies.claim(worker) is not None
+        played.submit(**SHORT)
+        only = played.study().id
+        Daemon(played.repository, this_cluster(), Busy().open, only=only).serve(idle_seconds=0.0)
+        process.kill()
+    told = f"process measures on processor 0: study other of {user_name()}, at most 90 s more."
+    assert told in played.said()
 
 
 def test_process_for_one_study_leaves_the_rest_of_the_queue(

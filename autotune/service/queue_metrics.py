@@ -83,7 +83,7 @@ class QueueMetrics(Collector):
             if environ.get("PATH_INFO") != _HEALTH:
                 return metrics(environ, start)
             problem = self.problem()
-            start("503 Service Unavailable" if problem else "200 OK", _TEXT)
+            start("503 Service Unavailable" if problem else "200 OK", list(_TEXT))
             return [(problem or "ok").encode()]
 
         server.set_app(ThisMachine(answer))

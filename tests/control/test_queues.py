@@ -22,7 +22,7 @@ SHORT = {
 def other(what: str, patch: pytest.MonkeyPatch) -> None:
     """Be somebody else from now on."""
     if what == "user":
-        patch.setattr(queues, "_user", lambda: "bob")
+        patch.setattr(queues, "user_name", lambda: "bob")
     elif what == "python":
         patch.setattr("sys.prefix", "/home/bob/venv")
     elif what == "processors":

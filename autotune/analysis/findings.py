@@ -5,7 +5,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from search_spaces import CATALOGUE, Facts, KnobValue
 from search_spaces.catalogue import without_target
@@ -78,11 +77,6 @@ def findings(
 def unusable_knobs(profile: Mapping[str, Any]) -> set[str]:
     """Return the knobs that have nothing to act on where a profile was taken."""
     return {*profile.get("unusable", ()), *without_target(profile.get("lacks", ()))}
-
-
-def of_other_jobs(spec: StudySpec) -> list[str]:
-    """Return knobs that cannot act on the script of a study: its search space has those that can."""
-    return [name for name in CATALOGUE if spec.workload.is_script and name not in spec.values()]
 
 
 def _part(name: str, share: float, facts: Facts, unusable: Container[str]) -> Finding:
@@ -161,7 +155,7 @@ def _beside(
 
 
 def listed(findings: list[Finding], emphasis: str = "**") -> Iterator[str]:
-    """Findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
+    """Yield findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
     for number, finding in enumerate(findings, 1):
         share = f", {finding.share:.0%} of the step" if finding.share is not None else ""
         yield f"{number}. {emphasis}{finding.name}{emphasis}{share}: {finding.text}"

@@ -1,8 +1,7 @@
-"""Price of the proof of a result, in seconds: rounds of a finalist against the baseline, and the checks
-before them. Pure.
+"""Price of the proof of a result in seconds: rounds of a finalist and the baseline, and checks. Pure.
 
-The search leaves this time untouched, the finals begin only where it is there, and a verdict that
-asks for more time asks for this: all three by the same figures.
+The search leaves this time untouched, the finals begin only where it is left, and a verdict that asks
+for more time asks for this, all by one set of figures.
 """
 
 import math
@@ -13,12 +12,12 @@ from typing import Any
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, ranked
 from autotune.analysis.costs import Costs
+from autotune.measurement.policy import PROOF
 from storage import Attempts, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
-RESERVED = 0.25
-"""Share of the wall time that the search leaves to the proof at least."""
+RESERVED = PROOF.reserved
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Proof:
     """Price of the finals of a study, by its records.
 
     Attributes:
-        attempts: of the study.
-        costs: of its runs.
+        attempts: attempts of the study.
+        costs: costs of its runs.
         baseline: the user's configuration.
         barred: trials that may not be recommended, each with the reason.
         needed: rounds of the confirmation for which the search leaves time.
@@ -59,16 +58,16 @@ class Proof:
         return sum(map(self.costs.usual, members))
 
     def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
-        """Return seconds of so many of the shortest rounds, the checks before them, and the runs of the
-        baseline besides them.
-        """
+        """Return seconds of the shortest rounds, the checks before, and the baseline's other runs."""
         checks = sum(map(self.costs.trajectory, self._missing_checks(finalists)))
         repeats = self.repeats * self.costs.brief(self.baseline)
         return checks + repeats + self.rounds([self.baseline, *finalists], rounds)
 
     def rounds(self, members: Sequence[Knobs], rounds: int) -> float:
-        """Return seconds of so many of the shortest rounds. Not all of their launches are slow: what
-        single ones take beyond the usual adds up as squares do."""
+        """Return seconds of so many of the shortest rounds.
+
+        Not all of their launches are slow: single excesses over the usual add up as squares do.
+        """
         slow, usual = self.round(members), self.usual_round(members)
         runs = max(1, rounds * len(members))
         return rounds * (usual + (slow - usual) / math.sqrt(runs))
@@ -79,9 +78,12 @@ class Proof:
         return tried.finals([knobs], self.needed)
 
     def shortest(self, left: float) -> float:
-        """Return seconds of the shortest finals: of the fastest rival, or where its checks take longer
-        than what is left, of the fastest one that needs none. Before a rival is known they are those of
-        a configuration that runs like the baseline."""
+        """Return seconds of the shortest finals.
+
+        They are those of the fastest rival or, where its checks take longer than what is left, of the
+        fastest one that needs none. Before a rival is known they are those of a configuration that runs
+        like the baseline.
+        """
         rivals = self.rivals()
         if not rivals:
             return self.finals([self.baseline], self.needed)

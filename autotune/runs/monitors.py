@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import (
-    FEWEST_STEPS,
     Pair,
     Trajectory,
     agreement,
@@ -15,6 +14,7 @@ from autotune.measurement.numerics import (
     refuted,
     trajectory,
 )
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Knobs, TrialReport
 from storage import AttemptResult, AttemptState, Fault
@@ -142,7 +142,7 @@ class TrajectoryMonitor:
 
     def _incomplete(self) -> str:
         """Return why there is nothing to judge, or to compare with; empty if there is."""
-        needed = len(self._reference.losses) if self._reference else FEWEST_STEPS
+        needed = len(self._reference.losses) if self._reference else PROOF.fewest_steps
         if len(self.seen) < needed:
             if self._reference and self.seen and refuted(self._run, self._reference, self._formats):
                 return ""

@@ -80,10 +80,10 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         BadInput: more nodes are asked for than the study would use.
     """
     nodes = _nodes(options)
-    if nodes > 1 and not spec.ray_address:
+    if nodes > 1 and not spec.launcher.is_shared:
         raise BadInput(
             f"{nodes} nodes are asked for, and this study would run on the first one: on several it "
-            "needs a Ray cluster (launcher: ray, and ray_address)"
+            "needs a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
         )
     return _SCRIPT.format(
         name=f"autotune-{spec.name}",

@@ -17,7 +17,7 @@ _FIRST_PROCESS = 1
 
 
 def owned(place: str) -> str:
-    """Return this process's queue at a place (`host:NAME` or `ray:ADDRESS`).
+    """Return this process's queue at a place (`host:NAME` or `LAUNCHER:ADDRESS`).
 
     It depends on the user, Python, devices, and on the processors where these are fewer than the
     machine has, as under taskset.

@@ -18,7 +18,7 @@ from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.progress_lines import reported
-from autotune.worker.protocol import Deadlines, TrialRequest
+from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from storage import AttemptResult, AttemptState
@@ -39,6 +39,7 @@ class Findings:
         seen: training of the unchanged command.
         workers: ranks that ran it.
         device: 'cpu' or 'cuda'.
+        launched: parsed command, with the ranks that its script starts.
         facts: of this machine, for constraints.
         batch: settings of its micro-batch and accumulation.
     """
@@ -46,6 +47,7 @@ class Findings:
     seen: SurveyResult
     workers: int
     device: str
+    launched: Launched
     facts: Facts
     batch: BatchSettings = field(default_factory=BatchSettings)
 
@@ -100,20 +102,37 @@ def survey(
     ):
         for notice in launcher.notices():
             say(f"Note: {notice}")
-        plan = Plan(spec, launcher)
-        runner = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
+        runner = _Runner(Probe(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say)
         seen = runner.at({})
-        seen = _with_settings(seen, launched, workdir)
-        _check(seen, launched, plan, runner.output())
-        found = find_batch_settings(runner.at, seen, launcher.workers, say)
-        if found.columns:
-            seen = dataclasses.replace(seen, micro_batch=seen.columns)
-        seen = _of_all_nodes(seen, found, launched)
-        workers, device = launcher.workers * launched.nodes, launcher.slots[0].device
-        study = write(Findings(seen, workers, device, facts_of(launcher), found))
-        if launched.nodes == 1:
-            _check_start(Probe(plan.of(study), Path(folder), workdir), launched, seen, say)
-        return study
+        if not seen.spawns:
+            return _study_of(seen, runner, write)
+    say(f"{launched.target} starts {counted(seen.spawns, 'rank')} by {SPAWN}.")
+    return survey(
+        dataclasses.replace(launched, launch=SPAWN, workers=seen.spawns),
+        workdir,
+        say,
+        write,
+        allowed,
+    )
+
+
+def _study_of(
+    seen: SurveyResult, runner: "_Runner", write: Callable[[Findings], StudySpec]
+) -> StudySpec:
+    """Return the study of a script that was seen to train, once its baseline has run."""
+    launched, probe = runner.launched, runner.probe
+    launcher = probe.plan.launcher
+    seen = _with_settings(seen, launched, runner.workdir)
+    _check(seen, launched, probe.plan, runner.output())
+    found = find_batch_settings(runner.at, seen, launcher.workers, runner.say)
+    if found.columns:
+        seen = dataclasses.replace(seen, micro_batch=seen.columns)
+    seen = _of_all_nodes(seen, found, launched)
+    workers, device = launcher.workers * launched.nodes, launcher.site.device
+    study = write(Findings(seen, workers, device, launched, facts_of(launcher.site), found))
+    if launched.nodes == 1:
+        _check_start(probe.of(study), launched, seen, runner.say)
+    return study
 
 
 def _check_start(
@@ -181,10 +200,10 @@ class _Runner:
     def __init__(
         self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
     ) -> None:
-        self._probe = probe
-        self._workdir = workdir
-        self._say = say
-        self._launched = launched
+        self.probe = probe
+        self.workdir = workdir
+        self.say = say
+        self.launched = launched
         self._runs = 0
         self._startup = probe.plan.spec.measurement.startup_deadline
         self._usual = 0.0
@@ -192,7 +211,7 @@ class _Runner:
 
     def output(self) -> str:
         """Return the end of what rank 0 printed in the last run."""
-        return self._probe.files(self._last).tail(0, _TAIL_BYTES)
+        return self.probe.files(self._last).tail(0, _TAIL_BYTES)
 
     def at(self, settings: Mapping[str, int]) -> SurveyResult:
         """Return what rank 0 has seen.
@@ -204,23 +223,23 @@ class _Runner:
             BadInput: the script fails, or with other settings takes no step.
         """
         self._runs += 1
-        name, target = f"survey-{self._runs}", self._launched.target
+        name, target = f"survey-{self._runs}", self.launched.target
         own = {flag: flag for flag in settings}
         changed = ", ".join(f"{flag} {value}" for flag, value in settings.items())
-        self._say(f"Looking at {target}{changed and f' with {changed}'} ...")
-        files = self._probe.files(name)
+        self.say(f"Looking at {target}{changed and f' with {changed}'} ...")
+        files = self.probe.files(name)
         given = fields.given(
-            self._launched.args,
+            self.launched.args,
             own,
             settings,
-            variables=self._launched.env,
-            workdir=self._workdir,
+            variables=self.launched.env,
+            workdir=self.workdir,
             folder=files.copies(),
         )
         limit = self._limit()
-        with reported(self._say, lambda: files.tail(0, _TAIL_BYTES)):
+        with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
-            result = self._probe.run(name, self._probe.plan.baseline, FitMonitor(), shape)
+            result = self.probe.run(name, self.probe.plan.baseline, FitMonitor(), shape)
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self._usual = self._usual or result.wall_seconds

@@ -346,7 +346,7 @@ class Finals:
             return
         chosen, baseline = confirmation.choice(), confirmation.baseline
         profiled = {chosen, chosen if baseline is None else baseline}
-        for trial in sorted(() if self._plan.spec.workload.command else profiled):
+        for trial in sorted(profiled if self._plan.spec.workload.observable else ()):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
             reduced = bool(confirmation.taken_back)

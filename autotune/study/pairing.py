@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.analysis.calibration import unrest
 from autotune.analysis.costs import Costs
 from autotune.analysis.processes import UNSTEADY
-from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
 from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
@@ -84,7 +84,7 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        on_device = self._context.plan.launcher.slots[0].device == "cuda"
+        on_device = self._context.plan.launcher.site.on_device
         return on_device and (own.result.sigma_run or 0.0) > UNSTEADY
 
     def on_one_environment(self) -> bool:
@@ -124,8 +124,8 @@ class PairingPolicy:
         limit: TimeLimit,
     ) -> bool:
         """Return whether a trial and the baseline may be resident at once."""
-        if self._context.plan.spec.workload.is_script:
-            return False  # a script would be launched anew for each trial, and the baseline with it
+        if not self._context.plan.spec.workload.reusable:
+            return False  # it would be launched anew for each trial, and the baseline with it
         peaks = [
             one.result.peak_bytes
             for one in attempts.searched()
@@ -141,7 +141,7 @@ class PairingPolicy:
 
     @property
     def _on_processors(self) -> bool:
-        return self._context.plan.launcher.slots[0].device == "cpu"
+        return not self._context.plan.launcher.site.on_device
 
     def _obstacle(
         self,
@@ -155,8 +155,9 @@ class PairingPolicy:
         Args:
             slots: number of slots with such runs at a time.
         """
-        if self._context.plan.spec.workload.command:
-            return "a command that starts its own ranks cannot be paused"
+        workload = self._context.plan.spec.workload
+        if not workload.observable:
+            return f"a {workload.noun} that starts its own ranks cannot be paused"
         if len(knobs) < 2:
             return "there is only one"
         if self._on_processors and len({one["cpu_affinity"] for one in knobs}) > 1:
@@ -179,8 +180,7 @@ class PairingPolicy:
         plan = self._context.plan
         there = plan.memory_of_rank()
         if there is None:
-            slot = plan.launcher.slots[0]
-            there = slot.environment["memory_bytes"] * slot.nodes / (plan.launcher.workers * slots)
+            there = plan.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
         if needed <= _MEMORY_SHARE * there:

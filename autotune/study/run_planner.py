@@ -264,7 +264,7 @@ class RunPlanner:
         if purpose == Purpose.PROFILE:
             searched = self._context.attempts().of(Purpose.SEARCH)
             return self._context.profile_stays and not searched
-        return self._context.builds_workload and purpose in SEARCHING
+        return self._context.plan.spec.workload.reusable and purpose in SEARCHING
 
     def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
         """Return a limit whose soft part is for the steps alone; the launch may be a slow one.

@@ -61,7 +61,7 @@ class Schedule:
         self._clock = context.plan.launcher.clock
         self._started = self._clock() - context.study.elapsed
         self._wall_time = context.plan.spec.budget.wall_time
-        on_device = context.plan.launcher.slots[0].device == "cuda"
+        on_device = context.plan.launcher.site.on_device
         self._on_device = on_device
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
@@ -116,10 +116,10 @@ class Schedule:
     def pays_to_look(self) -> bool:
         """Return whether there is time for a profile before the search.
 
-        A script, or anything on a CUDA device, starts anew for it.
+        A workload that cannot be reused, or anything on a CUDA device, starts anew for it.
         """
         limit = self.for_opening()
-        dear = self._on_device or self._context.plan.spec.workload.is_script
+        dear = self._on_device or not self._context.plan.spec.workload.reusable
         return not dear or limit.hard >= _SHORTEST_LOOK
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:

@@ -12,8 +12,7 @@ from autotune.analysis.calibration import Calibration
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.confirmation import Selection
 from autotune.analysis.contenders import error_of
-from autotune.analysis.early import errors_of_early
-from autotune.analysis.levels import Levels
+from autotune.analysis.levels import Levels, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, quantity, too_slow

@@ -61,6 +61,7 @@ class SurveyResult:
         attends: whether scaled_dot_product_attention was called.
         reads_loss: whether a number was read from a tensor, as a loss is for a log.
         options: all that were found, in the order of the script.
+        spawns: ranks that it starts by torch.multiprocessing.spawn; 0: none.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
         ended: how it ended, or why it was left before its steps were seen; else empty.
@@ -89,6 +90,7 @@ class SurveyResult:
     reads_loss: bool = False
     options: tuple[Option, ...] = ()
     settings: tuple[str, ...] = ()
+    spawns: int = 0
     ended: str = ""
 
     @property

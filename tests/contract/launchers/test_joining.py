@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autotune.worker.processes import without_storage
-from launchers import NO_RIVAL, Resources, Rival, open_launcher
+from launchers import NO_RIVAL, Resources, Rival, section_of
 from tests.contract.launchers.sites import two_ray_nodes
 from tests.waiting import stopwatch
 
@@ -42,7 +42,7 @@ def test_who_joins_a_cluster_that_does_not_answer_can_stop_at_once(
         return False
 
     with pytest.raises(Enough):
-        open_launcher("ray", Resources(1, 0, 1, None), str(tmp_path), mute, busy)
+        section_of("ray", address=mute).open(Resources(1, 0, 1, None), str(tmp_path), busy)
     assert told[-1]() < 5.0, "it is killed, and not waited for"
     left = [
         p for p in psutil.Process().children(recursive=True) if "ray_driver" in str(p.cmdline())
@@ -76,5 +76,5 @@ def test_autoscaler_hears_of_a_study_as_long_as_it_waits(tmp_path: Path) -> None
             return False
 
         with pytest.raises(Enough):
-            open_launcher("ray", Resources(4, 0, 1, None), str(tmp_path), address, busy)
+            section_of("ray", address=address).open(Resources(4, 0, 1, None), str(tmp_path), busy)
         assert groups(address) <= {"REMOVED"}

@@ -251,9 +251,10 @@ class Studies:
                 raise BadInput(
                     f"{name} is {row.state}; stop it before it is deleted: autotune stop {name}"
                 )
-            _delete(session, row)
             if lease is not None:
                 session.delete(lease)
+                session.flush()
+            _delete(session, row)
 
     def claim(
         self, worker: Worker, *, only: int | None = None, before: Lease | None = None

@@ -165,10 +165,10 @@ def test_an_epoch_that_a_restored_database_gives_out_again_is_not_the_same(
 ) -> None:
     backup = saved(repository)
     repository.leases.release(lease)
-    late = taken(repository)
+    late = taken(repository, lease.key)
     restore(repository, backup)
     repository.leases.release(lease)
-    now = taken(repository)
+    now = taken(repository, lease.key)
     assert now.epoch == late.epoch
     before = rows(repository)
     with pytest.raises(LeaseLost):

@@ -10,10 +10,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from autotune.errors import LauncherError, NotHere
+from autotune.errors import DevicesTaken, LauncherError, NotHere
 from launchers import devices
 from launchers.agents import Node
 from launchers.base import Launcher, Resources
@@ -149,12 +149,16 @@ class RayLauncher(Launcher):
                 if time.monotonic() - began > _ASK_SECONDS:
                     raise
                 self._demand.ask(*demand_of(resources))
-                told = Rival(0, f"since {since}: {error}")
-            looked = time.monotonic()
-            while time.monotonic() - looked < _GROW_SECONDS:
-                self._busy(told)
-                time.sleep(_POLL_SECONDS)
+                with _instead_of_a_rival(error):
+                    self._wait(f"since {since}: {error}")
             self._demand.withdraw_if_granted()
+
+    def _wait(self, why: str) -> None:
+        """Wait until it is time to look at the cluster again."""
+        looked = time.monotonic()
+        while time.monotonic() - looked < _GROW_SECONDS:
+            self._busy(Rival(0, why))
+            time.sleep(_POLL_SECONDS)
 
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout
@@ -228,6 +232,15 @@ class RayLauncher(Launcher):
                 self._plans.append(wanted)
                 if sum(not slot.unusable and not slot.gone for slot in self.slots) < wanted:
                     self._add_slot(lambda: None)
+
+
+@contextlib.contextmanager
+def _instead_of_a_rival(error: LauncherError) -> Iterator[None]:
+    """Raise this error where a command refuses to wait for another process."""
+    try:
+        yield
+    except DevicesTaken:
+        raise error from None
 
 
 def _is_for_processors(resources: Resources) -> bool:

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.errors import LauncherError
 from autotune.worker.processes import without_storage
 from launchers import NO_RIVAL, Resources, Rival, section_of
 from tests.contract.launchers.sites import two_ray_nodes
-from tests.waiting import stopwatch
+from tests.waiting import stopwatch, wait_for
 
 pytestmark = pytest.mark.fault(25)
 
@@ -77,4 +78,9 @@ def test_autoscaler_hears_of_a_study_as_long_as_it_waits(tmp_path: Path) -> None
 
         with pytest.raises(Enough):
             section_of("ray", address=address).open(Resources(4, 0, 1, None), str(tmp_path), busy)
-        assert groups(address) <= {"REMOVED"}
+        wait_for(lambda: groups(address) <= {"REMOVED"}, "nothing is asked for any more", 60)
+
+
+def test_command_that_does_not_wait_is_told_that_the_cluster_is_too_small(tmp_path: Path) -> None:
+    with two_ray_nodes() as address, pytest.raises(LauncherError, match="is too small at present"):
+        section_of("ray", address=address).open(Resources(4, 0, 1, None), str(tmp_path))

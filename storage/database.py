@@ -161,10 +161,16 @@ class Database:
         schema.copied(self.engine, path, newest=True).dispose()
 
     def restore(self, backup: "Database") -> None:
-        """Copy the rows of another database into this one, which has none.
+        """Copy the rows of another database into this one; daemons that ran there hold no lease here.
 
-        Daemons that run there hold no lease here.
+        Raises:
+            StorageError: this one has studies, ours or of Optuna alone.
         """
+        self.check_writable()
+        if there := self.optuna().get_all_studies():
+            raise StorageError(
+                f"storage {self} has {len(there)} studies of Optuna: restore into a new one"
+            )
         schema.copy_rows(backup.engine, self.engine)
         with self.writing() as connection:
             connection.execute(text("update autotune_lease set expires = 0, boot_expires = 0"))

@@ -21,7 +21,8 @@ from storage.holders import is_gone
 
 VERSION_TABLE = "autotune_alembic_version"
 """Not Alembic's default name, which Optuna's own migrations use."""
-_VERSION_TABLES = (VERSION_TABLE, "alembic_version")
+_VERSION_TABLES = (VERSION_TABLE, "alembic_version", "version_info")
+"""Tables that say what a database is, and not what it holds."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _OF_USER = 0o600
 """Mode of a copy: it holds what the database holds."""
@@ -90,7 +91,6 @@ def copy_rows(source: Engine, target: Engine) -> None:
     with source.connect() as reading, writing(target) as connection:
         for table in there.sorted_tables:
             if table.name in known and table.name not in _VERSION_TABLES:
-                connection.execute(table.delete())
                 for rows in _rows(reading, Table(table.name, MetaData(), autoload_with=source)):
                     connection.execute(table.insert(), rows)
         if target.dialect.name == "postgresql":

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.errors import LauncherError
 from autotune.worker.processes import without_storage
 from launchers import NO_RIVAL, Resources, Rival, section_of
+from launchers.ray_nodes import TooSmall
 from tests.contract.launchers.sites import two_ray_nodes
 from tests.waiting import stopwatch, wait_for
 
@@ -82,5 +82,5 @@ def test_autoscaler_hears_of_a_study_as_long_as_it_waits(tmp_path: Path) -> None
 
 
 def test_command_that_does_not_wait_is_told_that_the_cluster_is_too_small(tmp_path: Path) -> None:
-    with two_ray_nodes() as address, pytest.raises(LauncherError, match="is too small at present"):
+    with two_ray_nodes() as address, pytest.raises(TooSmall):
         section_of("ray", address=address).open(Resources(4, 0, 1, None), str(tmp_path))

@@ -240,6 +240,15 @@ def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_
     assert restored.studies.submit("second", "host:here", {}, "/w").id > taken.study.id
 
 
+def test_restore_into_a_database_with_studies_of_optuna_is_refused(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        TrialLedger(Database(f"sqlite:///{tmp_path}/{name}.db"), name).trials()
+    second = Database(f"sqlite:///{tmp_path}/second.db")
+    with pytest.raises(StorageError, match="has 1 studies of Optuna"):
+        second.restore(Database(f"sqlite:///{tmp_path}/first.db"))
+    assert [study.study_name for study in second.optuna().get_all_studies()] == ["second"]
+
+
 def dumped(engine: Engine) -> dict[str, list[str]]:
     """Everything in a database."""
     found = MetaData()

@@ -4,6 +4,7 @@ Only `upgrade` changes the schema of a database that has one. An older database 
 copy that is brought to the present schema.
 """
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
-from sqlalchemy import Engine, MetaData, Table, inspect, make_url, select, text
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect, make_url, select, text
 
+from storage import postgres
 from storage.engines import engine_arguments, open_engine, writing
 from storage.holders import is_gone
 
@@ -88,7 +90,7 @@ def copy_rows(source: Engine, target: Engine) -> None:
     there = MetaData()
     there.reflect(target)
     known = set(inspect(source).get_table_names())
-    with source.connect() as reading, writing(target) as connection:
+    with _at_one_moment(source) as reading, writing(target) as connection:
         for table in there.sorted_tables:
             if table.name in known and table.name not in _VERSION_TABLES:
                 for rows in _rows(reading, Table(table.name, MetaData(), autoload_with=source)):
@@ -98,13 +100,24 @@ def copy_rows(source: Engine, target: Engine) -> None:
                 _advance_sequence(connection, table)
 
 
-def _rows(connection: Any, table: Table) -> Iterator[list[dict[str, Any]]]:
+@contextlib.contextmanager
+def _at_one_moment(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction that sees the whole database as it is at its beginning."""
+    on_server = engine.dialect.name == "postgresql"
+    options = {"isolation_level": "REPEATABLE READ"} if on_server else {}
+    with engine.connect().execution_options(**options) as connection:
+        for unlimited in postgres.unlimited() if on_server else ():
+            connection.execute(text(unlimited))  # it idles while the rows are written elsewhere
+        yield connection
+
+
+def _rows(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
     found = connection.execute(select(table)).mappings()
     while rows := found.fetchmany(_ROWS):
         yield [dict(row) for row in rows]
 
 
-def _advance_sequence(connection: Any, table: Table) -> None:
+def _advance_sequence(connection: Connection, table: Table) -> None:
     """Let a serial column go on behind the largest number that was copied."""
     keys = [column for column in table.primary_key if column.autoincrement is True]
     keys += [c for c in table.primary_key if c.server_default is not None and c not in keys]

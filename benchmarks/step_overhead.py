@@ -101,7 +101,7 @@ class Hooks:
         for found, wanted in zip(_HOOKS, hooks, strict=True):
             found.clear()
             found.update(wanted)
-        self._trial._sight.rows = Rows(wanted=0) if name == "digests" else None
+        self._trial._probe.rows = Rows(wanted=0) if name == "digests" else None
 
 
 def _run_of_trial(folder: Path, batch: int) -> ScriptRun:

@@ -19,7 +19,14 @@ TrialWatch = Callable[[BlockReport], bool]
 
 
 class TurnSchedule(Protocol):
-    """The order in which the trials of a session train, numbered from 0."""
+    """The order in which the trials of a session train, numbered from 0.
+
+    Attributes:
+        at_once: True if all trials are launched when the session begins, and build at the same time;
+            False: each at its first turn.
+    """
+
+    at_once: bool
 
     def next(self) -> int | None:
         """Return the trial that trains the next block; None ends all of them."""
@@ -33,6 +40,8 @@ class TurnSchedule(Protocol):
 
 class SoloSchedule:
     """Schedule of a trial by itself, until its watch has seen enough."""
+
+    at_once = False
 
     def __init__(self, watch: TrialWatch) -> None:
         self._watch = watch
@@ -172,9 +181,10 @@ class Slot(ABC):
         """Run the trials of a session to their end.
 
         One trial trains at a time, as `schedule` says, while all others are silent. A trial is
-        launched at its first turn. Several trials are interleaved, block by block: the first step
-        after each change from one to another is not timed, and one that fails leaves the others as
-        they are. A trial by itself trains on, and the schedule only ends it.
+        launched at its first turn, or at once where the schedule says so. Several trials are
+        interleaved, block by block: the first step after each change from one to another is not
+        timed, and one that fails leaves the others as they are. A trial by itself trains on, and the
+        schedule only ends it.
 
         On return no process of the trials is left, or the slot is `unusable` from then on.
 

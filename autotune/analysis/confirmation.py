@@ -217,6 +217,11 @@ class Confirmation:
         gain = self.gain(self.chosen)
         return math.log(gain.high / gain.low) / 2 <= self._wanted(math.log(gain.value))
 
+    @property
+    def vain(self) -> bool:
+        """Return whether the fresh rounds leave no gain possible that is worth more runs."""
+        return self.measured_alone and self.most_gain() <= _NO_GAIN
+
     def _wanted(self, gain: float) -> float:
         """Return half the interval that is wanted of a gain, both in logarithms."""
         return max(_FINEST, min(_SHARE_OF_UNSTEADY * gain, _COARSEST if self.waits else _FINEST))

@@ -41,6 +41,7 @@ class Pace:
         samples: samples of a step.
         trained: seconds of all of its blocks, those of the warm-up included.
         live: it took over the processes of the run before.
+        interleaved: it took turns with other runs.
     """
 
     knobs: dict[str, Any]
@@ -50,6 +51,7 @@ class Pace:
     samples: float
     trained: float = 0.0
     live: bool = False
+    interleaved: bool = False
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
@@ -70,6 +72,7 @@ class Pace:
             sum(block.samples for block in kept) / steps,
             trained,
             attempt.result.resident_of is not None,
+            any("turn" in block.observed for block in blocks),
         )
 
     @property
@@ -131,7 +134,9 @@ class Costs:
 
     @property
     def _launches(self) -> list[float]:
-        return [pace.startup for pace in self._paces if not pace.live]
+        """Return the launches seen; those at once with another are part of that one's time."""
+        at_once = self._compilation.device == "cuda"
+        return [p.startup for p in self._paces if not (p.live or (at_once and p.interleaved))]
 
     @property
     def switch(self) -> float:

@@ -31,6 +31,7 @@ class Proof:
         barred: trials that may not be recommended, each with the reason.
         needed: rounds of the confirmation for which the search leaves time.
         repeats: runs of the baseline besides those rounds, because its processes lie apart.
+        at_once: True if the members of a round are launched at once.
     """
 
     attempts: Attempts
@@ -39,6 +40,7 @@ class Proof:
     barred: Mapping[int, str] = field(default_factory=dict)
     needed: int = FEWEST_ROUNDS
     repeats: int = 0
+    at_once: bool = False
 
     def rivals(self) -> list[StoredAttempt]:
         """Return complete trials that may still be recommended, the fastest first."""
@@ -49,13 +51,19 @@ class Proof:
         """Return those trials for which the numerics gate has nothing more to run."""
         return [a for a in trials if not self._missing_checks([a.knobs])]
 
-    def round(self, members: Iterable[Knobs]) -> float:
+    def round(self, members: Sequence[Knobs]) -> float:
         """Return seconds of the shortest round of the confirmation, with slow launches."""
-        return sum(map(self.costs.shortest, members))
+        launches = self._side_by_side(len(members)) * self.costs.slow_startup
+        return sum(map(self.costs.shortest, members)) - launches
 
-    def usual_round(self, members: Iterable[Knobs]) -> float:
+    def usual_round(self, members: Sequence[Knobs]) -> float:
         """Return seconds of the shortest round of the confirmation, with launches as most are."""
-        return sum(map(self.costs.usual, members))
+        launches = self._side_by_side(len(members)) * self.costs.startup
+        return sum(map(self.costs.usual, members)) - launches
+
+    def _side_by_side(self, members: int) -> int:
+        """Return the number of launches in a round that take no time beside the first."""
+        return max(0, members - 1) if self.at_once else 0
 
     def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
         """Return seconds of the shortest rounds, the checks before, and the baseline's other runs."""
@@ -69,7 +77,7 @@ class Proof:
         Not all of their launches are slow: single excesses over the usual add up as squares do.
         """
         slow, usual = self.round(members), self.usual_round(members)
-        runs = max(1, rounds * len(members))
+        runs = max(1, rounds * (len(members) - self._side_by_side(len(members))))
         return rounds * (usual + (slow - usual) / math.sqrt(runs))
 
     def of(self, knobs: Knobs) -> float:

@@ -65,16 +65,12 @@ class CommandWorkload(ForeignWorkload):
     # Mistakes
 
     def problems(self) -> mistakes.Problems:
-        alone = {
-            (
-                "workload",
-                "command",
-                place,
-            ): "has a brace alone; placeholders are {knob}, and braces are {{ and }}"
-            for place, word in enumerate(self.command)
-            if any(found[4] for found in _BRACES.finditer(word))
-        }
-        return alone | _of_throughput(self.throughput) | self._flag_problems()
+        problems = _of_throughput(self.throughput) | self._flag_problems()
+        for place, word in enumerate(self.command):
+            if any(found[4] for found in _BRACES.finditer(word)):
+                text = "has a brace alone; placeholders are {knob}, and braces are {{ and }}"
+                problems["workload", "command", place] = text
+        return problems
 
     @staticmethod
     def flag_problem(flag: str) -> str | None:

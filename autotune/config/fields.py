@@ -21,7 +21,7 @@ from search_spaces.knob import KnobValue
 
 _DIGITS = 12
 """Digits of the digest that identifies a copy."""
-_FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FLAG = re.compile(r"-{1,2}[^\s=]+=?|/-{1,2}[^\s=]+|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 _FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
 _FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 

@@ -134,7 +134,7 @@ def of_one_kind(section: Any) -> tuple[Any, Problems]:
     kind = _KINDS[said[0]]
     others = {field for field in _FIELDS if field not in kind.model_fields}
     own = {name: value for name, value in section.items() if name not in others}
-    if kind is ScriptWorkload and not own.get("args"):
+    if kind is ScriptWorkload and own.get("args") == {}:
         own.pop("args", None)  # stored as an empty mapping by earlier versions
     if len(said) > 1:
         text = f"does not go with {said[0]}; give one of them"

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from autotune.config import arguments, fields, mistakes, proportion, python_options
+from autotune.config import (
+    arguments,
+    fields,
+    mistakes,
+    option_words,
+    proportion,
+    python_options,
+)
 from autotune.config.keeping import COUNTED, of_derived
 from autotune.config.sections import finite
 from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
@@ -18,6 +25,7 @@ from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN, Script, Tri
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
 from search_spaces.constraints import global_batch
+from search_spaces.knob import KnobValue, written
 
 _PYTHON_ALONE = (
     "is for a script that python starts: launchers give their interpreters other options"
@@ -59,6 +67,11 @@ class ScriptWorkload(ForeignWorkload):
     args: list[Any] = Field(
         default_factory=list, description="Arguments of the script, as they are today."
     )
+    words: dict[str, dict[str, KnobValue]] = Field(
+        default_factory=dict,
+        description="For knobs of `flags` whose argument says their values otherwise: for each value "
+        "the argument's word; true and false of a switch: `compile: {none: false, default: true}`.",
+    )
     over_all_ranks: list[str] = Field(
         default_factory=list,
         description="Those of `flags` whose argument counts what all ranks have together: it is given "
@@ -97,6 +110,19 @@ class ScriptWorkload(ForeignWorkload):
     )
 
     noun = "script"
+
+    @field_validator("words", mode="before")
+    @classmethod
+    def _by_text(cls, words: Any) -> Any:
+        """Have the values of knobs as texts, as in JSON: YAML reads numbers and booleans there."""
+        if not isinstance(words, dict):
+            return words
+        return {
+            knob: {written(value): word for value, word in given.items()}
+            if isinstance(given, dict)
+            else given
+            for knob, given in words.items()
+        }
 
     @field_validator("args")
     @classmethod
@@ -150,7 +176,7 @@ class ScriptWorkload(ForeignWorkload):
                 problems["workload", "args", place] = text
         elsewhere = {*self.flags, *self.over_all_ranks}
         problems |= proportion.problems(self.in_proportion, elsewhere, self.flag_problem)
-        problems |= self._flag_problems()
+        problems |= self._flag_problems() | option_words.problems(self.words, self.flags)
         for place, knob in enumerate(self.over_all_ranks):
             if knob not in self.flags or knob not in COUNTED:
                 problems["workload", "over_all_ranks", place] = (
@@ -210,6 +236,11 @@ class ScriptWorkload(ForeignWorkload):
             text = arguments.given(self.arguments, flag)
             if name not in CATALOGUE or name in self.over_all_ranks or fields.parted(flag):
                 continue
+            if words := self.words.get(name):
+                if any(word is True for word in words.values()):
+                    text = _of_switch(self.arguments, flag, text)
+                present[name] = option_words.meant(words, name, text)
+                continue
             is_boolean = isinstance(CATALOGUE[name].default, bool)
             value = arguments.truth(text) if is_boolean else _value(text)
             if text is not None:
@@ -226,6 +257,7 @@ class ScriptWorkload(ForeignWorkload):
     def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
         problems = proportion.of_baseline(self.in_proportion, knobs.given)
         space = {name: tried for name, tried in knobs.values.items() if name not in knobs.own}
+        problems |= option_words.of_space(self.words, space, knobs.baseline)
         present = self.present()
         for name, values in space.items():
             problems |= self._of_searched(name, values, knobs, present)
@@ -308,7 +340,9 @@ class ScriptWorkload(ForeignWorkload):
         """
         differing = {name: value for name, value in knobs.items() if value != baseline[name]}
         turned = {
-            name: value * workers if name in self.over_all_ranks else value
+            name: value * workers
+            if name in self.over_all_ranks
+            else option_words.said(self.words, name, value)
             for name, value in differing.items()
             if name in flags and name not in self.in_proportion
         }
@@ -397,6 +431,12 @@ def samples_are_fixed(flags: Mapping[str, str]) -> bool:
         flags: of the knobs that it sets.
     """
     return not {*COUNTED} & flags.keys()
+
+
+def _of_switch(given: Sequence[str], flag: str, text: str | None) -> str | None:
+    """Return `true` for a switch that is given, as the word behind it is an argument of its own."""
+    is_switch = arguments.may_be_switch(flag) and flag in given
+    return written(True) if is_switch and arguments.truth(text) is None else text
 
 
 def _value(text: str | None) -> Any:

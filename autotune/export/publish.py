@@ -1,5 +1,6 @@
 """Content of best.yaml at this moment: the recommendation, or the provisional answer before it."""
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,16 +33,21 @@ def content_of(
         world_size: ranks that it was measured with.
         environment: that it was measured in.
     """
+    own = {*spec.values(), *spec.baseline, *spec.workload.present()}
+    knobs = verdict.knobs or {}
+    script = script_of(spec, verdict.knobs, Path(study.workdir), world_size)
+    if script is not None:  # which sets all others by itself
+        knobs = {name: value for name, value in knobs.items() if name in own}
     content = document(
-        verdict=verdict,
+        verdict=dataclasses.replace(verdict, knobs=knobs),
         text=text,
         unit=spec.unit,
         world_size=world_size,
         environment=environment,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        script=script_of(spec, verdict.knobs, Path(study.workdir), world_size),
+        script=script,
     )
-    return {**content, "own": sorted({*spec.values(), *spec.baseline})}
+    return {**content, "own": sorted(own)}
 
 
 def current_content(

@@ -163,6 +163,13 @@ def half_width_of(spread: float, count: int) -> float:
     return student(count - 1) * spread / math.sqrt(count)
 
 
+def half_width_of_mean(values: np.ndarray) -> float:
+    """Return the half-width of the 95 % interval of the mean of correlated values, at least three."""
+    effective = effective_size(values)
+    df = max(effective - 1, _MIN_DF)
+    return student(df) * float(np.std(values, ddof=1)) / math.sqrt(effective)
+
+
 def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
     """Return the ratio of two rates measured in the same rounds, by Student's t on the log ratios.
 

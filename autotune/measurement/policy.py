@@ -214,6 +214,14 @@ class MeasurementPolicy:
     )
     least_seconds: float = judgement(1e-3, "seconds", "least of a trial")
 
+    # Bottlenecks
+    worth_saying: float = judgement(0.03, "share of a step", "of a part that is named")
+    imbalance: float = judgement(1.2, "factor", "between the memory of two ranks that is named")
+    rising: float = judgement(
+        1.1, "factor", "of the rate by twice the micro-batch from which on the batch is too small"
+    )
+    read_often: int = judgement(10, "steps", "between two readings of the loss that are too few")
+
 
 MEASUREMENT = MeasurementPolicy()
 

@@ -15,8 +15,15 @@ from autotune.measurement.numerics import (
     trajectory,
 )
 from autotune.measurement.policy import PROOF
-from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
-from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Knobs, TrialReport
+from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
+from autotune.worker.protocol import (
+    SCRIPT_ENDED,
+    STEPS_WITHOUT_DROPOUT,
+    BlockReport,
+    Knobs,
+    Outcome,
+    TrialReport,
+)
 from storage import AttemptResult, AttemptState, Fault
 
 NOT_ITS_OWN = "not of its own making: "
@@ -48,9 +55,13 @@ class TimedMonitor:
         return self._rule(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE or PRUNED with the throughput, or the failure."""
+        """Return COMPLETE or PRUNED with the throughput, or the failure.
+
+        A script that came to its end counts by its blocks, if there are enough.
+        """
         rule, common = self._rule, _common(report)
-        if failed := _failure(report):
+        failed = _failure(report)
+        if failed and not (_came_to_its_end(report) and len(rule.kept) >= FEWEST_BLOCKS):
             return failed
         if rule.problem:
             return AttemptResult(AttemptState.ERROR, rule.problem, **common)
@@ -183,6 +194,11 @@ class FitMonitor(_FullRunMonitor):
             cause = "ended before everything that training keeps in memory was allocated"
             return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
         return AttemptResult(AttemptState.COMPLETE, **_common(report))
+
+
+def _came_to_its_end(report: TrialReport) -> bool:
+    """Return whether the script trained to its end, without an error."""
+    return report.outcome == Outcome.ERROR and SCRIPT_ENDED in report.cause
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

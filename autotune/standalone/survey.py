@@ -1,7 +1,9 @@
 """Survey of a launch command: the parts of its script, and the settings for its knobs."""
 
 import dataclasses
+import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +14,17 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import doctor, flags, interpreters
+from autotune.standalone import doctor, flags, interpreters, named_options
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.own_options import OwnOptions, find_own_options
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
+from search_spaces.knob import KnobValue, written
 from storage import AttemptResult, AttemptState
 
 _TAIL_BYTES = 4096
@@ -29,6 +33,8 @@ _LINES_SHOWN = 20
 _SLOWER = 4.0
 """Factor over the first run's time: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
+_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
+"""Seconds in which runs with other options may begin, and as a multiple of those before them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Findings:
         launched: parsed command, with the ranks that its script starts.
         facts: of this machine, for constraints.
         batch: settings of its micro-batch and accumulation.
+        own: its options that turn other knobs.
     """
 
     seen: SurveyResult
@@ -50,6 +57,7 @@ class Findings:
     launched: Launched
     facts: Facts
     batch: BatchSettings = field(default_factory=BatchSettings)
+    own: OwnOptions = field(default_factory=OwnOptions)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -120,19 +128,38 @@ def _study_of(
     seen: SurveyResult, runner: "_Runner", write: Callable[[Findings], StudySpec]
 ) -> StudySpec:
     """Return the study of a script that was seen to train, once its baseline has run."""
-    launched, probe = runner.launched, runner.probe
+    launched, probe, began = runner.launched, runner.probe, time.monotonic()
     launcher = probe.plan.launcher
     seen = _with_settings(seen, launched, runner.workdir)
     _check(seen, launched, probe.plan, runner.output())
     found = find_batch_settings(runner.at, seen, launcher.workers, runner.say)
+    facts = facts_of(launcher.site)
+    own = find_own_options(
+        runner.at,
+        seen,
+        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
+        runner.say,
+        max(_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS * (time.monotonic() - began + runner.usual)),
+    )
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
     seen = _of_all_nodes(seen, found, launched)
     workers, device = launcher.workers * launched.nodes, launcher.site.device
-    study = write(Findings(seen, workers, device, launched, facts_of(launcher.site), found))
+    study = write(Findings(seen, workers, device, launched, facts, found, own))
     if launched.nodes == 1:
         _check_start(probe.of(study), launched, seen, runner.say)
     return study
+
+
+def _besides(found: BatchSettings, seen: SurveyResult) -> list[Option]:
+    """Return the settings of a script that do not make up its batch."""
+    batch = {*found.flags.values(), *(s for parts in found.in_proportion.values() for s in parts)}
+    return [option for option in seen.options if option.flag not in batch]
+
+
+def cpus_of_rank(workers: int) -> int:
+    """Return the processors of this machine for each of its ranks."""
+    return len(os.sched_getaffinity(0)) // max(1, workers)
 
 
 def _check_start(
@@ -206,14 +233,14 @@ class _Runner:
         self.launched = launched
         self._runs = 0
         self._startup = probe.plan.spec.measurement.startup_deadline
-        self._usual = 0.0
+        self.usual = 0.0
         self._last = ""
 
     def output(self) -> str:
         """Return the end of what rank 0 printed in the last run."""
         return self.probe.files(self._last).tail(0, _TAIL_BYTES)
 
-    def at(self, settings: Mapping[str, int]) -> SurveyResult:
+    def at(self, settings: Mapping[str, KnobValue]) -> SurveyResult:
         """Return what rank 0 has seen.
 
         Args:
@@ -225,7 +252,7 @@ class _Runner:
         self._runs += 1
         name, target = f"survey-{self._runs}", self.launched.target
         own = {flag: flag for flag in settings}
-        changed = ", ".join(f"{flag} {value}" for flag, value in settings.items())
+        changed = ", ".join(f"{flag} {written(value)}" for flag, value in settings.items())
         self.say(f"Looking at {target}{changed and f' with {changed}'} ...")
         files = self.probe.files(name)
         given = fields.given(
@@ -242,7 +269,7 @@ class _Runner:
             result = self.probe.run(name, self.probe.plan.baseline, FitMonitor(), shape)
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
-        self._usual = self._usual or result.wall_seconds
+        self.usual = self.usual or result.wall_seconds
         self._last = name
         seen = SurveyResult.from_text(files.survey(0).read_text())
         if settings and not seen.steps:
@@ -254,9 +281,9 @@ class _Runner:
 
         A run with another setting, which may hang, has a multiple of the first run's time.
         """
-        if not self._usual:
+        if not self.usual:
             return self._startup
-        return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self._usual))
+        return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self.usual))
 
     def _advice(self, result: AttemptResult, limit: float) -> str:
         if result.state != AttemptState.HANG:

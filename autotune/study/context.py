@@ -21,6 +21,7 @@ from storage import (
     Purpose,
     Repository,
     StoredAttempt,
+    StoredBlock,
     StoredNoise,
     StoredStudy,
 )
@@ -48,6 +49,10 @@ class StudyContext:
         """Return the attempts recorded so far."""
         return self.attempt_cache.all()
 
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """Return the blocks of an attempt; none while it runs."""
+        return self.attempt_cache.blocks(attempt_id)
+
     @functools.cached_property
     def attempt_cache(self) -> AttemptCache:
         """Cache of the attempts, through which they are written."""
@@ -68,10 +73,14 @@ class StudyContext:
 
         What the profiler leaves behind on a CUDA device has not been measured: there it launches.
         """
-        on_processors = not self.plan.launcher.site.on_device
         today = self.plan.baseline
         reusable = self.plan.spec.workload.reusable
-        return reusable and on_processors and not why_not_live(today, today)
+        return reusable and not self.on_device and not why_not_live(today, today)
+
+    @property
+    def on_device(self) -> bool:
+        """True if trials run on CUDA devices."""
+        return self.plan.launcher.site.on_device
 
     def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """Drop the output of a run, unless a user may want it.
@@ -119,4 +128,4 @@ class StudyContext:
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:
-        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.site.device)
+        return CostRecords(self.blocks, self.plan.launcher.site.device)

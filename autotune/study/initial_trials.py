@@ -312,7 +312,7 @@ class InitialTrials:
         return breakdown(told) if told else {}
 
     def _observed(self, profile: StoredAttempt) -> dict[str, Any] | None:
-        blocks = self._context.repository.attempts.blocks(profile.id)
+        blocks = self._context.blocks(profile.id)
         return blocks[0].observed if blocks else None
 
     def _profile(self) -> StoredAttempt | None:

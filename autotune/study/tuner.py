@@ -89,7 +89,7 @@ class Tuner:
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
             context.known_sigma(),
-            context.repository.attempts.blocks,
+            context.blocks,
         )
         before = len(context.attempts())
         last = context.attempts().last
@@ -230,7 +230,7 @@ class Tuner:
         """
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._schedule.for_trial(attempts)
-        if failed := baseline.to_be_tried_again(attempts):
+        if limit.hard > 0 and (failed := baseline.to_be_tried_again(attempts)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
         limit = self._schedule.for_calibration(attempts)

@@ -97,6 +97,8 @@ class AttemptRow(Base):
     cause: Mapped[str] = mapped_column(AnyText, default="")
     log_tail: Mapped[str] = mapped_column(AnyText, default="")
     throughput: Mapped[float | None] = mapped_column(Float)
+    raw_throughput: Mapped[float | None] = mapped_column(Float)  # storage.records.AttemptResult
+    ratio: Mapped[float | None] = mapped_column(Float)  # over the baseline interleaved with it
     half_width: Mapped[float | None] = mapped_column(Float)  # blocks and runs together
     block_half_width: Mapped[float | None] = mapped_column(Float)  # blocks alone
     block_freedom: Mapped[float | None] = mapped_column(
@@ -159,6 +161,8 @@ class MessageRow(Base):
     at: Mapped[float] = mapped_column(Float)
     kind: Mapped[str] = mapped_column(String(16))  # storage.records.MessageKind
     text: Mapped[str] = mapped_column(AnyText)
+    code: Mapped[str] = mapped_column(String(32), default="", server_default="")
+    data: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # what the text says, by name
 
 
 class RecommendationRow(Base):

@@ -246,7 +246,11 @@ class AttemptResult:
     """Result of one attempt.
 
     Attributes:
-        throughput: units of the study's objective per second; None if nothing usable was measured.
+        throughput: units of the study's objective per second, as trials are compared by it; None if
+            nothing usable was measured.
+        raw_throughput: as its own blocks have it, where `throughput` follows from `ratio`.
+        ratio: over the baseline interleaved with it; `throughput` is this times the rate of the
+            baseline's own trial. None: it ran without one.
         half_width: relative half-width of its 95 % interval, from blocks and runs together; None
             likewise.
         block_half_width: relative half-width of the 95 % interval from the blocks alone.
@@ -270,7 +274,14 @@ class AttemptResult:
     peak_bytes: int = 0
     wall_seconds: float = 0.0
     resident_of: int | None = None
+    raw_throughput: float | None = None
+    ratio: float | None = None
     fault: Fault = Fault.TRIAL
+
+    @property
+    def rate(self) -> float | None:
+        """Units per second as measured; None if nothing usable was."""
+        return self.throughput if self.raw_throughput is None else self.raw_throughput
 
 
 @dataclass(frozen=True)
@@ -340,6 +351,36 @@ class MessageKind(StrEnum):
     """Progress of the running attempts: one message, replaced at each change."""
 
 
+class MessageCode(StrEnum):
+    """Meaning of a message whose facts are read again."""
+
+    NONE = ""
+    SPACE = "space"
+    """Size of the search space."""
+    LEFT_OUT = "left_out"
+    """Values that are not tried. Data: reason."""
+    EXPECTATION = "expectation"
+    """Expectation of the model when the search ends. Data: knobs, value, gain."""
+
+
+@dataclass(frozen=True)
+class NewMessage:
+    """Message to be stored.
+
+    Attributes:
+        data: facts that the text tells, by name.
+    """
+
+    text: str
+    code: MessageCode = MessageCode.NONE
+    data: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, said: "str | NewMessage") -> "NewMessage":
+        """Return a message; a plain text has no code."""
+        return cls(said) if isinstance(said, str) else said
+
+
 @dataclass(frozen=True)
 class Summary:
     """Progress of a study, as the database counts it.
@@ -367,6 +408,8 @@ class StoredMessage:
     at: float
     text: str
     kind: MessageKind = MessageKind.SAID
+    code: MessageCode = MessageCode.NONE
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

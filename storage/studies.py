@@ -1,10 +1,11 @@
 """Studies: the queues, and the progress of each study."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optuna.storages._rdb.models import StudyModel
+from optuna.storages._rdb.models import StudyModel, TrialModel, TrialUserAttributeModel
 from sqlalchemy import ColumnElement, Select, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -28,6 +29,7 @@ from storage.records import (
     Claim,
     Lease,
     MessageKind,
+    NewMessage,
     Retry,
     SlotHealth,
     StoredStudy,
@@ -35,6 +37,7 @@ from storage.records import (
     Worker,
 )
 from storage.transactions import Transactions
+from storage.trials import SUGGESTED_BY
 
 _FARTHEST_RETRY = 900.0
 """Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
@@ -348,8 +351,19 @@ class Studies:
             body = session.scalar(select(StudyRow.slots).where(StudyRow.id == study_id))
             return SlotHealth(**body) if body else None
 
+    def reasons(self, name: str) -> dict[int, str]:
+        """Return why trials of a study were queued, by their numbers."""
+        with self._transactions.reading() as session:
+            rows = session.execute(
+                select(TrialModel.number, TrialUserAttributeModel.value_json)
+                .join(StudyModel, StudyModel.study_id == TrialModel.study_id)
+                .join(TrialUserAttributeModel)
+                .where(StudyModel.study_name == name, TrialUserAttributeModel.key == SUGGESTED_BY)
+            )
+            return {number: str(json.loads(value)) for number, value in rows}
+
     def end_search(
-        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str]
+        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | NewMessage]
     ) -> None:
         """Record why the search of a study ended, with messages about it.
 
@@ -367,7 +381,8 @@ class Studies:
             now = self._transactions.now(session)
             said = MessageKind.SAID
             session.add_all(
-                MessageRow(study_id=study.id, at=now, text=text, kind=said) for text in messages
+                MessageRow(study_id=study.id, at=now, kind=said, **vars(NewMessage.of(one)))
+                for one in messages
             )
 
     def conclude(self, lease: Lease, study: StoredStudy, verdict: dict[str, Any]) -> StudyState:

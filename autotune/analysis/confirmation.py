@@ -7,7 +7,7 @@ is faster, because the choice flatters the rounds before.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -529,25 +529,44 @@ def replay(
     Returns:
         None if no trial of the search is complete.
     """
-    first = first_round(attempts)
     selection = Selection(finalists, tuple(unaffordable), same_batch)
+    confirmation = begin(attempts, selection, most_rounds, barred, blocks)
+    if confirmation is not None:
+        for _ in closed_rounds(confirmation, attempts):
+            pass
+    return confirmation
+
+
+def begin(
+    attempts: Attempts,
+    selection: "Selection",
+    most_rounds: int,
+    barred: Collection[int] = (),
+    blocks: Blocks | None = None,
+) -> Confirmation | None:
+    """Return the confirmation before its first round; for arguments and result see `replay`."""
+    first = first_round(attempts)
     candidates, baseline_trial = _candidates(attempts, barred, selection, first)
     if not candidates:
         return None
     processes = blocks and Processes.of(attempts, blocks, [one.trial for one in candidates])
-    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first, processes or None)
+    return Confirmation(candidates, baseline_trial, most_rounds, first, processes or None)
+
+
+def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[int]:
+    """Close the recorded rounds one by one; yield the number of each, once it is taken in."""
     while members := confirmation.members():
-        results = confirmation.recorded(attempts)
+        results, number = confirmation.recorded(attempts), confirmation.next_round
         if confirmation.is_void(attempts):
-            confirmation.void.add(confirmation.next_round)
+            confirmation.void.add(number)
         elif len(results) == len(members):
             confirmation.close_round(results)
+            yield number
         else:
             break
     alone = confirmed_alone(confirmation, attempts)
     if alone is not None and confirmation.measured_alone:
         confirmation.take_back(alone.knobs)
-    return confirmation
 
 
 def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:

@@ -211,13 +211,17 @@ def resume(
 
 
 def watch(study: StudyArgument, storage: StorageOption = None) -> None:
-    """Follow a study that a daemon runs."""
+    """Follow a study that a daemon runs; of one that has ended, print the answer."""
     from autotune.service.follow import conclusion, exit_code, follow
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     study_now = repository.studies.named(name)
-    ended = _interruptible(repository, name, lambda: follow(repository, study_now))
+    ended = (
+        study_now
+        if study_now.state.ended
+        else _interruptible(repository, name, lambda: follow(repository, study_now))
+    )
     print(conclusion(repository, ended, export_path(ended)))
     raise typer.Exit(exit_code(ended))
 

@@ -10,6 +10,7 @@ from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,
+    export_path,
     located,
     open_storage,
     url_of,
@@ -62,11 +63,16 @@ def status(
     study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False
 ) -> None:
     """Print the state of a study."""
+    from autotune.service.follow import block_of
     from autotune.views.overview import describe, status_of
 
     url, name = located(study, storage)
-    standing = status_of(open_storage(url, existing=True, reading=True), name)
+    repository = open_storage(url, existing=True, reading=True)
+    standing = status_of(repository, name)
     print(json.dumps(standing, indent=2) if as_json else describe(standing))
+    if standing["state"] == "DONE" and not as_json:
+        stored = repository.studies.named(name)
+        print(f"\n{block_of(repository, stored, export_path(stored))}")
 
 
 def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012"
-down_revision = "0011"
+revision = "0013"
+down_revision = "0012"
 
 _STUDY = sa.table("autotune_study", sa.column("id"), sa.column("cluster"))
 _LEASE = sa.table(

@@ -1,11 +1,16 @@
 """Samples that a backward pass trains on, by the shapes in its graph. Nothing of it is computed."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from autotune.worker.inject.batch_samples import tensors
+
+_PRODUCT = re.compile(r"([Mm]m|Linear|Convolution|Attention|Rnn)\w*Backward")
+"""Within the name of a node that computes matrix products or convolutions."""
 _MOST_NODES = 50_000
 """Size above which a graph is not evaluated: far more nodes than layers of any model."""
 
@@ -34,6 +39,20 @@ def reached(loss: torch.Tensor) -> Reached:
             shapes = (given.shape for given in getattr(node, "_input_metadata", ()))
             rows |= {shape[0] for shape in shapes if len(shape)}
     return Reached(frozenset(rows), all(count == 1 for count in uses.values()))
+
+
+def product_formats(found: Any) -> frozenset[torch.dtype]:
+    """Return the number formats of matrix products and convolutions that a result comes from.
+
+    Args:
+        found: result of a forward pass, with tensors in lists, tuples and dicts.
+    """
+    formats = set[torch.dtype]()
+    for tensor in tensors(found):
+        for node in _nodes(tensor.grad_fn):
+            if _PRODUCT.search(type(node).__name__):
+                formats |= {given.dtype for given in node._input_metadata}
+    return frozenset(formats)
 
 
 def _nodes(first: Any) -> Iterator[Any]:

@@ -1,0 +1,38 @@
+"""A model of transformers, trained by its Trainer."""
+
+import seen
+import tiny
+import torch
+from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+assert seen
+args = tiny.arguments()
+config = ViTConfig(
+    hidden_size=tiny.WIDTH,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    image_size=16,
+    patch_size=4,
+    num_labels=tiny.CLASSES,
+)
+torch.manual_seed(0)
+trainer = Trainer(
+    model=ViTForImageClassification(config),
+    args=TrainingArguments(
+        "out",
+        per_device_train_batch_size=args.batch_size,
+        max_steps=args.steps,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    ),
+    train_dataset=tiny.Images(),
+    data_collator=lambda samples: {
+        "pixel_values": torch.stack([image for image, _ in samples]),
+        "labels": torch.stack([label for _, label in samples]),
+    },
+)
+trainer.train()
+torch.save(trainer.model.state_dict(), "model.pt")

@@ -193,6 +193,23 @@ class Via:
 
 
 @dataclass(frozen=True)
+class Named:
+    """Options by which scripts turn a knob themselves, as they are usually named.
+
+    Attributes:
+        names: of these options, the most telling first, in lower case with underscores.
+        phrases: of their help texts, in lower case.
+        spellings: conventions of naming the values: word -> value.
+        is_number: whether such an option is given the knob's value; else a word for it, or a switch.
+    """
+
+    names: tuple[str, ...]
+    phrases: tuple[str, ...] = ()
+    spellings: tuple[Mapping[str, KnobValue], ...] = ()
+    is_number: bool = False
+
+
+@dataclass(frozen=True)
 class Knob:
     """One search parameter, as data.
 
@@ -207,6 +224,7 @@ class Knob:
             search_spaces.residency.
         target: what of a workload it acts on, such as BLOCKS; ANY_WORKLOAD: every workload has it.
         inject: how a script gets it from outside; None: by an argument of the script only.
+        named: options by which scripts turn it themselves; None: none is looked for.
         applied: the constructor argument, context or setting that it acts through.
         source: where the knowledge comes from.
         parts: of the time of a step that it acts on; see PARTS.
@@ -249,6 +267,7 @@ class Knob:
     only_with: tuple[OnlyWith, ...]
     conflicts: tuple[Clash, ...]
     exports: Mapping[str, Words] = field(hash=False)
+    named: Named | None = field(default=None, hash=False)
     needs: str = ""
     needs_for: tuple[KnobValue, ...] = ()
     also_needs: tuple[tuple[KnobValue, str], ...] = ()

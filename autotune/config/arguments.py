@@ -15,6 +15,8 @@ _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """Name in front of a value in a word."""
 _LETTER = re.compile(r"-[A-Za-z]")
+_SWITCH = re.compile(r"(-{1,2}[^\s=/:]+)?/(-{1,2}[^\s=/:]+)")
+"""Options that switch something on and off; without the first one its default is on."""
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
@@ -23,10 +25,10 @@ def changed(
 ) -> tuple[str, ...]:
     """Return the arguments with these knobs set.
 
-    `--flag` takes its value as the next argument or after `=`, and a switch is there or not; `key=`
-    is an assignment in one argument (Hydra). An option that is not among the arguments is added at
-    their end. Variables of the environment are not arguments, see `variables`; nor are fields of
-    files.
+    `--flag` takes its value as the next argument or after `=`, and a switch is there or not; of
+    `--on/--off` one is there, of `/--off` it or nothing; `key=` is an assignment in one argument
+    (Hydra). An option that is not among the arguments is added at their end. Variables of the
+    environment are not arguments, see `variables`; nor are fields of files.
 
     Args:
         arguments: as the user gives them.
@@ -39,7 +41,9 @@ def changed(
         if flag.startswith(ENVIRONMENT) or FIELD in flag:
             continue
         text = _spelt(written(value), given(found, flag))
-        if flag.endswith(ASSIGNMENT):
+        if pair := switches(flag):
+            _choose(found, *(pair if value else reversed(pair)))
+        elif flag.endswith(ASSIGNMENT):
             _assign(found, flag, text)
         elif isinstance(value, bool) and not _is_valued(found, flag):
             _switch(found, flag, on=value)
@@ -58,8 +62,20 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
     }
 
 
+def switches(flag: str) -> tuple[str, str] | None:
+    """Return the options of `--on/--off` or `/--off`, the first one empty there; None: another form."""
+    found = _SWITCH.fullmatch(flag)
+    return (found[1] or "", found[2]) if found else None
+
+
 def given(arguments: Sequence[str], flag: str) -> str | None:
-    """Return the last value of a flag among the arguments; None if there is none."""
+    """Return the last value of a flag among the arguments; None if there is none.
+
+    That of a pair of switches is `true` or `false`.
+    """
+    if pair := switches(flag):
+        words = [written(one == pair[0]) for one in arguments if one and one in pair]
+        return words[-1] if words else None
     if flag.endswith(ASSIGNMENT):
         values = [one.removeprefix(flag) for one in arguments if one.startswith(flag)]
         return values[-1] if values else None
@@ -101,7 +117,8 @@ def truth(text: str | None) -> bool | None:
 
 def may_be_switch(flag: str) -> bool:
     """Return whether a flag is an option that could stand by itself."""
-    return flag.startswith("-") and not flag.endswith(ASSIGNMENT) and FIELD not in flag
+    is_option = flag.startswith("-") and not flag.endswith(ASSIGNMENT) and FIELD not in flag
+    return is_option and not switches(flag)
 
 
 def _spelt(text: str, today: str | None) -> str:
@@ -145,6 +162,13 @@ def _set(found: list[str], flag: str, value: str) -> None:
 def _is_valued(found: Sequence[str], flag: str) -> bool:
     """Return whether a boolean flag has a value: `--flag=true`, `--flag True`, `--flag off`."""
     return truth(given(found, flag)) is not None
+
+
+def _choose(found: list[str], wanted: str, other: str) -> None:
+    """Put one of two switches among the arguments, instead of the other."""
+    found[:] = [given for given in found if given != other]
+    if wanted and wanted not in found:
+        _add(found, wanted)
 
 
 def _switch(found: list[str], flag: str, *, on: bool) -> None:

@@ -13,7 +13,10 @@ from search_spaces.knob import written
 FOLDER = "folder"
 """Placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
-_OF_SCRIPTS = ("args", "over_all_ranks", "in_proportion", "samples", "launch", "python_options")
+_OF_SCRIPTS = (
+    *("args", "words", "over_all_ranks", "in_proportion", "samples"),
+    *("launch", "python_options"),
+)
 
 
 def placeholders(text: str) -> list[str]:

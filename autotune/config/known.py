@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config import fields, mistakes, own_knobs, scripts
+from autotune.config import fields, mistakes, own_knobs, own_words, scripts
 from search_spaces import CATALOGUE
+from search_spaces.knob import written
 
 
 def with_files(
@@ -28,7 +29,9 @@ def with_files(
         today, why_not = fields.today(flag, words, _mapping(data.get("env")), folders)
         if why_not:
             problems[path] = why_not
-        elif wrong := _misfit(data, name, today):
+            continue
+        today = _meant(workload, name, today)
+        if wrong := _misfit(data, name, today):
             # The user may know the script's interpretation of a value: `auto` is 8.
             if name not in baseline:
                 problems[path] = f"{flag} is {mistakes.in_yaml(today)} today, {wrong}"
@@ -51,6 +54,16 @@ def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str
         flag = _mapping(knob).get("flag")
         if _is_field(flag) and not problem(str(flag)):
             yield ("knobs", name, "flag"), name, str(flag)
+
+
+def _meant(workload: Mapping[str, Any], name: str, today: Any) -> Any:
+    """Return the knob's value for the script's word; where none is known, the word."""
+    words = _mapping(_mapping(workload.get("words")).get(name))
+    if not words or name not in CATALOGUE:
+        return today
+    texts = {written(value): word for value, word in words.items()}
+    known = own_words.meant(texts, name, today)
+    return today if known is None else known
 
 
 def _is_field(flag: Any) -> bool:

@@ -7,7 +7,15 @@ from typing import Any
 
 import yaml
 
-from autotune.config import arguments, commands, fields, mistakes, proportion, python_options
+from autotune.config import (
+    arguments,
+    commands,
+    fields,
+    mistakes,
+    own_words,
+    proportion,
+    python_options,
+)
 from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import ResourcesSpec, WorkloadSpec
 from autotune.worker.protocol import PYTHON, TORCHRUN
@@ -15,9 +23,10 @@ from autotune.worker.survey_result import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
 from search_spaces.constraints import global_batch
+from search_spaces.knob import written
 
 _KINDS = ("name", "script", "module", "command")
-_FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FLAG = re.compile(r"-{1,2}[^\s=]+=?|/-{1,2}[^\s=]+|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 _FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
 _FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
@@ -49,7 +58,7 @@ def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
-    problems = proportion.of_workload(workload, of_flag)
+    problems = proportion.of_workload(workload, of_flag) | own_words.of_workload(workload)
     for knob, flag in workload.flags.items():
         wrong = of_flag(flag) if workload.command is None else of_field(flag)
         if problem := mistakes.unknown_knob(knob) or wrong:
@@ -127,7 +136,7 @@ def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
     for field in (
-        *("flags", "over_all_ranks", "in_proportion", "keeps_global_batch", "samples"),
+        *("flags", "words", "over_all_ranks", "in_proportion", "keeps_global_batch", "samples"),
         *("may_write", "launch", "python_options"),
     ):
         if getattr(workload, field):
@@ -186,6 +195,7 @@ def of_knobs(
         fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     problems = proportion.of_baseline(workload, baseline)
+    problems |= own_words.of_space(workload, space, full_baseline)
     present = of_arguments(workload)
     for name, values in space.items():
         flag = workload.settings_by_knob.get(name)
@@ -280,7 +290,9 @@ def recipe(
     """
     differing = {name: value for name, value in knobs.items() if value != baseline[name]}
     turned = {
-        name: value * workers if name in workload.over_all_ranks else value
+        name: value * workers
+        if name in workload.over_all_ranks
+        else own_words.said(workload, name, value)
         for name, value in differing.items()
         if name in flags and name not in workload.in_proportion
     }
@@ -330,6 +342,10 @@ def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
         text = arguments.given(workload.arguments, flag)
         if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
             continue
+        if name in workload.words:
+            text = _of_switch(workload.arguments, flag, text)
+            present[name] = own_words.meant(workload.words[name], name, text)
+            continue
         is_boolean = isinstance(CATALOGUE[name].default, bool)
         value = arguments.truth(text) if is_boolean else _value(text)
         if text is not None:
@@ -338,6 +354,12 @@ def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
         if is_boolean and value is None and arguments.may_be_switch(flag):
             present[name] = flag in workload.arguments
     return {n: v for n, v in present.items() if not CATALOGUE[n].domain.problem(v)}
+
+
+def _of_switch(given: Sequence[str], flag: str, text: str | None) -> str | None:
+    """Return `true` for a switch that is given, as the word behind it is an argument of its own."""
+    is_switch = arguments.may_be_switch(flag) and flag in given
+    return written(True) if is_switch and arguments.truth(text) is None else text
 
 
 def _value(text: str | None) -> Any:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from autotune.config import mistakes
 from autotune.config.quantities import Bytes, Seconds
 from autotune.workloads import BUILT_IN
-from search_spaces.knob import KnobValue
+from search_spaces.knob import KnobValue, written
 
 KEEP: Final = "keep"
 FREE: Final = "free"
@@ -71,6 +71,11 @@ class WorkloadSpec(Section):
         default_factory=dict,
         description="Knobs that the script turns by itself: for each `--flag`, `key=`, `$VARIABLE`, or "
         "a field of a file that it reads: `config.yaml::a.field`, `--config::a.field`.",
+    )
+    words: dict[str, dict[str, KnobValue]] = Field(
+        default_factory=dict,
+        description="For knobs of `flags` whose argument says their values otherwise: for each value "
+        "the argument's word; true and false of a switch: `compile: {none: false, default: true}`.",
     )
     over_all_ranks: list[str] = Field(
         default_factory=list,
@@ -150,6 +155,19 @@ class WorkloadSpec(Section):
                 f"own factory, got {mistakes.in_yaml(name)}{mistakes.did_you_mean(name, BUILT_IN)}"
             )
         return name
+
+    @field_validator("words", mode="before")
+    @classmethod
+    def _by_text(cls, words: Any) -> Any:
+        """Have the values of knobs as texts, as in JSON: YAML reads numbers and booleans there."""
+        if not isinstance(words, dict):
+            return words
+        return {
+            knob: {written(value): word for value, word in given.items()}
+            if isinstance(given, dict)
+            else given
+            for knob, given in words.items()
+        }
 
     @field_validator("args")
     @classmethod

@@ -31,7 +31,8 @@ class BestConfig(Mapping[str, Any]):
     """Recommended configuration; a mapping from knob to value.
 
     Attributes:
-        knobs: a value for every knob of the catalogue.
+        knobs: a value for every knob of the catalogue; of a script or a command for those of its study
+            alone, as it sets all others by itself.
         world_size: ranks that it was measured with.
         throughput: value, low, high and unit of the recommended configuration.
         speedup: over the baseline with low and high; None if there was none to compare with.
@@ -57,10 +58,18 @@ class BestConfig(Mapping[str, Any]):
     own: tuple[str, ...] | None = None
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """Return keyword arguments for DistributedDataParallel, as the trials had them."""
-        from autotune.worker.effects.parallel import ddp_arguments
+        """Return keyword arguments for DistributedDataParallel, as the trials had them.
 
-        return ddp_arguments({**_OF_OLDER_FILES, **self.knobs})
+        Of a script they are those of its study: the others are as the script sets them.
+        """
+        from autotune.worker.effects.parallel import DDP_ARGUMENTS, ddp_arguments
+        from search_spaces import defaults
+
+        found = ddp_arguments({**defaults(), **_OF_OLDER_FILES, **self.knobs})
+        if self.script is None:
+            return found
+        own = {argument for name, argument in DDP_ARGUMENTS.items() if name in self.knobs}
+        return {argument: value for argument, value in found.items() if argument in own}
 
     def lost_without(self, *applied: str) -> dict[str, Any]:
         """Return settings that are lost in a script which applies only `ddp_arguments` and some knobs.

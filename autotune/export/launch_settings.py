@@ -75,7 +75,10 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
 
 
 def changes(
-    script: Mapping[str, Any], knobs: Mapping[str, Any], now: Mapping[str, str | None]
+    script: Mapping[str, Any],
+    knobs: Mapping[str, Any],
+    now: Mapping[str, str | None],
+    words: Sequence[str],
 ) -> Iterator[str]:
     """Yield changes for the job, a line each: settings of its script, and knobs from outside.
 
@@ -83,14 +86,33 @@ def changes(
         script: entry of best.yaml.
         knobs: recommended values.
         now: settings of the command, as `today` returns them.
+        words: arguments of the command.
     """
     for name, value in script["turned"].items():
-        if now.get(name) != written(value):
-            yield f"{name}: {_shown(script['flags'][name], now.get(name))} -> {written(value)}"
+        flag = script["flags"][name]
+        if isinstance(value, bool) and _is_switch(flag, now.get(name)):
+            yield from (f"{name}: {change}" for change in _switched(flag, words, on=value))
+        elif now.get(name) != written(value):
+            yield f"{name}: {_shown(flag, now.get(name))} -> {written(value)}"
     then = script.get("today", {})
     for name in script["changes"]:
         before = f"{written(then[name])} -> " if name in then else ""
         yield f"{name}: {before}{written(knobs[name])} (from outside)"
+
+
+def _is_switch(flag: str, text: str | None) -> bool:
+    """Return whether a flag is there or not, instead of having a value."""
+    may_be = arguments.may_be_switch(flag) and arguments.truth(text) is None
+    return may_be or arguments.switches(flag) is not None
+
+
+def _switched(flag: str, words: Sequence[str], *, on: bool) -> Iterator[str]:
+    """Yield which switch is taken away and which is added, if any is."""
+    found = arguments.changed(words, {"": flag}, {"": on})
+    gone = [word for word in words if word not in found]
+    added = [word for word in found if word not in words]
+    if gone or added:
+        yield f"{' '.join(gone) or _NOT_GIVEN} -> {' '.join(added) or _NOT_GIVEN}"
 
 
 def _shown(flag: str, text: str | None) -> str:

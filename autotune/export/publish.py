@@ -1,12 +1,13 @@
 """Content of best.yaml at this moment: the recommendation, or the provisional answer before it."""
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.analysis.verdict import Verdict
-from autotune.config import StudySpec
+from autotune.config import StudySpec, scripts
 from autotune.errors import BadInput
 from autotune.export.tuned_job import script_of
 from autotune.export.writing import document, of_today, write
@@ -32,8 +33,12 @@ def content_of(
         world_size: ranks that it was measured with.
         environment: that it was measured in.
     """
+    own = {*spec.values(), *spec.baseline, *scripts.of_arguments(spec.workload)}
+    knobs = verdict.knobs or {}
+    if spec.workload.is_script:
+        knobs = {name: value for name, value in knobs.items() if name in own}
     content = document(
-        verdict=verdict,
+        verdict=dataclasses.replace(verdict, knobs=knobs),
         text=text,
         unit=spec.unit,
         world_size=world_size,
@@ -41,7 +46,7 @@ def content_of(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         script=script_of(spec, verdict.knobs, Path(study.workdir), world_size),
     )
-    return {**content, "own": sorted({*spec.values(), *spec.baseline})}
+    return {**content, "own": sorted(own)}
 
 
 def current_content(

@@ -19,6 +19,7 @@ from autotune.paths import tuned_files
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import FileCopy
 from autotune.worker.python_command import letters_of, parsed
+from search_spaces import defaults
 from search_spaces.knob import written
 
 _DEAF = "EIS"
@@ -95,10 +96,11 @@ def script_job(
     )
     for copy in given.copies:
         config_copies.write(copy)
+    knobs = {**defaults(), **best.knobs}
     order = job_order.Order(
         target,
         script["is_module"],
-        best.knobs,
+        knobs,
         tuple(script["changes"]),
         _named(given.copies),
         samples=script.get("samples") or 0,
@@ -107,7 +109,7 @@ def script_job(
     if order.changes:
         _check_options(command)
     of_study, otherwise = _of_study(script, environment)
-    of_process = _of_process(best.knobs, order.changes, environment)
+    of_process = _of_process(knobs, order.changes, environment)
     found = {
         **of_study,
         **_unset(script, environment),
@@ -122,7 +124,7 @@ def script_job(
         found,
         (*_differences(best, command[place], script), *of_settings, *otherwise),
         (
-            *launch_settings.changes(script, best.knobs, now),
+            *launch_settings.changes(script, best.knobs, now, words),
             *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
         ),
         (

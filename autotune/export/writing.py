@@ -16,6 +16,7 @@ from autotune.export.best import FORMAT, BestConfig, is_best, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
+_BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
 _WIDTH = 100
 """Width of a line that holds several knobs, in characters."""
 
@@ -88,8 +89,9 @@ def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
 def as_text(content: Mapping[str, Any]) -> str:
     """Return the text of the file.
 
-    Under `knobs` are those of the job, and those that differ from their defaults; all others stand
-    together at the end, so that the file means the same under another version.
+    Under `knobs` are those of the job, and those that differ from their defaults. Of a workload all
+    others stand together at the end, so that the file means the same under another version; a script
+    sets them by itself.
     """
     named = {*content.get("own", content["knobs"]), *content.get("unusual", ())}
     knobs: dict[str, Any] = content["knobs"]
@@ -99,7 +101,9 @@ def as_text(content: Mapping[str, Any]) -> str:
     text = (
         f"# Found by autotune. Load it with autotune.load(...).\n{_yaml({**shown, 'knobs': own})}"
     )
-    return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}" if others else text
+    if others:
+        return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}"
+    return text + (_BY_ITSELF if content.get("script") else "")
 
 
 def _yaml(content: Mapping[str, Any]) -> str:

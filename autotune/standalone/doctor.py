@@ -23,12 +23,13 @@ from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import name_lookup, process_comparison
+from autotune.standalone.own_options import shows
 from autotune.standalone.ray_safety import judged
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
 from autotune.worker.survey_result import SurveyResult
 from launchers import Launcher, Resources, open_launcher
-from search_spaces import KnobValue, infeasible
+from search_spaces import CATALOGUE, KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
 from storage import Database
@@ -317,8 +318,8 @@ def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> 
         return f"{written(value)} takes effect, from outside"
     if name in COUNTED and workload.keeps_global_batch:
         return _takes_together(probe, name, knobs)
-    # The number of samples shows the effect of these two; that of other arguments is not visible.
-    if name in COUNTED and (not workload.samples or _is_seen(probe, name, knobs)):
+    counted = name in COUNTED and not workload.samples  # its samples were counted in this run
+    if counted or _is_seen(probe, name, knobs):
         return f"{written(value)} takes effect, by {flag}"
     return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
 
@@ -356,15 +357,19 @@ def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
 
 
 def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
-    """Return whether a survey shows the right number of samples in a step.
+    """Return whether a survey shows the value of a knob.
 
-    It is for a script whose samples are not counted while it is timed. A script with the sequence
-    first has its samples in the columns.
+    The micro-batch and the accumulation show in the samples of a step; a script with the sequence
+    first has them in the columns.
     """
+    if name not in COUNTED and (name not in CATALOGUE or CATALOGUE[name].named is None):
+        return False  # nothing would show it
     run = f"doctor-{name}-seen"
     if why_not(probe.run(run, knobs, FitMonitor(), surveyed)):
         return False
     seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
+    if name not in COUNTED:
+        return shows(seen, name, knobs[name])
     wanted = global_batch(knobs, 1)
     return wanted in (seen.samples, seen.columns * seen.accumulation_steps)
 

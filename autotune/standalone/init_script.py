@@ -13,10 +13,10 @@ from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Allowed, Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
-from autotune.worker.survey_result import Option, SurveyResult
+from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE
 from search_spaces.constraints import unmet_needs
-from search_spaces.knob import written
+from search_spaces.knob import KnobValue, written
 
 _LAUNCHES = {
     PYTHON: "one process, no variables of ranks",
@@ -30,13 +30,6 @@ _BATCHES = 5
 _BUCKETS = (5, 25, 100)
 _HALF = {"bf16", "fp16", "pure_bf16"}
 """Formats in which all attention kernels run."""
-_LESS_OFTEN = 10
-"""Factor by which the loss is read less often."""
-_SELDOM = 100
-"""Interval in steps from which on readings of the loss cost too little to be measured."""
-_LOG_INTERVAL = re.compile(
-    r"(log|logging|print)_(interval|freq|frequency|every|steps|every_n_steps)", re.IGNORECASE
-)
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch that have a fused update on every device."""
 
@@ -152,14 +145,16 @@ def _workload(launched: Launched, found: Findings, *, may_write: bool) -> str:
 def _turned_by(found: Findings) -> list[str]:
     """Return the lines that say which settings turn the knobs of the script."""
     lines: list[str] = []
-    batch, interval = found.batch, _log_interval(found.seen)
-    flags = [f"    {knob}: {_text(flag)}" for knob, flag in batch.flags.items()]
+    batch, own = found.batch, found.own.turned
+    flags = {**batch.flags, **{knob: option.flag for knob, option in own.items()}}
     if flags:
-        flags[0] += "   # each was seen to turn its knob"
-    if interval:
-        flags.append(f"    log_interval: {_text(interval.flag)}   # by its name")
-    if flags:
-        lines += ["  flags:", *flags]
+        lines.append("  flags:   # each was seen to turn its knob")
+        lines += [f"    {knob}: {_text(flag)}" for knob, flag in flags.items()]
+    if any(option.words for option in own.values()):
+        lines.append("  words:   # for values of knobs, as these options have them")
+    for knob, option in own.items():
+        shown = ", ".join(f"{_text(value)}: {_word(word)}" for value, word in option.words.items())
+        lines += [f"    {knob}: {{{shown}}}"] if shown else []
     if batch.in_proportion:
         lines.append("  in_proportion:   # together they were seen to turn it")
         for knob, parts in batch.in_proportion.items():
@@ -217,6 +212,7 @@ def offered(found: Findings, cpus: int) -> dict[str, list[Any]]:
         cpus: of this machine.
     """
     offers = dict(_offers(found, cpus))
+    offers |= {knob: found.own.values(knob, offers.get(knob, ())) for knob in found.own.turned}
     fitting = {
         name: [value for value in values if not any(unmet_needs({name: value}, found.facts))]
         for name, values in offers.items()
@@ -290,30 +286,10 @@ def _of_process(found: Findings, cpus: int) -> _Offers:
         yield "cpu_threads", [0, share]
     if "freeze_gc" not in seen.settled:
         yield "freeze_gc", [False, True]
-    if interval := _log_interval(seen):
-        today = int(interval.value)
-        yield "log_interval", [today, _LESS_OFTEN * today]
 
 
 def _kernels(seen: SurveyResult) -> str:
     return str(seen.own.get("optimizer_kernels", "default"))
-
-
-def _log_interval(seen: SurveyResult) -> Option | None:
-    """Return the option for the interval between readings of the loss, by its name.
-
-    It is None where the script has none, or reads no loss.
-    """
-    options = seen.options if seen.reads_loss else ()
-    return next((o for o in options if o.sure and not o.switch and _is_interval(o)), None)
-
-
-def _is_interval(option: Option) -> bool:
-    domain = CATALOGUE["log_interval"].domain
-    text = str(option.value)
-    named = _LOG_INTERVAL.fullmatch(option.name.replace("-", "_"))
-    often = text.isdecimal() and int(text) < _SELDOM
-    return bool(named) and often and not domain.problem(int(text))
 
 
 def _batches(today: int, samples: int, step: int) -> list[int]:
@@ -353,20 +329,29 @@ def _left_out(found: Findings) -> Iterator[str]:
             "find_unused_parameters: the script says true, and false ends a job at the first step that "
             "leaves a parameter out; add it if every step trains the same parameters"
         )
-    if seen.sharded:
-        yield "bucket_cap_mb, precision: they act through DistributedDataParallel"
-    elif not seen.ddp:
-        yield "bucket_cap_mb, precision: there is no DistributedDataParallel"
-    elif seen.scaled or seen.own.get("precision") != "fp32":
-        yield f"precision: the script has {seen.own.get('precision', 'its own')} by itself"
-    if not seen.loader:
-        yield "loader_workers: there is no DataLoader"
-    if _kernels(seen) != "default":
-        yield f"optimizer_kernels: the script has {_kernels(seen)} by itself"
-    elif seen.optimizer not in _FUSED:
-        yield f"optimizer_kernels: {seen.optimizer} has no fused update"
+    yield from (
+        f"{knob}: {why}" for knob, why in _not_from_outside(seen) if knob not in found.own.turned
+    )
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
-    yield from found.batch.doubts
+    yield from (*found.batch.doubts, *found.own.doubts)
+
+
+def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
+    """Yield knobs that do not act on a script from outside, each with the reason."""
+    without_ddp = "there is no DistributedDataParallel"
+    if seen.sharded:
+        without_ddp = "it acts through DistributedDataParallel"
+    if not seen.ddp:
+        yield "bucket_cap_mb", without_ddp
+        yield "precision", without_ddp
+    elif seen.scaled or seen.own.get("precision") != "fp32":
+        yield "precision", f"the script has {seen.own.get('precision', 'its own')} by itself"
+    if not seen.loader:
+        yield "loader_workers", "there is no DataLoader"
+    if _kernels(seen) != "default":
+        yield "optimizer_kernels", f"the script has {_kernels(seen)} by itself"
+    elif seen.optimizer not in _FUSED:
+        yield "optimizer_kernels", f"{seen.optimizer} has no fused update"
 
 
 def _batch_left_out(found: Findings) -> Iterator[str]:
@@ -398,8 +383,7 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     seen = found.seen
     batch = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
     own = {**seen.own, **({} if seen.uneven else batch)}
-    if interval := _log_interval(seen):
-        own["log_interval"] = int(interval.value)
+    own |= {knob: option.today for knob, option in found.own.turned.items()}
     # The number format decides which kernels of attention can run.
     always_stated = {*batch, "precision"} if "attention" in space else {*batch}
     kept = {name: value for name, value in own.items() if name in space or name in always_stated}
@@ -412,6 +396,11 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     lines += ["baseline:"] if kept else ["baseline: {}"]
     lines += [f"  {name}: {written(value)}" for name, value in kept.items()]
     return "\n".join([*lines, ""])
+
+
+def _word(word: KnobValue) -> str:
+    """Return a word of an option as YAML."""
+    return _text(word) if isinstance(word, str) else written(word)
 
 
 def _text(text: str) -> str:

@@ -112,7 +112,7 @@ def _of_script(
     done: list[tuple[str, str]] = []
 
     def write(found: Findings) -> study.StudySpec:
-        for doubt in found.batch.doubts:
+        for doubt in (*found.batch.doubts, *found.own.doubts):
             say(f"Not mapped: {doubt}.")
         cpus = len(os.sched_getaffinity(0))
         text = init_script.study(command, launched, found, cpus, name=name, allowed=may)

@@ -1,7 +1,9 @@
 """Survey of a launch command: the parts of its script, and the settings for its knobs."""
 
 import dataclasses
+import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +14,17 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import doctor, flags, interpreters
+from autotune.standalone import doctor, flags, interpreters, own_words
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.own_options import OwnOptions, find_own_options
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
+from search_spaces.knob import KnobValue, written
 from storage import AttemptResult, AttemptState
 
 _TAIL_BYTES = 4096
@@ -29,6 +33,8 @@ _LINES_SHOWN = 20
 _SLOWER = 4.0
 """Factor over the first run's time: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
+_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
+"""Seconds in which runs with other options may begin, and as a multiple of those before them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Findings:
         device: 'cpu' or 'cuda'.
         facts: of this machine, for constraints.
         batch: settings of its micro-batch and accumulation.
+        own: its options that turn other knobs.
     """
 
     seen: SurveyResult
@@ -48,6 +55,7 @@ class Findings:
     device: str
     facts: Facts
     batch: BatchSettings = field(default_factory=BatchSettings)
+    own: OwnOptions = field(default_factory=OwnOptions)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -102,18 +110,38 @@ def survey(
             say(f"Note: {notice}")
         plan = Plan(spec, launcher)
         runner = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
+        began = time.monotonic()
         seen = runner.at({})
         seen = _with_settings(seen, launched, workdir)
         _check(seen, launched, plan, runner.output())
         found = find_batch_settings(runner.at, seen, launcher.workers, say)
+        facts = facts_of(launcher)
+        own = find_own_options(
+            runner.at,
+            seen,
+            own_words.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
+            say,
+            max(_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS * (time.monotonic() - began)),
+        )
         if found.columns:
             seen = dataclasses.replace(seen, micro_batch=seen.columns)
         seen = _of_all_nodes(seen, found, launched)
         workers, device = launcher.workers * launched.nodes, launcher.slots[0].device
-        study = write(Findings(seen, workers, device, facts_of(launcher), found))
+        study = write(Findings(seen, workers, device, facts, found, own))
         if launched.nodes == 1:
             _check_start(Probe(plan.of(study), Path(folder), workdir), launched, seen, say)
         return study
+
+
+def _besides(found: BatchSettings, seen: SurveyResult) -> list[Option]:
+    """Return the settings of a script that do not make up its batch."""
+    batch = {*found.flags.values(), *(s for parts in found.in_proportion.values() for s in parts)}
+    return [option for option in seen.options if option.flag not in batch]
+
+
+def cpus_of_rank(workers: int) -> int:
+    """Return the processors of this machine for each of its ranks."""
+    return len(os.sched_getaffinity(0)) // max(1, workers)
 
 
 def _check_start(
@@ -194,7 +222,7 @@ class _Runner:
         """Return the end of what rank 0 printed in the last run."""
         return self._probe.files(self._last).tail(0, _TAIL_BYTES)
 
-    def at(self, settings: Mapping[str, int]) -> SurveyResult:
+    def at(self, settings: Mapping[str, KnobValue]) -> SurveyResult:
         """Return what rank 0 has seen.
 
         Args:
@@ -206,7 +234,7 @@ class _Runner:
         self._runs += 1
         name, target = f"survey-{self._runs}", self._launched.target
         own = {flag: flag for flag in settings}
-        changed = ", ".join(f"{flag} {value}" for flag, value in settings.items())
+        changed = ", ".join(f"{flag} {written(value)}" for flag, value in settings.items())
         self._say(f"Looking at {target}{changed and f' with {changed}'} ...")
         files = self._probe.files(name)
         given = fields.given(

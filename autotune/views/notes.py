@@ -1,7 +1,7 @@
 """Notes for optuna-dashboard, in Markdown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.conclusion import mean_rate
@@ -10,6 +10,7 @@ from autotune.analysis.verdict import Finalist, Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
 from autotune.views.verdict_text import text_of
+from search_spaces import CATALOGUE
 from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
 
@@ -78,7 +79,7 @@ def study_note(verdict: Verdict) -> str:
     lines += [f"Measured on {verdict.measured_on}.", ""] if verdict.measured_on else []
     if verdict.knobs:
         lines += ["### For now" if verdict.provisional else "### Recommended", ""]
-        lines += [*_configuration(verdict.knobs), ""]
+        lines += [*_configuration(verdict.knobs, verdict.baseline_knobs), ""]
         lines += [f"### {_how_compared(verdict)}", ""]
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
         lines += [_finalist_row(finalist) for finalist in verdict.finalists]
@@ -110,8 +111,19 @@ def _basis(verdict: Verdict) -> str:
     return f"{text}; the others by {counted(verdict.chosen_in, 'round')} of all before those."
 
 
-def _configuration(knobs: dict[str, Any]) -> list[str]:
-    return ["```", *(f"{name}: {written(value)}" for name, value in knobs.items()), "```"]
+def _configuration(knobs: dict[str, Any], baseline: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the knobs with another value than their default, or than that of the baseline."""
+    today = baseline or {}
+    shown = [
+        f"{name}: {written(value)}"
+        for name, value in knobs.items()
+        if today.get(name, value) != value or _is_unusual(name, value)
+    ]
+    return ["```", *(shown or ["# all knobs at their defaults"]), "```"]
+
+
+def _is_unusual(name: str, value: Any) -> bool:
+    return name not in CATALOGUE or value != CATALOGUE[name].default
 
 
 def _finalist_row(finalist: Finalist) -> str:

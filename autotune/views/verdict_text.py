@@ -138,8 +138,8 @@ def _no_baseline(verdict: Verdict) -> str:
         fails = f"fails after {runs} in turn{ends}; the best that does not"
     return (
         f"Your configuration {fails} reaches {_rate(verdict)} with "
-        f"{difference(verdict.knobs or {}, {})}. If you have mended what stopped yours since, start a "
-        "study of another name."
+        f"{difference(verdict.knobs or {}, verdict.baseline_knobs)}. If you have mended what stopped "
+        "yours since, start a study of another name."
     )
 
 
@@ -227,7 +227,7 @@ def _fastest(verdict: Verdict) -> str:
     yours = f"does not run here ({_ended(failure)})" if failure else "has not been measured yet"
     return (
         f"your configuration {yours}; the fastest that was seen reaches {_rate(verdict)} with "
-        f"{difference(verdict.knobs or {}, {})}." + _unchecked(verdict)
+        f"{difference(verdict.knobs or {}, verdict.baseline_knobs)}." + _unchecked(verdict)
     )
 
 

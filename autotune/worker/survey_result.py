@@ -17,11 +17,14 @@ class Option:
     """Command line option of a script, and its present value.
 
     Attributes:
-        flag: `--flag`, `--flag=` where its value must be in the same argument, or `key=`.
+        flag: `--flag`, `--flag=` where its value must be in the same argument, or `key=`; of a switch
+            also `--on/--off`, or `/--off` where nothing but its absence switches it on.
         name: of the value inside the script.
         value: in force.
         switch: whether it has no value, and is given or not.
         sure: whether a parser knows it; otherwise it is a guess from a variable of that name.
+        choices: all values that its parser takes; empty: it does not say.
+        help: what its parser tells of it.
     """
 
     flag: str
@@ -29,6 +32,8 @@ class Option:
     value: Any
     switch: bool = False
     sure: bool = True
+    choices: tuple[str, ...] = ()
+    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class SurveyResult:
         settled: knobs of the process that the script sets by itself.
         threads: of an operator on the CPU.
         attends: whether scaled_dot_product_attention was called.
-        reads_loss: whether a number was read from a tensor, as a loss is for a log.
+        reads: how often a number was read from a tensor, as a loss is for a log.
+        frames: number of frames that torch.compile has compiled.
         options: all that were found, in the order of the script.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
@@ -86,7 +92,8 @@ class SurveyResult:
     settled: tuple[str, ...] = ()
     threads: int = 0
     attends: bool = False
-    reads_loss: bool = False
+    reads: int = 0
+    frames: int = 0
     options: tuple[Option, ...] = ()
     settings: tuple[str, ...] = ()
     ended: str = ""

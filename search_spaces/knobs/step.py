@@ -19,6 +19,7 @@ from search_spaces.knob import (
     Choice,
     Clash,
     Knob,
+    Named,
     Range,
     Via,
 )
@@ -102,6 +103,29 @@ KNOBS = (
         acts_on=STEP,
         target=ANY_WORKLOAD,
         inject=Via(ROOT, values=("fp32", "tf32", "bf16"), today="fp32"),
+        named=Named(
+            (
+                *(
+                    "bf16",
+                    "precision",
+                    "mixed_precision",
+                    "dtype",
+                    "amp",
+                    "autocast",
+                    "train_dtype",
+                ),
+                *("compute_dtype", "amp_dtype", "torch_dtype", "fp16", "float16", "half"),
+            ),
+            ("mixed precision", "mixed-precision", "autocast", "bfloat16", "half precision"),
+            (
+                {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
+                {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"},
+                {"no": "fp32", "bf16": "bf16", "fp16": "fp16"},
+                {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"},
+                {"32": "fp32", "bf16": "bf16", "16": "fp16"},
+                {"none": "fp32", "bf16": "bf16", "fp16": "fp16"},
+            ),
+        ),
         applied="torch.set_float32_matmul_precision, torch.autocast, torch.amp.GradScaler",
         source="Micikevicius et al. 2018, Mixed Precision Training; PyTorch AMP documentation",
         memory=True,
@@ -168,6 +192,14 @@ KNOBS = (
         acts_on=STEP,
         target=OWN_OPTIMIZER,
         inject=Via(OPTIMIZER),
+        named=Named(
+            ("fused", "fused_optimizer", "fused_adam", "fused_adamw", "foreach", "optim"),
+            ("fused optimizer", "fused adam", "fused implementation"),
+            (
+                {"adamw_torch": "default", "adamw_torch_fused": "fused"},
+                {"for-loop": "default", "foreach": "foreach", "fused": "fused"},
+            ),
+        ),
         applied="foreach=..., fused=... in the optimizer's parameter groups",
         source="PyTorch torch.optim: foreach is the default on CUDA, a loop elsewhere",
         memory=True,
@@ -220,6 +252,22 @@ KNOBS = (
         acts_on=STEP,
         target=DATASET,
         inject=Via(LOADER),
+        named=Named(
+            (
+                *("num_workers", "workers", "n_workers", "nworkers", "dataloader_num_workers"),
+                *("data_workers", "num_data_workers", "loader_workers", "num_loader_workers"),
+                *(
+                    "dataloader_workers",
+                    "num_dataloader_workers",
+                    "n_cpu",
+                    "cpu_workers",
+                    "j",
+                    "nw",
+                ),
+            ),
+            ("loading workers", "loader workers", "dataloader workers", "use for data loading"),
+            is_number=True,
+        ),
         applied="DataLoader(num_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default 0)",
         ordered=True,
@@ -276,6 +324,10 @@ KNOBS = (
         acts_on=STEP,
         target=ANY_WORKLOAD,
         inject=Via(LOADER),
+        named=Named(
+            ("pin_memory", "pin_mem", "dataloader_pin_memory"),
+            ("pin cpu memory", "pinned memory", "pin memory"),
+        ),
         applied="DataLoader(pin_memory=...)",
         source="PyTorch torch.utils.data, memory pinning",
         parts=("loader", "copies"),
@@ -360,6 +412,17 @@ KNOBS = (
         acts_on=STEP,
         target=ANY_WORKLOAD,
         inject=None,
+        named=Named(
+            tuple(
+                f"{what}_{how}"
+                for what in ("log", "logging", "print", "disp", "display", "report")
+                for how in (
+                    *("interval", "freq", "frequency", "every", "steps"),
+                    *("every_n_steps", "every_steps", "iter", "iters"),
+                )
+            ),
+            is_number=True,
+        ),
         applied="float(loss) every so many steps",
         source="PyTorch ImageNet example, --print-freq (default 10)",
         ordered=True,

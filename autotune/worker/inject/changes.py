@@ -6,7 +6,6 @@ nothing to act on: the result of a run must not be attributed to it.
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from autotune.worker.effects import feeding, kernels, parallel, precision, proce
 from autotune.worker.effects.compression import HOOKED, compress_gradients
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
+from autotune.worker.inject.detected import compiled_frames
 from autotune.worker.inject.root_changes import RootChanges, has_convolutions
 from autotune.worker.inject.roots import Roots
 from autotune.worker.protocol import CHECKED_STEPS, Knobs
@@ -112,7 +112,7 @@ class Changes:
         """
         met = set(self._met)
         if self._roots.trained():
-            met |= self._root.met | (COMPILATION if _has_compiled() else set())
+            met |= self._root.met | (COMPILATION if compiled_frames() else set())
         return sorted(self._names - (met if draws else met - LOADER))
 
     def set_back(self) -> list[str]:
@@ -215,9 +215,3 @@ def _wrap(
         build(original, signature.bind(*args, **kwargs))
 
     owner.__init__ = init  # type: ignore[misc]
-
-
-def _has_compiled() -> bool:
-    """Return whether torch.compile has compiled a frame in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and dynamo.counters["frames"]["ok"] > 0

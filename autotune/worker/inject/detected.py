@@ -1,6 +1,7 @@
 """Settings that a script has in force for knobs, read from what it has built, once it trains."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from autotune.worker.protocol import Knobs
 
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MIB = 1 << 20
+_OF_IMAGES = 4
+"""Dimensions of the weight of a convolution over images."""
 _ON = "on"
 """Value of a knob that is in force in a form that does not show."""
 _HOOKS = {
@@ -90,6 +93,39 @@ class Recomputation:
         return {"activation_checkpointing": _ON} if self.seen else {}
 
 
+def compiled_frames() -> int:
+    """Return the number of frames that torch.compile has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["frames"]["ok"]) if dynamo else 0
+
+
+def compilation() -> dict[str, Any]:
+    """Return whether anything is compiled, as `compile`: which mode it is does not show."""
+    return {"compile": _ON if compiled_frames() else "none"}
+
+
+def memory_format(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
+    """Return channels_last, if the weights of convolutions show it.
+
+    A weight of one channel or of 1 x 1 has both formats at once.
+
+    Args:
+        parameters: that are trained.
+    """
+    weights = (one for one in parameters if one.dim() == _OF_IMAGES and not is_sharded(one))
+    last = [
+        not weight.is_contiguous()
+        for weight in weights
+        if weight.is_contiguous() != weight.is_contiguous(memory_format=torch.channels_last)
+    ]
+    return {"channels_last": all(last)} if last else {}
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Return whether ranks hold parts of a parameter (FSDP2)."""
+    return hasattr(parameter, "placements")
+
+
 def ddp_settings(model: DistributedDataParallel) -> dict[str, Any]:
     """Return knobs of the constructor of DistributedDataParallel."""
     bucket = model.bucket_bytes_cap / _MIB
@@ -145,4 +181,5 @@ def contradictions(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -
 
 def _agree(own: Any, wanted: Any) -> bool:
     # Autocast is the same for tf32 and fp32.
-    return own == wanted or (own, wanted) == ("fp32", "tf32") or (own == _ON and bool(wanted))
+    is_on = own == _ON and wanted not in (0, False, "none")
+    return own == wanted or (own, wanted) == ("fp32", "tf32") or is_on

@@ -1,16 +1,21 @@
 """Arguments of a script, as its own parser defines them, whichever that is."""
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from autotune.worker.survey_result import Option
 
 _SCALARS = (bool, int, float, str)
+_MOST_CHOICES = 50
+_MOST_HELP = 500
+"""Characters of a help text that are kept."""
 _CLICKS = ("click.globals", "typer._click.globals")
 """Modules that know which command runs; a script that uses them has imported them."""
 
@@ -22,6 +27,8 @@ _OF_DATACLASSES: Mapping[str, Callable[[str], str]] = {
 }
 """Libraries that make a command line of a dataclass -> how they spell the option of a field, given the
 path to it."""
+_IN_PAIRS = {"tyro"}
+"""Those of them that make a pair of switches of a boolean: `--a.b` and `--a.no-b`."""
 
 
 class Options:
@@ -57,20 +64,67 @@ class Options:
 
 
 def _of_parser(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Iterator[Option]:
+    switches: dict[str, dict[bool, str]] = {}
+    for action in parser._actions:
+        if action.nargs == 0 and isinstance(action.const, bool):
+            switches.setdefault(action.dest, {})[action.const] = _longest(action.option_strings)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             chosen = action.choices.get(getattr(parsed, action.dest, None) or "")
             if chosen is not None:
                 yield from _of_parser(chosen, parsed)
         elif action.option_strings and hasattr(parsed, action.dest):
-            value = getattr(parsed, action.dest)
-            flag = max(action.option_strings, key=lambda text: (text.startswith("--"), len(text)))
-            if isinstance(action, argparse.BooleanOptionalAction):
-                flag = action.option_strings[0]
-            switch = action.nargs == 0
-            if switch and value is not True and value is not False:
-                continue
-            yield Option(flag, action.dest, _as_json(value), switch=switch)
+            option = _of_action(action, getattr(parsed, action.dest), switches)
+            if option is not None:
+                yield option
+
+
+def _of_action(
+    action: argparse.Action, value: Any, switches: Mapping[str, Mapping[bool, str]]
+) -> Option | None:
+    """Return an option of argparse; None where it sets no value of its own, such as `--help`.
+
+    Args:
+        action: of the parser.
+        value: in force.
+        switches: name of a value -> the options that switch it on and off.
+    """
+    flag, switch = _longest(action.option_strings), action.nargs == 0
+    if isinstance(action, argparse.BooleanOptionalAction):
+        negative = [one for one in action.option_strings if one.startswith("--no-")]
+        flag = _switch(action.option_strings[0], _longest(negative) if negative else "")
+    elif switch:
+        several = switches.get(action.dest, {})
+        flag = _switch(several.get(True, ""), several.get(False, ""))
+    elif action.nargs == "?" and isinstance(action.const, str) and value in (None, action.const):
+        switch, value = True, value is not None  # `--compile` alone, without the name of a backend
+    if switch and (not flag or not isinstance(value, bool)):
+        return None
+    text = action.help if isinstance(action.help, str) else ""
+    return Option(
+        flag,
+        action.dest,
+        _as_json(value),
+        switch=switch,
+        choices=_as_texts(action.choices or ()),
+        help=text[:_MOST_HELP],
+    )
+
+
+def _longest(flags: Iterable[str]) -> str:
+    """Return the option of a parser by its full name."""
+    return max(flags, key=lambda text: (text.startswith("--"), len(text)))
+
+
+def _switch(on: str, off: str) -> str:
+    """Return the flag of a switch, by the options that switch it on and off; empty: there is none."""
+    return f"{on}/{off}" if off else on
+
+
+def _as_texts(choices: Iterable[Any]) -> tuple[str, ...]:
+    """Return all values that an option takes; none where they are no names or too many to be some."""
+    texts = tuple(map(str, itertools.islice(choices, _MOST_CHOICES + 1)))
+    return texts if len(texts) <= _MOST_CHOICES else ()
 
 
 def _of_click() -> Iterator[Option]:
@@ -79,12 +133,29 @@ def _of_click() -> Iterator[Option]:
         context = module.get_current_context(silent=True) if module else None
         while context is not None:
             for parameter in context.command.params:
-                flags = [text for text in parameter.opts if text.startswith("-")]
-                if flags and parameter.name in context.params:
-                    switch = bool(getattr(parameter, "is_flag", False))
-                    value = _as_json(context.params[parameter.name])
-                    yield Option(max(flags, key=len), parameter.name, value, switch=switch)
+                if any(map(_is_flag, parameter.opts)) and parameter.name in context.params:
+                    yield _of_parameter(parameter, context.params[parameter.name])
             context = context.parent
+
+
+def _of_parameter(parameter: Any, value: Any) -> Option:
+    """Return an option of click."""
+    switch = bool(getattr(parameter, "is_flag", False))
+    flag = max(filter(_is_flag, parameter.opts), key=len)
+    if switch and parameter.secondary_opts:
+        flag = _switch(flag, max(parameter.secondary_opts, key=len))
+    return Option(
+        flag,
+        parameter.name,
+        _as_json(value),
+        switch=switch,
+        choices=_as_texts(getattr(parameter.type, "choices", ())),
+        help=str(getattr(parameter, "help", None) or "")[:_MOST_HELP],
+    )
+
+
+def _is_flag(text: str) -> bool:
+    return text.startswith("-")
 
 
 def _of_hydra() -> Iterator[Option]:
@@ -109,15 +180,25 @@ def _flat(config: Any, prefix: str) -> Iterator[Option]:
 
 def _of_dataclasses() -> Iterator[Option]:
     """Yield the fields of the first dataclass that a function of the script, or the script, holds."""
-    spelt = next((spell for name, spell in _OF_DATACLASSES.items() if name in sys.modules), None)
-    if spelt is None:
+    library = next((name for name in _OF_DATACLASSES if name in sys.modules), None)
+    if library is None:
         return
     for frame in _frames():
         for value in frame.f_locals.values():
             if _is_instance(value) and _is_of_main(frame):
-                for path, told in _leaves(value, ""):
-                    yield Option(f"--{spelt(path)}", path.rpartition(".")[2], told)
+                for path, option in _leaves(value, ""):
+                    yield _spelt(library, path, option)
                 return
+
+
+def _spelt(library: str, path: str, option: Option) -> Option:
+    """Return the option of a field as a library spells it."""
+    flag = f"--{_OF_DATACLASSES[library](path)}"
+    if library not in _IN_PAIRS or not isinstance(option.value, bool):
+        return dataclasses.replace(option, flag=flag)
+    before, dot, last = flag.removeprefix("--").rpartition(".")
+    pair = _switch(flag, f"--{before}{dot}no-{last}")
+    return dataclasses.replace(option, flag=pair, switch=True)
 
 
 def _is_instance(value: Any) -> bool:
@@ -129,13 +210,21 @@ def _is_of_main(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "__main__"
 
 
-def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Option]]:
+    """Yield the fields of a dataclass and of those in it, each with its path."""
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # an annotation may name what is not there
+        hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
         if _is_instance(value):
             yield from _leaves(value, f"{prefix}{field.name}.")
         elif isinstance(value, _SCALARS):
-            yield f"{prefix}{field.name}", value
+            kind = hints.get(field.name)
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            text = str(field.metadata.get("help", ""))[:_MOST_HELP]
+            option = Option("", field.name, value, choices=_as_texts(choices), help=text)
+            yield f"{prefix}{field.name}", option
 
 
 def _of_variables() -> Iterator[Option]:

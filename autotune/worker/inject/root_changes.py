@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from autotune.worker.effects import feeding, float8, kernels, precision
+from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.roots import PLACE, Call
 from autotune.worker.protocol import Knobs
@@ -49,7 +50,7 @@ class RootChanges:
         Raises:
             ValueError: a knob acts on something that the root does not have.
         """
-        sharded = any(hasattr(parameter, "placements") for parameter in root.parameters())
+        sharded = any(map(is_sharded, root.parameters()))
         if "float8" in self._names and not sharded:
             float8.converted(self._knobs, root)
             self.met.add("float8")

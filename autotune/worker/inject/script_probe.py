@@ -197,13 +197,12 @@ class ScriptProbe:
 
     def detected(self) -> dict[str, Any]:
         """Return knob -> value that the script has in force, as far as it shows after a step."""
-        found = {**self._of_loader, **self._recomputation.detected()}
+        found = {**self._of_loader, **self._recomputation.detected(), **detected.compilation()}
         if self.leader is not None:
             found |= detected.optimizer_settings(self.leader)
-            groups = self.leader.param_groups
-            found["precision"] = self._formats.detected(
-                p for group in groups for p in group["params"]
-            )
+            trained = [p for group in self.leader.param_groups for p in group["params"]]
+            found["precision"] = self._formats.detected(trained)
+            found |= detected.memory_format(trained)
         if self.built.model is not None:
             found |= detected.ddp_settings(self.built.model)
         return found

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples, tensors
 from autotune.worker.inject.changes import Changes
@@ -192,7 +193,7 @@ class Survey:
             backwards=self._backwards,
             loader=self.probe.saw_loader,
             ddp=self._changes.built.model is not None,
-            sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
+            sharded=leader is not None and any(map(detected.is_sharded, _parameters(leader))),
             scaled=self._scaled,
             optimizer=type(leader).__name__ if leader else "",
             convolutions=trained is not None
@@ -202,7 +203,8 @@ class Survey:
             settled=self._settled.found(),
             threads=torch.get_num_threads(),
             attends=self._settled.attends,
-            reads_loss=self._settled.reads,
+            reads=self._settled.reads,
+            frames=detected.compiled_frames(),
             options=self._options.found(),
             settings=tuple(self._settings),
             ended=ended,
@@ -340,7 +342,3 @@ def counted(number: int, one: str, several: str) -> str:
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _is_sharded(parameter: torch.Tensor) -> bool:
-    return hasattr(parameter, "placements")

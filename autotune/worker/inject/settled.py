@@ -18,13 +18,14 @@ class Settled:
     Attributes:
         names: knobs that the script sets by itself.
         attends: whether scaled_dot_product_attention was called.
-        reads: whether a number was read from a tensor while gradients were on, as a loss is for a log.
+        reads: how often a number was read from a tensor while gradients were on, as a loss is for a
+            log.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.attends = False
-        self.reads = False
+        self.reads = 0
         self._collector = (False, 0)
 
     def watch(self) -> None:
@@ -48,7 +49,7 @@ class Settled:
         self.attends = True
 
     def _read(self) -> None:
-        self.reads = self.reads or torch.is_grad_enabled()
+        self.reads += torch.is_grad_enabled()
 
 
 def _collector() -> tuple[bool, int]:

@@ -13,9 +13,7 @@ from tests.contract.scripts.bench import SCRIPTS, Bench, assert_well
 KINDS = SCRIPTS / "kinds"
 RANKED = ("ddp", "fsdp2")
 FRAMEWORKS = {"trainer": "transformers", "accelerated": "accelerate", "lit": "lightning"}
-EVERY_KIND = pytest.mark.parametrize(
-    "kind", ["plain", *RANKED, *FRAMEWORKS, "configured", "gan"]
-)
+EVERY_KIND = pytest.mark.parametrize("kind", ["plain", *RANKED, *FRAMEWORKS, "configured", "gan"])
 TOGETHER = {
     "precision": "bf16",
     "channels_last": True,

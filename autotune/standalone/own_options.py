@@ -1,0 +1,217 @@
+"""Search by trial for a script's own options that turn knobs of the catalogue, besides its batch.
+
+Each is given another word in a run of a few steps, and kept if what is seen changes as its knob says.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.analysis.wording import counted
+from autotune.errors import BadInput
+from autotune.standalone import own_words
+from autotune.standalone.own_words import Other
+from autotune.worker.survey_result import SurveyResult
+from search_spaces import CATALOGUE
+from search_spaces.knob import KnobValue, written
+
+LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
+_ON = "on"
+"""Value of a knob that is in force in a form that does not show."""
+_UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
+"""Knobs of which nothing is seen where they have this value."""
+RunScript = Callable[[Mapping[str, KnobValue]], SurveyResult]
+"""Returns what rank 0 sees of the script with these settings changed.
+
+Raises:
+    BadInput: the script fails with them.
+"""
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Option that was seen to turn a knob.
+
+    Attributes:
+        flag: of the script.
+        today: present value of the knob.
+        values: of the knob that it can have.
+        words: value -> word of the option; empty: it takes the values.
+        refused: values with which the script fails.
+    """
+
+    flag: str
+    today: KnobValue
+    values: tuple[KnobValue, ...]
+    words: Mapping[str, KnobValue] = field(default_factory=dict)
+    refused: tuple[KnobValue, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """Result of the search.
+
+    Attributes:
+        turned: knob -> option that turns it.
+        doubts: why other options do not, a line each.
+    """
+
+    turned: dict[str, Turned] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+
+    def values(self, knob: str, usual: Sequence[Any]) -> list[Any]:
+        """Return the values to try of a knob that an option turns.
+
+        Args:
+            knob: name of it.
+            usual: values that are tried from outside; without any, those that were seen.
+        """
+        own, named = self.turned[knob], CATALOGUE[knob].named
+        as_usual = knob != LOG_INTERVAL and named is not None and named.is_number
+        wanted = usual if as_usual and usual else own.values
+        return [value for value in wanted if value not in own.refused]
+
+
+def find_own_options(
+    run: RunScript,
+    seen: SurveyResult,
+    tried: Mapping[str, Sequence[Other]],
+    say: Callable[[str], None],
+    seconds: float,
+) -> OwnOptions:
+    """Try other words for options, each in a run.
+
+    Args:
+        run: runs the script.
+        seen: training of the unchanged command.
+        tried: knob -> what to try.
+        say: called with what will be tried.
+        seconds: after which no further run begins.
+    """
+    if not tried:
+        return OwnOptions()
+    listed = "; ".join(
+        f"{', '.join(dict.fromkeys(one.option.flag for one in several))} for {knob}"
+        for knob, several in tried.items()
+    )
+    say(f"Trying options that are named for a knob: {listed}.")
+    search, end = _Search(run, seen), time.monotonic() + seconds
+    late = []
+    for knob, several in tried.items():
+        if time.monotonic() < end:
+            search.try_knob(several)
+        else:
+            late.append(f"{knob}: {several[0].option.flag} was not tried, as init took too long")
+    return OwnOptions(search.turned, (*search.doubts, *late))
+
+
+class _Search:
+    """Runs with other words, and what came of them.
+
+    Attributes:
+        turned: knob -> option that turns it.
+        doubts: why others do not.
+    """
+
+    def __init__(self, run: RunScript, seen: SurveyResult) -> None:
+        self.turned: dict[str, Turned] = {}
+        self.doubts: list[str] = []
+        self._run = run
+        self._seen = seen
+
+    def try_knob(self, several: Sequence[Other]) -> None:
+        """Try words until one turns the knob."""
+        refused: dict[str, KnobValue] = {}
+        without_effect: set[str] = set()
+        for other in several:
+            flag, word = other.option.flag, other.word
+            if flag in without_effect:
+                continue
+            try:
+                after = self._run({flag: word})
+            except BadInput as error:
+                refused[flag] = word
+                self.doubts.append(f"{_given(other)} fails: {str(error).splitlines()[0]}")
+                continue
+            if doubt := _doubt(other, self._seen, after):
+                self.doubts.append(f"{_given(other)} is not {other.knob}: {doubt}")
+                without_effect.add(flag)
+                continue
+            before, value = _values(other, self._seen, after)
+            values = _in_order(other.knob, before, value)
+            words = own_words.spelling_of(other, (before, value))
+            others = (refused[flag],) if flag in refused else ()
+            self.turned[other.knob] = Turned(flag, before, values, words, others)
+            return
+
+
+def shows(seen: SurveyResult, knob: str, value: KnobValue) -> bool:
+    """Return whether a survey shows that a knob has a value; how many readings are enough does not."""
+    found = seen.own.get(knob)
+    is_on = found == _ON and value not in (0, False, "none")
+    return found == value or is_on or (found is None and value == _UNSEEN.get(knob))
+
+
+def _given(other: Other) -> str:
+    return f"{other.option.flag} {written(other.word)}"
+
+
+def _doubt(other: Other, before: SurveyResult, after: SurveyResult) -> str:
+    """Return why an option does not turn its knob; empty if it does."""
+    split = (after.micro_batch, after.accumulation_steps)
+    if split != (before.micro_batch, before.accumulation_steps):
+        return (
+            f"it changes the batch to {counted(after.micro_batch, 'sample')} x "
+            f"{counted(after.accumulation_steps, 'micro-batch')}"
+        )
+    was, value = _values(other, before, after)
+    if was == value:
+        return f"{_shown(other.knob, before)} as before"
+    domain, wanted = CATALOGUE[other.knob].domain, other.value
+    if wanted not in (None, value) or any(map(domain.problem, (was, value))):
+        return f"then there is {_shown(other.knob, after)}"
+    if CATALOGUE[other.knob].number_format and CATALOGUE[other.knob].default not in (was, value):
+        return f"it has {written(was)} and {written(value)}, and none to compare them with"
+    return ""
+
+
+def _shown(knob: str, seen: SurveyResult) -> str:
+    """Describe what was seen of a knob."""
+    if knob == COMPILE:
+        return counted(seen.frames, "compiled frame")
+    if knob == LOG_INTERVAL:
+        return f"{counted(seen.reads, 'number')} read in {counted(seen.steps, 'step')}"
+    return written(_in_force(knob, seen))
+
+
+def _values(other: Other, before: SurveyResult, after: SurveyResult) -> tuple[Any, Any]:
+    """Return the values of a knob before an option was changed and with it, by what was seen.
+
+    They are equal where nothing has changed.
+    """
+    if other.knob == COMPILE:
+        on = other.value if other.value not in (None, "none") else "default"
+        if after.frames == before.frames:
+            return "none", "none"
+        return ("none", on) if after.frames > before.frames else ("default", "none")
+    if other.knob == LOG_INTERVAL:
+        more = after.reads > before.reads
+        heeded = after.reads != before.reads and more == (int(other.word) < int(str(other.today)))
+        return other.today, other.word if heeded else other.today
+    return _in_force(other.knob, before), _in_force(other.knob, after)
+
+
+def _in_force(knob: str, seen: SurveyResult) -> KnobValue:
+    """Return the value of a knob that a survey shows."""
+    found: KnobValue = seen.own.get(knob, CATALOGUE[knob].default)
+    # Recomputation shows, but not of how many blocks.
+    return int(found == _ON) if knob == RECOMPUTATION else found
+
+
+def _in_order(knob: str, before: KnobValue, after: KnobValue) -> tuple[KnobValue, ...]:
+    """Return the values to try: the default first, and of an interval no shorter one than today's."""
+    if knob == LOG_INTERVAL:
+        return own_words.intervals(int(before))
+    default = CATALOGUE[knob].default
+    return tuple(sorted((before, after), key=lambda value: value != default))

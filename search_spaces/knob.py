@@ -198,12 +198,14 @@ class Named:
 
     Attributes:
         names: of these options, the most telling first, in lower case with underscores.
+        seen_by: what of a script shows the knob's value.
         phrases: of their help texts, in lower case.
         spellings: conventions of naming the values: word -> value.
         is_number: whether such an option is given the knob's value; else a word for it, or a switch.
     """
 
     names: tuple[str, ...]
+    seen_by: str
     phrases: tuple[str, ...] = ()
     spellings: tuple[Mapping[str, KnobValue], ...] = ()
     is_number: bool = False

@@ -55,6 +55,8 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
     yield "from outside. It stays with the script; tune the script once per degree. A loss that a model"
     yield "computes itself (`loss_chunks`) is compiled with it, under `compile_scope` model."
     yield ""
+    yield from _options()
+    yield ""
     yield "## How each acts, where that is from, and what it did"
     yield ""
     yield (
@@ -73,6 +75,25 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
             f"| `{knob.name}` | {knob.applied} | {knob.acts_on} | {', '.join(knob.parts)} | "
             f"{knob.source} | {_promising(knob)} | {' | '.join(cells)} |"
         )
+
+
+def _options() -> Iterator[str]:
+    yield "## Options of scripts"
+    yield ""
+    yield "`autotune init` tries options of these names, with or without `use`, `enable`, `no` and the"
+    yield "like before them, or whose help text says so, once each. An option that was seen to turn its"
+    yield "knob is that knob ([scripts.md](scripts.md#options-of-the-script))."
+    yield ""
+    yield "| knob | names of options | texts of help | words | seen by |"
+    yield "|---|---|---|---|---|"
+    for knob in CATALOGUE.values():
+        if named := knob.named:
+            words = dict.fromkeys(word for spelling in named.spellings for word in spelling)
+            kind = "the knob's value" if named.is_number else ", ".join(["on and off", *words])
+            yield (
+                f"| `{knob.name}` | {', '.join(named.names)} | {', '.join(named.phrases)} | {kind} | "
+                f"{named.seen_by} |"
+            )
 
 
 def _changes(knob: Knob) -> str:

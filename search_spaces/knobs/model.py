@@ -93,6 +93,7 @@ KNOBS = (
                 *("gradient_checkpoint", "grad_checkpoint", "checkpoint_activations"),
                 *("use_checkpoint", "recompute", "recompute_activations"),
             ),
+            "calls of torch.utils.checkpoint",
             ("gradient checkpointing", "activation checkpointing", "recompute activations"),
         ),
         applied="torch.utils.checkpoint around blocks of the model's longest list of equal modules",
@@ -215,6 +216,7 @@ KNOBS = (
         inject=Via(ROOT, today=False),
         named=Named(
             ("channels_last", "memory_format", "nhwc"),
+            "memory format of convolution weights",
             ("channels last", "channels_last", "memory format", "nhwc"),
             (
                 {"contiguous": False, "channels_last": True},
@@ -253,6 +255,7 @@ KNOBS = (
                 "model_compile",
                 "dynamo",
             ),
+            "frames that torch.compile has compiled",
             ("torch.compile", "torchdynamo"),
             ({"none": "none", "default": "default"}, {"no": "none", "inductor": "default"}),
         ),

@@ -116,6 +116,7 @@ KNOBS = (
                 ),
                 *("compute_dtype", "amp_dtype", "torch_dtype", "fp16", "float16", "half"),
             ),
+            "autocast that is entered, else the type of the parameters",
             ("mixed precision", "mixed-precision", "autocast", "bfloat16", "half precision"),
             (
                 {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
@@ -194,6 +195,7 @@ KNOBS = (
         inject=Via(OPTIMIZER),
         named=Named(
             ("fused", "fused_optimizer", "fused_adam", "fused_adamw", "foreach", "optim"),
+            "parameter groups of the optimizer",
             ("fused optimizer", "fused adam", "fused implementation"),
             (
                 {"adamw_torch": "default", "adamw_torch_fused": "fused"},
@@ -265,6 +267,7 @@ KNOBS = (
                     "nw",
                 ),
             ),
+            "the DataLoader's iterator",
             ("loading workers", "loader workers", "dataloader workers", "use for data loading"),
             is_number=True,
         ),
@@ -326,6 +329,7 @@ KNOBS = (
         inject=Via(LOADER),
         named=Named(
             ("pin_memory", "pin_mem", "dataloader_pin_memory"),
+            "the DataLoader's iterator",
             ("pin cpu memory", "pinned memory", "pin memory"),
         ),
         applied="DataLoader(pin_memory=...)",
@@ -415,12 +419,10 @@ KNOBS = (
         named=Named(
             tuple(
                 f"{what}_{how}"
-                for what in ("log", "logging", "print", "disp", "display", "report")
-                for how in (
-                    *("interval", "freq", "frequency", "every", "steps"),
-                    *("every_n_steps", "every_steps", "iter", "iters"),
-                )
+                for what in ("log", "logging", "print", "disp")
+                for how in ("interval", "freq", "frequency", "every", "steps", "every_n_steps")
             ),
+            "how often a number is read from a tensor",
             is_number=True,
         ),
         applied="float(loss) every so many steps",

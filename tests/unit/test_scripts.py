@@ -49,6 +49,12 @@ SCRIPT = {
         (["m.on=True"], "m.on=", False, ["m.on=False"]),
         (["m.on=True"], "m.on=", "full", ["m.on=full"]),
         (["x", "$(touch y)", "a\nb"], "$N", 2, ["x", "$(touch y)", "a\nb"]),
+        (["x"], "--on/--off", True, ["x", "--on"]),
+        (["--on", "x"], "--on/--off", True, ["--on", "x"]),
+        (["--on", "x"], "--on/--off", False, ["x", "--off"]),
+        (["--off", "--", "x"], "--on/--off", True, ["--on", "--", "x"]),
+        (["x"], "/--off", False, ["x", "--off"]),
+        (["--off", "x"], "/--off", True, ["x"]),
     ],
 )
 def test_arguments_are_changed_where_they_are(

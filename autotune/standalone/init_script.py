@@ -234,6 +234,7 @@ def _offers(found: Findings, cpus: int) -> _Offers:
     for part in (
         _of_batch(found),
         _of_ddp(found),
+        iter(found.outside.values.items()),
         _of_loader(found, cpus),
         _of_process(found, cpus),
     ):
@@ -258,8 +259,6 @@ def _of_ddp(found: Findings) -> _Offers:
     if seen.ddp and found.workers > 1:
         yield "bucket_cap_mb", sorted({*_BUCKETS, own.get("bucket_cap_mb", 25)})
         yield "gradient_as_bucket_view", [False, True]
-    if seen.ddp and own.get("precision") == "fp32" and not seen.scaled:
-        yield "precision", ["fp32", "bf16"]
 
 
 def _of_loader(found: Findings, cpus: int) -> _Offers:
@@ -333,19 +332,20 @@ def _left_out(found: Findings) -> Iterator[str]:
         f"{knob}: {why}" for knob, why in _not_from_outside(seen) if knob not in found.own.turned
     )
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
-    yield from (*found.batch.doubts, *found.own.doubts)
+    yield from (*found.batch.doubts, *found.own.doubts, *found.outside.doubts)
 
 
 def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
     """Yield knobs that do not act on a script from outside, each with the reason."""
-    without_ddp = "there is no DistributedDataParallel"
     if seen.sharded:
-        without_ddp = "it acts through DistributedDataParallel"
-    if not seen.ddp:
-        yield "bucket_cap_mb", without_ddp
-        yield "precision", without_ddp
-    elif seen.scaled or seen.own.get("precision") != "fp32":
+        yield "bucket_cap_mb", "it acts through DistributedDataParallel"
+        yield "channels_last", "weights that FSDP2 shards have no memory format"
+    elif not seen.ddp:
+        yield "bucket_cap_mb", "there is no DistributedDataParallel"
+    if seen.scaled or seen.own.get("precision") != "fp32":
         yield "precision", f"the script has {seen.own.get('precision', 'its own')} by itself"
+    if seen.own.get("compile", "none") != "none":
+        yield "compile", "the script compiles by itself"
     if not seen.loader:
         yield "loader_workers", "there is no DataLoader"
     if _kernels(seen) != "default":

@@ -20,8 +20,6 @@ _ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash3": SDPBackend.FLASH_ATTENTION,
 }
-_OFFERS_CHECKPOINTING = "supports_gradient_checkpointing"
-"""Attribute of a model of transformers that can checkpoint its blocks by itself."""
 
 
 @runtime_checkable
@@ -170,22 +168,31 @@ def attention(knobs: Knobs) -> AbstractContextManager[Any]:
 def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
     """Checkpoint every k-th block of the longest list of equal modules (activation_checkpointing).
 
-    A model of transformers checkpoints all of its blocks by itself: they would add to a cache of
-    keys and values again as they are computed anew.
+    A model of transformers checkpoints its blocks by itself: they would add to a cache of keys and
+    values again as they are computed anew.
 
     Raises:
         ValueError: the model has no list of at least two modules of one class.
     """
     every = knobs["activation_checkpointing"]
-    if not every:
-        return
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if every == 1 and enable is not None and getattr(model, _OFFERS_CHECKPOINTING, False):
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if not every or _checkpoints_itself(model, every):
         return
     for number, block in enumerate(repeated(model, "activation_checkpointing")):
         if number % every == 0:
             block.forward = _checkpointed(block.forward)
+
+
+def _checkpoints_itself(model: nn.Module, every: int) -> bool:
+    """Have a model of transformers checkpoint every k-th block; return whether it can."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        return False
+    if enable := getattr(model, "activation_checkpointing_enable", None):  # since 5.23
+        enable({"use_reentrant": False}, every_n_layers=every)
+    elif every == 1:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    else:
+        return False
+    return True
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

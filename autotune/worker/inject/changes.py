@@ -25,8 +25,7 @@ from autotune.worker.effects import feeding, kernels, parallel, precision, proce
 from autotune.worker.effects.compression import HOOKED, compress_gradients
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
-from autotune.worker.inject.detected import compiled_frames
-from autotune.worker.inject.root_changes import RootChanges, has_convolutions
+from autotune.worker.inject.root_changes import COMPILATION, RootChanges, has_convolutions
 from autotune.worker.inject.roots import Roots
 from autotune.worker.protocol import CHECKED_STEPS, Knobs
 
@@ -36,7 +35,6 @@ SETTINGS = frozenset({"attention", "cpu_affinity", "cudnn_benchmark", "freeze_gc
 """Knobs that are settings of the process."""
 DDP = frozenset({*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"})
 """Knobs that act where a script wraps its model in DistributedDataParallel."""
-COMPILATION = frozenset({"compile", "compile_scope"})
 ROOT = frozenset({*COMPILATION, "precision", "activation_checkpointing", "channels_last", "float8"})
 """Knobs that act on the modules whose calls the losses come from."""
 LOADER = frozenset(LOADER_ARGUMENTS)
@@ -96,6 +94,7 @@ class Changes:
         if self._names & OPTIMIZER:
             register_optimizer_step_pre_hook(self._before_update)
         if self._names & ROOT:
+            self._root.watch()
             self._roots.watch()
             register_optimizer_step_post_hook(self._settle_roots)
 
@@ -112,7 +111,7 @@ class Changes:
         """
         met = set(self._met)
         if self._roots.trained():
-            met |= self._root.met | (COMPILATION if compiled_frames() else set())
+            met |= self._root.met()
         return sorted(self._names - (met if draws else met - LOADER))
 
     def set_back(self) -> list[str]:

@@ -1,13 +1,11 @@
 """Samples that a backward pass trains on, by the shapes in its graph. Nothing of it is computed."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from autotune.worker.inject.batch_samples import tensors
 
 _PRODUCT = re.compile(r"([Mm]m|Linear|Convolution|Attention|Rnn)\w*Backward")
 """Within the name of a node that computes matrix products or convolutions."""
@@ -41,15 +39,11 @@ def reached(loss: torch.Tensor) -> Reached:
     return Reached(frozenset(rows), all(count == 1 for count in uses.values()))
 
 
-def product_formats(found: Any) -> frozenset[torch.dtype]:
-    """Return the number formats of matrix products and convolutions that a result comes from.
-
-    Args:
-        found: result of a forward pass, with tensors in lists, tuples and dicts.
-    """
+def product_formats(results: Iterable[torch.Tensor]) -> frozenset[torch.dtype]:
+    """Return the number formats of matrix products and convolutions that results come from."""
     formats = set[torch.dtype]()
-    for tensor in tensors(found):
-        for node in _nodes(tensor.grad_fn):
+    for result in results:
+        for node in _nodes(result.grad_fn):
             if _PRODUCT.search(type(node).__name__):
                 formats |= {given.dtype for given in node._input_metadata}
     return frozenset(formats)

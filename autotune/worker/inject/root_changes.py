@@ -4,29 +4,30 @@ Between two passes the root is as the script has built it: copies, pickles and c
 the names and the classes that they have without a knob. float8 alone stays in place.
 """
 
+import copy
+import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from autotune.worker.effects import feeding, float8, kernels, precision
-from autotune.worker.inject.detected import is_sharded
+from autotune.worker.effects import feeding, kernels, precision
+from autotune.worker.effects.blocks import blocks
+from autotune.worker.effects.float8 import converted, takes_float8
+from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.roots import PLACE, Call
 from autotune.worker.protocol import Knobs
 
+COMPILATION = frozenset({"compile", "compile_scope"})
 _ABSENT = object()
 
 
 class RootChanges:
-    """Application of some knobs to the roots of a script.
-
-    Attributes:
-        met: names of the knobs that have acted on a root.
-    """
+    """Application of some knobs to the roots of a script."""
 
     def __init__(self, knobs: Knobs, names: frozenset[str]) -> None:
         """Prepare the changes.
@@ -35,35 +36,52 @@ class RootChanges:
             knobs: a value for every knob.
             names: of those to apply.
         """
-        self.met: set[str] = set()
+        self._met: set[str] = set()
+        self._recomputation = Recomputation()
         self._knobs = knobs
         self._names = names
         self._compiles = "compile" in names and knobs["compile"] != "none"
+        self._checkpoints_compiled = False
+        """Whether compiled code computes activations anew, which does not show."""
+
+    def watch(self) -> None:
+        """Notice from now on that activations are computed anew."""
+        if "activation_checkpointing" in self._names:
+            self._recomputation.watch()
+
+    def met(self) -> set[str]:
+        """Return the knobs that have acted on a root, by what torch does."""
+        found = set(self._met)
+        if compiled_frames():
+            found |= COMPILATION
+        if self._recomputation.seen or self._checkpoints_compiled:
+            found.add("activation_checkpointing")
+        return found
 
     def prepare(self, root: nn.Module, own: Call) -> Call:
         """Change a root; return what is called instead of it.
 
+        A knob acts on those of several roots that have something for it to act on.
+
         Args:
             root: before its first call.
             own: what the script would call.
-
-        Raises:
-            ValueError: a knob acts on something that the root does not have.
         """
-        sharded = any(map(is_sharded, root.parameters()))
-        if "float8" in self._names and not sharded:
-            float8.converted(self._knobs, root)
-            self.met.add("float8")
+        knobs, names = self._knobs, self._names
+        sharded, has_blocks = any(map(is_sharded, root.parameters())), bool(blocks(root))
+        if "float8" in names and not sharded and any(map(takes_float8, root.modules())):
+            converted(knobs, root)
+            self._met.add("float8")
         with _collected(root) as forwards:
-            if "activation_checkpointing" in self._names:
-                kernels.checkpoint_activations(self._knobs, root)
-                self.met.add("activation_checkpointing")
-            if self._compiles:
-                kernels.compile_in_place(self._knobs, root, sharded=sharded)
+            if "activation_checkpointing" in names and has_blocks:
+                kernels.checkpoint_activations(knobs, root)
+                self._checkpoints_compiled = self._compiles
+            if self._compiles and (has_blocks or knobs["compile_scope"] != "blocks"):
+                kernels.compile_in_place(knobs, root, sharded=sharded)
         call = _placed(root, forwards, own)
-        if "channels_last" in self._names and not sharded and has_convolutions(root):
-            kernels.channels_last(self._knobs, root)
-            self.met.add("channels_last")
+        if "channels_last" in names and not sharded and has_convolutions(root):
+            kernels.channels_last(knobs, root)
+            self._met.add("channels_last")
             call = _of_images(call)
         return self._in_format(root, call)
 
@@ -74,23 +92,28 @@ class RootChanges:
         """
         if "precision" not in self._names or self._knobs["precision"] == "tf32":
             return call
-        wanted = precision.AUTOCAST_DTYPES[self._knobs["precision"]]
+        looked = False
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal looked
             device = next(root.parameters()).device
             with precision.autocast(self._knobs, device):
                 found = call(*args, **kwargs)
-            if "precision" not in self.met:
-                self._look_at_products(found, wanted)
-            return _as_fp32(found)
+            if not looked:
+                looked = True
+                self._look_at_products(found)
+            return _mapped(found, _widened)
 
         return run
 
-    def _look_at_products(self, found: Any, wanted: torch.dtype) -> None:
+    def _look_at_products(self, found: Any) -> None:
         """Take in the format of the products that a result comes from; compiled code hides them."""
-        formats = product_formats(found)
-        if wanted in formats or (self._compiles and not formats):
-            self.met.add("precision")
+        wanted = precision.AUTOCAST_DTYPES[self._knobs["precision"]]
+        results: list[torch.Tensor] = []
+        _mapped(found, lambda tensor: results.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        formats = product_formats(results)
+        if wanted in formats or (compiled_frames() and not formats):
+            self._met.add("precision")
 
 
 def has_convolutions(root: nn.Module) -> bool:
@@ -167,13 +190,19 @@ def _of_images(call: Call) -> Call:
     return run
 
 
-def _as_fp32(found: Any) -> Any:
-    """Return a model's result with its tensors in fp32; mappings keep their class."""
+def _mapped(found: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a model's result with a function applied to its tensors; mappings keep their class."""
     if isinstance(found, MutableMapping):
         for key, value in found.items():
-            found[key] = _as_fp32(value)
+            found[key] = _mapped(value, function)
         return found
-    return feeding.mapped(found, _widened)
+    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+        changed = copy.copy(found)
+        for field in dataclasses.fields(found):
+            value = _mapped(getattr(found, field.name), function)
+            object.__setattr__(changed, field.name, value)
+        return changed
+    return feeding.mapped(found, function)
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ class Roots:
 
     Attributes:
         found: root modules in the order of their first calls.
+        inside: whether a root is being called.
     """
 
     def __init__(self, prepare: Prepare = lambda _, call: call) -> None:
@@ -48,7 +49,7 @@ class Roots:
         self.found: list[nn.Module] = []
         self._prepare = prepare
         self._updated: set[int] = set()
-        self._inside = False
+        self.inside = False
 
     def watch(self) -> None:
         """Look at every call of a module from now on."""
@@ -67,7 +68,7 @@ class Roots:
     def takes(self, module: nn.Module) -> bool:
         """Return whether the call of a module that begins now is that of a root."""
         return (
-            not self._inside
+            not self.inside
             and torch.is_grad_enabled()
             and torch._C._current_graph_task_id() == _NO_BACKWARD
             and any(id(parameter) in self._updated for parameter in module.parameters())
@@ -88,13 +89,13 @@ class Roots:
 
         @functools.wraps(own)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not torch.is_grad_enabled():
+            if self.inside or not torch.is_grad_enabled():
                 return own(*args, **kwargs)
-            self._inside = True
+            self.inside = True
             try:
                 return changed(*args, **kwargs)
             finally:
-                self._inside = False
+                self.inside = False
 
         # Past torch.compile's wrapper, which would set the attribute of the module inside.
         vars(module)[PLACE] = call
@@ -136,7 +137,8 @@ class _Looking:
         self._roots = roots
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Call | None:
-        if module is None or not self._roots.takes(module):
+        # Nothing else may be looked at inside of a root: torch.compile may be looking at this.
+        if module is None or self._roots.inside or not self._roots.takes(module):
             return None
         return functools.partial(self._roots.call_first, module, module._call_impl)
 

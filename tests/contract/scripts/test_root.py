@@ -54,7 +54,7 @@ def test_knobs_act_on_the_root_of_every_kind_of_script(kinds: Bench, kind: str) 
     assert "torch.bfloat16" in found["products"]
     assert found["attention"] != untouched["attention"]
     assert found["channels_last"] == ("channels_last" in knobs)
-    assert found["recomputed"] or kind == "trainer"
+    assert found["recomputed"]
     assert found["fused"]
     assert found["workers"] == 1
 

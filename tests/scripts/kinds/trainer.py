@@ -5,7 +5,6 @@ import tiny
 import torch
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
-assert seen
 args = tiny.arguments()
 config = ViTConfig(
     hidden_size=tiny.WIDTH,
@@ -17,8 +16,12 @@ config = ViTConfig(
     num_labels=tiny.CLASSES,
 )
 torch.manual_seed(0)
+model = ViTForImageClassification(config)
+for module in model.modules():
+    if type(module).__name__ == "ViTLayer":
+        next(module.children()).register_forward_pre_hook(lambda *_: seen.block_runs())
 trainer = Trainer(
-    model=ViTForImageClassification(config),
+    model=model,
     args=TrainingArguments(
         "out",
         per_device_train_batch_size=args.batch_size,

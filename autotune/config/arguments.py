@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from search_spaces.knob import written
+from search_spaces.knob import KnobValue, written
 
 ENVIRONMENT = "$"
 ASSIGNMENT = "="
@@ -90,18 +90,24 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
     return values[-1] if values else None
 
 
-def numbers(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield every whole number among the arguments, `--flag 8`, `--flag=8`, `key=8`, with its flag.
+def typed(arguments: Sequence[str]) -> Iterator[tuple[str, KnobValue]]:
+    """Yield every value among the arguments, `--flag 8`, `--flag=8`, `key=8`, with its flag.
 
-    The flag has the form that `changed` takes. No parser is involved: a script may have one of its
-    own.
+    The flag has the form that `changed` takes; whole numbers, true and false are no texts. No parser
+    is involved: a script may have one of its own.
     """
     for before, word in itertools.pairwise(["", *arguments]):
         name, sign, value = word.partition(ASSIGNMENT)
-        if sign and _NAME.fullmatch(name) and value.isdecimal():
-            yield name + sign, int(value)
-        elif word.isdecimal() and before.startswith("-") and _NAME.fullmatch(before):
-            yield before, int(word)
+        if sign and _NAME.fullmatch(name):
+            yield name + sign, _read(value)
+        elif before.startswith("-") and _NAME.fullmatch(before) and not word.startswith("-"):
+            yield before, _read(word)
+
+
+def _read(text: str) -> KnobValue:
+    if text.isdecimal():
+        return int(text)
+    return text.lower() == "true" if text.lower() in ("true", "false") else text
 
 
 def _is_attached(word: str, flag: str) -> bool:

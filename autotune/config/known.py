@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config import fields, mistakes, own_knobs, own_words, scripts
+from autotune.config import fields, mistakes, option_words, own_knobs, scripts
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
@@ -62,7 +62,7 @@ def _meant(workload: Mapping[str, Any], name: str, today: Any) -> Any:
     if not words or name not in CATALOGUE:
         return today
     texts = {written(value): word for value, word in words.items()}
-    known = own_words.meant(texts, name, today)
+    known = option_words.meant(texts, name, today)
     return today if known is None else known
 
 

@@ -12,7 +12,7 @@ from autotune.config import (
     commands,
     fields,
     mistakes,
-    own_words,
+    option_words,
     proportion,
     python_options,
 )
@@ -58,7 +58,7 @@ def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
-    problems = proportion.of_workload(workload, of_flag) | own_words.of_workload(workload)
+    problems = proportion.of_workload(workload, of_flag) | option_words.of_workload(workload)
     for knob, flag in workload.flags.items():
         wrong = of_flag(flag) if workload.command is None else of_field(flag)
         if problem := mistakes.unknown_knob(knob) or wrong:
@@ -195,7 +195,7 @@ def of_knobs(
         fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     problems = proportion.of_baseline(workload, baseline)
-    problems |= own_words.of_space(workload, space, full_baseline)
+    problems |= option_words.of_space(workload, space, full_baseline)
     present = of_arguments(workload)
     for name, values in space.items():
         flag = workload.settings_by_knob.get(name)
@@ -292,7 +292,7 @@ def recipe(
     turned = {
         name: value * workers
         if name in workload.over_all_ranks
-        else own_words.said(workload, name, value)
+        else option_words.said(workload, name, value)
         for name, value in differing.items()
         if name in flags and name not in workload.in_proportion
     }
@@ -343,8 +343,10 @@ def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
         if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
             continue
         if name in workload.words:
-            text = _of_switch(workload.arguments, flag, text)
-            present[name] = own_words.meant(workload.words[name], name, text)
+            words = workload.words[name]
+            if any(word is True for word in words.values()):
+                text = _of_switch(workload.arguments, flag, text)
+            present[name] = option_words.meant(words, name, text)
             continue
         is_boolean = isinstance(CATALOGUE[name].default, bool)
         value = arguments.truth(text) if is_boolean else _value(text)

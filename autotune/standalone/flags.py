@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config import settings
-from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, numbers
+from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, typed
 from autotune.config.keeping import COUNTED
 from autotune.config.proportion import granule
 from autotune.worker.survey_result import Option, SurveyResult
@@ -59,7 +59,7 @@ def settings_of(
     variables: Mapping[str, str],
     fields: Sequence[Option] = (),
 ) -> tuple[Option, ...]:
-    """Return all settings that may give the script a number.
+    """Return all settings that may give the script a value.
 
     They are options of its parsers, words of its command line, variables that the command sets,
     fields of files, and at last guesses.
@@ -72,14 +72,14 @@ def settings_of(
     """
     sure = [option for option in seen.options if option.sure]
     guessed = [option for option in seen.options if not option.sure]
-    typed = [Option(flag, _last(flag), value) for flag, value in numbers(words)]
+    given = [Option(flag, _last(flag), value) for flag, value in typed(words)]
     set_ = [
         Option(f"{ENVIRONMENT}{name}", name, int(text))
         for name, text in variables.items()
         if text.isdecimal()
     ]
     found: dict[str, Option] = {}
-    for option in (*sure, *typed, *set_, *fields, *guessed):
+    for option in (*sure, *given, *set_, *fields, *guessed):
         found.setdefault(option.flag.removesuffix(ASSIGNMENT), option)
     return tuple(found.values())
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from autotune.analysis.wording import counted
 from autotune.errors import BadInput
-from autotune.standalone import own_words
-from autotune.standalone.own_words import Other
+from autotune.standalone import named_options
+from autotune.standalone.named_options import OtherWord
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
@@ -76,7 +76,7 @@ class OwnOptions:
 def find_own_options(
     run: RunScript,
     seen: SurveyResult,
-    tried: Mapping[str, Sequence[Other]],
+    tried: Mapping[str, Sequence[OtherWord]],
     say: Callable[[str], None],
     seconds: float,
 ) -> OwnOptions:
@@ -96,7 +96,7 @@ def find_own_options(
         for knob, several in tried.items()
     )
     say(f"Trying options that are named for a knob: {listed}.")
-    search, end = _Search(run, seen), time.monotonic() + seconds
+    search, end = _OptionSearch(run, seen), time.monotonic() + seconds
     late = []
     for knob, several in tried.items():
         if time.monotonic() < end:
@@ -106,7 +106,7 @@ def find_own_options(
     return OwnOptions(search.turned, (*search.doubts, *late))
 
 
-class _Search:
+class _OptionSearch:
     """Runs with other words, and what came of them.
 
     Attributes:
@@ -120,30 +120,36 @@ class _Search:
         self._run = run
         self._seen = seen
 
-    def try_knob(self, several: Sequence[Other]) -> None:
+    def try_knob(self, several: Sequence[OtherWord]) -> None:
         """Try words until one turns the knob."""
-        refused: dict[str, KnobValue] = {}
+        refused: dict[str, tuple[KnobValue, ...]] = {}
         without_effect: set[str] = set()
         for other in several:
-            flag, word = other.option.flag, other.word
+            flag = other.option.flag
             if flag in without_effect:
                 continue
             try:
-                after = self._run({flag: word})
+                after = self._run({flag: other.word})
             except BadInput as error:
-                refused[flag] = word
+                refused[flag] = (other.word,)
                 self.doubts.append(f"{_given(other)} fails: {str(error).splitlines()[0]}")
                 continue
             if doubt := _doubt(other, self._seen, after):
                 self.doubts.append(f"{_given(other)} is not {other.knob}: {doubt}")
                 without_effect.add(flag)
                 continue
-            before, value = _values(other, self._seen, after)
-            values = _in_order(other.knob, before, value)
-            words = own_words.spelling_of(other, (before, value))
-            others = (refused[flag],) if flag in refused else ()
-            self.turned[other.knob] = Turned(flag, before, values, words, others)
+            self.turned[other.knob] = _turned(other, self._seen, after, refused.get(flag, ()))
             return
+
+
+def _turned(
+    other: OtherWord, before: SurveyResult, after: SurveyResult, refused: tuple[KnobValue, ...]
+) -> Turned:
+    """Return the option as a knob, by what was seen before and with another word."""
+    was, value = _values(other, before, after)
+    words = named_options.spelling_of(other, (was, value))
+    values = _in_order(other.knob, was, value)
+    return Turned(other.option.flag, was, values, words, refused)
 
 
 def shows(seen: SurveyResult, knob: str, value: KnobValue) -> bool:
@@ -153,14 +159,14 @@ def shows(seen: SurveyResult, knob: str, value: KnobValue) -> bool:
     return found == value or is_on or (found is None and value == _UNSEEN.get(knob))
 
 
-def _given(other: Other) -> str:
+def _given(other: OtherWord) -> str:
     return f"{other.option.flag} {written(other.word)}"
 
 
-def _doubt(other: Other, before: SurveyResult, after: SurveyResult) -> str:
+def _doubt(other: OtherWord, before: SurveyResult, after: SurveyResult) -> str:
     """Return why an option does not turn its knob; empty if it does."""
     split = (after.micro_batch, after.accumulation_steps)
-    if split != (before.micro_batch, before.accumulation_steps):
+    if not before.uneven and split != (before.micro_batch, before.accumulation_steps):
         return (
             f"it changes the batch to {counted(after.micro_batch, 'sample')} x "
             f"{counted(after.accumulation_steps, 'micro-batch')}"
@@ -185,7 +191,7 @@ def _shown(knob: str, seen: SurveyResult) -> str:
     return written(_in_force(knob, seen))
 
 
-def _values(other: Other, before: SurveyResult, after: SurveyResult) -> tuple[Any, Any]:
+def _values(other: OtherWord, before: SurveyResult, after: SurveyResult) -> tuple[Any, Any]:
     """Return the values of a knob before an option was changed and with it, by what was seen.
 
     They are equal where nothing has changed.
@@ -212,6 +218,6 @@ def _in_force(knob: str, seen: SurveyResult) -> KnobValue:
 def _in_order(knob: str, before: KnobValue, after: KnobValue) -> tuple[KnobValue, ...]:
     """Return the values to try: the default first, and of an interval no shorter one than today's."""
     if knob == LOG_INTERVAL:
-        return own_words.intervals(int(before))
+        return named_options.intervals(int(before))
     default = CATALOGUE[knob].default
     return tuple(sorted((before, after), key=lambda value: value != default))

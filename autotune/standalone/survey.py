@@ -14,7 +14,7 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import doctor, flags, interpreters, outside, own_words
+from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
@@ -124,7 +124,7 @@ def survey(
         own = find_own_options(
             runner.at,
             seen,
-            own_words.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
+            named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
             say,
             _seconds_for_trying(time.monotonic() - began),
         )

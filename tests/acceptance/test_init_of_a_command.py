@@ -408,6 +408,69 @@ def test_name_that_the_storage_has_is_not_taken_again(folder: StudyFolder) -> No
     assert left - before - {"__pycache__"} == {"study.yaml"}
 
 
+_SWITCHED = """
+import argparse, contextlib, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--fused", action="store_true")
+parser.add_argument("--channels-last", action="store_true")
+parser.add_argument("--steps", type=int, default=10**6)
+told = parser.parse_args()
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=told.fused)
+loader = DataLoader(TensorDataset(torch.randn(8 * told.steps % 4096 + 8, 8)), 8)
+half = torch.autocast("cpu", torch.bfloat16, enabled=told.amp)
+for _ in range(told.steps):
+    for (rows,) in loader:
+        time.sleep(0 if told.fused else 0.02)
+        with half:
+            loss = model(rows).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+print("fused" if told.fused else "plain", loss.dtype)
+"""
+
+
+def test_options_of_the_script_are_knobs(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SWITCHED)
+    study = written(folder, "python own.py")
+    assert study["workload"]["flags"] == {"precision": "--amp", "optimizer_kernels": "--fused"}
+    assert study["workload"]["words"] == {
+        "precision": {"fp32": False, "bf16": True},
+        "optimizer_kernels": {"default": False, "fused": True},
+    }
+    assert study["search_space"]["precision"] == ["fp32", "bf16"]
+    assert study["baseline"]["optimizer_kernels"] == "default"
+    text = (folder.folder / "study.yaml").read_text()
+    assert "# Not here: --channels-last true is not channels_last: false as before" in text
+
+
+@pytest.mark.errand
+def test_options_of_the_script_are_tuned_and_given_to_the_job(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SWITCHED)
+    study = written(folder, "python own.py")
+    short = {
+        **study,
+        "search_space": {"optimizer_kernels": ["default", "fused"]},
+        "budget": {"trials": 2},
+        "measurement": quick_measurement(attribution=0),
+    }
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "ok    knob optimizer_kernels: fused takes effect, by --fused" in told, told
+    found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
+    assert found.returncode == 0, found.stdout + found.stderr
+    best = yaml.safe_load((folder.folder / "best.yaml").read_text())
+    assert best["script"]["turned"] == {"optimizer_kernels": True}
+    assert best["knobs"].keys() == {*study["baseline"], *short["search_space"]}
+    assert "defaults" not in best
+    ran = folder.run("run", "best.yaml", "--", "python", "own.py", "--steps", "2")
+    assert "optimizer_kernels: (not given) -> --fused" in ran.stderr
+    assert "fused torch.float32" in ran.stdout
+
+
 _SLOW = """
 import time
 print("compiling kernel 7 of 9", flush=True)

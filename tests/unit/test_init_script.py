@@ -7,6 +7,7 @@ from autotune.config import StudySpec
 from autotune.standalone import init_script
 from autotune.standalone.batch_settings import find_batch_settings
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.outside import Outside
 from autotune.standalone.survey import Findings
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
@@ -22,9 +23,17 @@ _SEEN = SurveyResult(
 )
 
 
-def written(env: dict[str, str] | None = None, **seen: object) -> tuple[str, StudySpec]:
+def written(
+    env: dict[str, str] | None = None, outside: Outside | None = None, **seen: object
+) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
-    found = Findings(SurveyResult(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
+    found = Findings(
+        SurveyResult(**{**vars(_SEEN), **seen}),
+        2,
+        "cpu",
+        Facts("cpu", 2),
+        outside=outside or Outside(),
+    )
     launched = Launched(
         "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
     )
@@ -97,3 +106,14 @@ def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
         }
     )
     assert spec.counts == counts
+
+
+def test_knobs_that_act_from_outside_are_in_the_study_with_what_is_there_today() -> None:
+    acting = Outside(
+        {"compile": ["none", "default"]}, ("precision: it has found nothing to act on",)
+    )
+    own = {"compile": "none", "precision": "fp32"}
+    text, spec = written(outside=acting, ddp=False, own=own)
+    assert list(spec.values()["compile"]) == ["none", "default"]
+    assert spec.full_baseline()["compile"] == "none"
+    assert "# Not here: precision: it has found nothing to act on" in text

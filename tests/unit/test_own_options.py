@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import BadInput
+from autotune.standalone.named_options import others
 from autotune.standalone.own_options import OwnOptions, find_own_options
-from autotune.standalone.own_words import others
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 

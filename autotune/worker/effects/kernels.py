@@ -210,6 +210,18 @@ def channels_last(knobs: Knobs, model: nn.Module) -> None:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give the state of an optimizer the memory format that its parameters have by now.
+
+    State from a checkpoint may have another, and fused kernels take both for the same.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if alike and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
     """Choose foreach or fused kernels of an optimizer before the first step (optimizer_kernels).
 

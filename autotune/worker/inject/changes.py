@@ -91,7 +91,7 @@ class Changes:
         _wrap(DistributedDataParallel, self._build_ddp)
         if self._names & LOADER:
             _wrap(DataLoader, self._build_loader)
-        if self._names & OPTIMIZER:
+        if self._names & {*OPTIMIZER, "channels_last"}:
             register_optimizer_step_pre_hook(self._before_update)
         if self._names & ROOT:
             self._root.watch()
@@ -195,8 +195,11 @@ class Changes:
         if id(optimizer) in self._optimizers:
             return
         self._optimizers.add(id(optimizer))
-        kernels.optimizer_kernels(self._knobs, optimizer)
-        self._met.add("optimizer_kernels")
+        if "channels_last" in self._names:
+            kernels.lay_out_state(optimizer)
+        if "optimizer_kernels" in self._names:
+            kernels.optimizer_kernels(self._knobs, optimizer)
+            self._met.add("optimizer_kernels")
 
 
 def _wrap(

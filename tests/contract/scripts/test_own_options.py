@@ -7,8 +7,8 @@ import pytest
 
 from autotune.config import fields
 from autotune.standalone import flags
+from autotune.standalone.named_options import others
 from autotune.standalone.own_options import OwnOptions, find_own_options
-from autotune.standalone.own_words import others
 from autotune.worker.inject import settings_copies
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts

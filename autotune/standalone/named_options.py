@@ -1,5 +1,6 @@
 """Options of a script that are named for a knob of the catalogue, and other words for them. Pure."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +19,14 @@ _IS_ON = {"enable", "enabled"}
 _SELDOM = 100
 """Interval in steps from which on readings of the loss cost too little to be measured."""
 _SOME_WORKERS = 2
+_LONGEST = "compile"
+"""Knob that takes longest to try: it comes last."""
 _LESS_OFTEN = 10
 """Factor by which the loss is read less often."""
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherWord:
     """Another word for an option, which may be another value of a knob.
 
     Attributes:
@@ -41,7 +44,7 @@ class Other:
     value: KnobValue | None = None
 
 
-def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tuple[Other, ...]]:
+def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tuple[OtherWord, ...]]:
     """Return what to try for each knob, the most telling first.
 
     Args:
@@ -49,14 +52,15 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
         facts: of this machine.
         cpus: for each rank.
     """
-    found: dict[str, tuple[Other, ...]] = {}
-    for knob in sorted(
-        _with_names(), key=lambda knob: knob.name == "compile"
-    ):  # which takes longest
-        fitting = [one for option in _named(knob, options) for one in _words(knob, option, cpus)]
-        possible = [one for one in fitting if not _lacks(knob, one, facts)]
-        if possible:
-            found[knob.name] = tuple(possible)
+    found: dict[str, tuple[OtherWord, ...]] = {}
+    for knob in sorted(_with_names(), key=lambda knob: knob.name == _LONGEST):
+        fitting = (
+            [one for one in _words(knob, option, cpus) if not _lacks(knob, one, facts)]
+            for option in _named(knob, options)
+        )
+        few = itertools.islice(filter(None, fitting), _MOST_TRIED)
+        if several := tuple(one for words in few for one in words):
+            found[knob.name] = several
     return found
 
 
@@ -69,7 +73,7 @@ def _with_names() -> list[Knob]:
     return [knob for knob in CATALOGUE.values() if knob.named]
 
 
-def _lacks(knob: Knob, other: Other, facts: Facts) -> bool:
+def _lacks(knob: Knob, other: OtherWord, facts: Facts) -> bool:
     """Return whether this machine lacks what a value needs; a switch is for the promising one."""
     value = knob.promising if other.value is None else other.value
     return value is not None and any(unmet_needs({knob.name: value}, facts))
@@ -83,8 +87,7 @@ def _named(knob: Knob, options: Sequence[Option]) -> list[Option]:
     named = knob.named
     assert named is not None
     ranked = [(_rank(named, option), place) for place, option in enumerate(options)]
-    best = sorted((rank, place) for rank, place in ranked if rank is not None)
-    return [options[place] for _, place in best[:_MOST_TRIED]]
+    return [options[at] for _, at in sorted(one for one in ranked if one[0] is not None)]
 
 
 def _rank(named: Named, option: Option) -> int | None:
@@ -109,18 +112,18 @@ def _names(option: Option) -> Iterator[str]:
 # Words
 
 
-def _words(knob: Knob, option: Option, cpus: int) -> Iterator[Other]:
+def _words(knob: Knob, option: Option, cpus: int) -> Iterator[OtherWord]:
     """Yield other words for an option, as far as its present value tells what it takes."""
     named, value = knob.named, option.value
     assert named is not None
     if named.is_number:
         yield from _numbers(knob.name, option, cpus)
     elif isinstance(value, bool):
-        yield Other(knob.name, option, _truth(option, not value), _truth(option, value))
+        yield OtherWord(knob.name, option, _truth(option, not value), _truth(option, value))
     elif spelt := [*_spelt(knob, named, option)]:
         yield spelt[0]
     elif type(value) is int and value in (0, 1):
-        yield Other(knob.name, option, 1 - value, value)
+        yield OtherWord(knob.name, option, 1 - value, value)
 
 
 def _truth(option: Option, value: bool) -> KnobValue:
@@ -129,7 +132,7 @@ def _truth(option: Option, value: bool) -> KnobValue:
     return str(value) if valued else value
 
 
-def _numbers(knob: str, option: Option, cpus: int) -> Iterator[Other]:
+def _numbers(knob: str, option: Option, cpus: int) -> Iterator[OtherWord]:
     text = str(option.value)
     if option.switch or not text.isdecimal() or CATALOGUE[knob].domain.problem(int(text)):
         return
@@ -139,10 +142,10 @@ def _numbers(knob: str, option: Option, cpus: int) -> Iterator[Other]:
         tried = [] if today >= _SELDOM else [1 if today > 1 else longer]
     else:
         tried = [0, today + 1] if today else [min(_SOME_WORKERS, max(1, cpus))]
-    yield from (Other(knob, option, number, today, number) for number in tried)
+    yield from (OtherWord(knob, option, number, today, number) for number in tried)
 
 
-def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[Other]:
+def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[OtherWord]:
     """Yield words of the convention in which the present value is said, the promising one first."""
     present = None if option.value is None else str(option.value)
     choices = {choice.lower(): choice for choice in option.choices}
@@ -154,14 +157,14 @@ def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[Other]:
         for word in sorted(spelling, key=lambda word: _order(knob, spelling[word])):
             allowed = choices.get(word) if choices else word
             if allowed is not None and allowed != present:
-                yield Other(knob.name, option, allowed, present, spelling[word])
+                yield OtherWord(knob.name, option, allowed, present, spelling[word])
 
 
 def _order(knob: Knob, value: KnobValue) -> tuple[bool, bool]:
     return value != knob.promising, value != knob.default
 
 
-def spelling_of(other: Other, values: tuple[KnobValue, KnobValue]) -> Mapping[str, KnobValue]:
+def spelling_of(other: OtherWord, values: tuple[KnobValue, KnobValue]) -> Mapping[str, KnobValue]:
     """Return value -> word, for the present value and another one, where the words are not the values.
 
     Args:

@@ -278,7 +278,8 @@ def _of_process(found: Findings, cpus: int) -> _Offers:
         yield "optimizer_kernels", ["default", "fused"]
     if on_gpu and seen.convolutions and "cudnn_benchmark" not in seen.settled:
         yield "cudnn_benchmark", [False, True]
-    if on_gpu and seen.attends and seen.own.get("precision") in _HALF:
+    half = seen.own.get("precision") in _HALF or "precision" in found.outside.values
+    if on_gpu and seen.attends and half:
         yield "attention", ["auto", "flash", "cudnn", "efficient"]
     share = cpus // max(1, found.workers)
     if not on_gpu and 0 < seen.threads < share and "cpu_threads" not in seen.settled:
@@ -331,6 +332,8 @@ def _left_out(found: Findings) -> Iterator[str]:
     yield from (
         f"{knob}: {why}" for knob, why in _not_from_outside(seen) if knob not in found.own.turned
     )
+    if found.device == "cuda" and "precision" in found.outside.values:
+        yield "precision=fp16: the script has no loss scaler, and takes its optimizer steps itself"
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
     yield from (*found.batch.doubts, *found.own.doubts, *found.outside.doubts)
 

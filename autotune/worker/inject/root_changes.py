@@ -1,7 +1,8 @@
 """Knobs that act on a root module of a script, in force in passes with gradients only.
 
 Between two passes the root is as the script has built it: copies, pickles and checkpoints of it have
-the names and the classes that they have without a knob. float8 alone stays in place.
+the names and the classes that they have without a knob. Only the layers of float8 and the memory format
+of channels_last stay.
 """
 
 import copy

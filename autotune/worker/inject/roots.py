@@ -40,7 +40,7 @@ class Roots:
         inside: whether a root is being called.
     """
 
-    def __init__(self, prepare: Prepare = lambda _, call: call) -> None:
+    def __init__(self, prepare: Prepare) -> None:
         """Prepare to find roots.
 
         Args:

@@ -14,7 +14,9 @@ from search_spaces import CATALOGUE, Facts
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import BLOCKS, FLOAT8_LAYERS, KnobValue, written
 
-_COMPILATION = ("compile", "compile_scope")
+_FLOAT8, _PRECISION = "float8", "precision"
+_ALONE = (_FLOAT8, "compile", "compile_scope")
+"""Knobs that are not tried with others: they need a library, or take long."""
 Values = dict[str, list[KnobValue]]
 RunScript = Callable[[Mapping[str, KnobValue]], SurveyResult]
 """Returns what rank 0 sees of the script with these knobs in force.
@@ -77,24 +79,35 @@ def find_outside(run: RunScript, wanted: Values, seconds: float) -> Outside:
         seconds: after which no further run begins.
     """
     end = time.monotonic() + seconds
-    quick = {name: values for name, values in wanted.items() if name not in _COMPILATION}
+    quick = {name: values for name, values in wanted.items() if name not in _ALONE}
     found = _try_together(run, quick) if quick else Outside()
-    if "compile" not in wanted:
-        return found
-    if time.monotonic() > end:
-        return Outside(found.values, (*found.doubts, "compile: not tried, as init took too long"))
-    compiled = _try_together(run, {"compile": wanted["compile"]})
-    values = found.values | compiled.values
-    if "compile" in values and "compile_scope" in wanted:
-        values["compile_scope"] = wanted["compile_scope"]
-    return Outside(values, (*found.doubts, *compiled.doubts))
+    beside = {_PRECISION: "bf16"} if _PRECISION in found.values else {}
+    for name in ("compile", _FLOAT8):
+        if name not in wanted:
+            continue
+        if time.monotonic() > end:
+            late = f"{name}: not tried, as init took too long"
+            found = Outside(found.values, (*found.doubts, late))
+            continue
+        one = _try_together(run, {name: wanted[name]}, beside if name == _FLOAT8 else {})
+        found = Outside(found.values | one.values, (*found.doubts, *one.doubts))
+    scope = {"compile_scope": wanted["compile_scope"]} if "compile_scope" in wanted else {}
+    return Outside(found.values | scope, found.doubts) if "compile" in found.values else found
 
 
-def _try_together(run: RunScript, several: Values) -> Outside:
-    """Try knobs in one run, and each by itself if the script fails with them."""
+def _try_together(
+    run: RunScript, several: Values, beside: Mapping[str, KnobValue] | None = None
+) -> Outside:
+    """Try knobs in one run, and each by itself if the script fails with them.
+
+    Args:
+        run: runs the script.
+        several: knobs to try.
+        beside: other knobs that are in force in it.
+    """
     chosen = {name: _tried(name, values) for name, values in several.items()}
     try:
-        idle = run(chosen).idle
+        idle = run({**(beside or {}), **chosen}).idle
     except BadInput as error:
         if len(several) > 1:
             alone = [_try_together(run, {name: values}) for name, values in several.items()]
@@ -104,7 +117,8 @@ def _try_together(run: RunScript, several: Values) -> Outside:
         why = str(error).splitlines()[0]
         return Outside(doubts=(f"{name}: from outside {written(value)} fails: {why}",))
     acting = {name: values for name, values in several.items() if name not in idle}
-    return Outside(acting, tuple(f"{name}: it has found nothing to act on" for name in idle))
+    without = several.keys() - acting.keys()
+    return Outside(acting, tuple(f"{name}: it has found nothing to act on" for name in without))
 
 
 def _tried(name: str, values: list[KnobValue]) -> KnobValue:

@@ -103,3 +103,10 @@ def test_nothing_long_begins_late() -> None:
     found = find_outside(script, WANTED, -1.0)
     assert found.doubts == ("compile: not tried, as init took too long",)
     assert script.runs == [{"precision": "bf16", "channels_last": True}]
+
+
+def test_float8_is_tried_alone_and_beside_bf16() -> None:
+    script = Script(fails=("float8",))
+    found = find_outside(script, candidates(seen(), HOPPER), LONG)
+    assert script.runs[-1] == {"precision": "bf16", "float8": "tensorwise"}
+    assert "float8" not in found.values and "activation_checkpointing" in found.values

@@ -43,7 +43,7 @@ class RootChanges:
         self._names = names
         self._compiles = "compile" in names and knobs["compile"] != "none"
         self._checkpoints_compiled = False
-        """Whether compiled code computes activations anew, which does not show."""
+        """True if compiled code computes activations anew, which does not show."""
 
     def watch(self) -> None:
         """Notice from now on that activations are computed anew."""

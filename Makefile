@@ -13,12 +13,12 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test test-versions faults fault-sample errands check bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart test test-versions faults fault-sample errands check docs bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check,nvidia]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check,docs,nvidia]'
 	touch $(READY)
 
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
@@ -65,6 +65,9 @@ check: $(READY)  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## build/site: the documentation, with a page per knob; nothing is loaded from elsewhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 bench: $(READY)  ## what a trial costs, agreement (after `make quickstart`), fidelity
 	$(BIN)/python benchmarks/overhead.py --json
 	$(BIN)/python benchmarks/agreement.py --json
@@ -86,7 +89,7 @@ bundle: $(READY)  ## dist/bundle: the wheels for a machine with its own torch an
 		--requirement requirements-bundle.txt
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $(BUNDLE) .
 	{ echo '# pip install --no-deps -r requirements.txt   (what is installed already stays as it is)'; \
-		echo '--no-index'; echo '--find-links .'; echo autotune; cat requirements-bundle.txt; } \
+		echo '--no-index'; echo '--find-links .'; echo torch-autotune; cat requirements-bundle.txt; } \
 		> $(BUNDLE)/requirements.txt
 	du --apparent-size --human-readable --summarize $(BUNDLE)
 	test $$(du --apparent-size --block-size 1M --summarize $(BUNDLE) | cut -f 1) -le $(BUNDLE_MOST_MIB)

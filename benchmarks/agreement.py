@@ -23,7 +23,7 @@ import autotune
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, Slot, open_launcher
+from launchers import Resources, Slot, section_of
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train.py"
 SIZE = {"layers": 2, "d_model": 256, "heads": 4, "length": 64}
@@ -41,7 +41,7 @@ def main() -> None:
     resources = Resources(config.world_size, None, 1, 1)
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_launcher("local", resources, folder, None) as launcher,
+        section_of("local").open(resources, folder) as launcher,
     ):
         for round_ in range(arguments.rounds):
             trial.append(measure(launcher.slots[0], config, f"{folder}/{round_}a"))
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def over_recommended(job: list[float], promised: Mapping[str, float]) -> Ratio:
-    """Of the jobs to what best.yaml promises, which has an interval of its own: as squares."""
+    """Return the ratio of the jobs to best.yaml's promise, whose own interval counts, too."""
     found = paired_ratio(job, [promised["value"]] * len(job))
     sides = []
     for bound, own in ((found.low, promised["high"]), (found.high, promised["low"])):
@@ -78,7 +78,7 @@ def over_recommended(job: list[float], promised: Mapping[str, float]) -> Ratio:
 
 
 def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
-    """Samples per second of the configuration as a trial."""
+    """Return samples per second of the configuration as a trial."""
     watch = StopRule(Limits(warmup=1.0, longest=SECONDS, precision=0.0001))
     request = TrialRequest(
         trial=log_dir,
@@ -96,7 +96,7 @@ def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
 
 
 def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
-    """Samples per second of a trial, watched to its end."""
+    """Return samples per second of a trial, watched to its end."""
     report = slot.run_solo(request, watch)
     if report.outcome:
         raise SystemExit(f"the trial failed: {report.outcome} {report.cause}\n{report.log_tail}")
@@ -104,7 +104,7 @@ def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
 
 
 def run_job(config: str, world_size: int) -> float:
-    """Samples per second of the plain script."""
+    """Return samples per second of the plain script."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world_size), str(EXAMPLE)]
     command += ["--config", config, "--seconds", str(SECONDS), "--json"]

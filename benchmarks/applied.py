@@ -1,4 +1,4 @@
-"""What a study of an unchanged script promises, and what the same job brings when it is applied.
+"""Speed-up that a study of an unchanged script promises, and that of the same job when it is applied.
 
 For each example of examples/scripts: a study, its winner, and then in turn the user's own torchrun
 command and the same under `autotune run best.yaml --`. Optimizer steps of both are counted in the same
@@ -57,7 +57,7 @@ if (runs(sys.orig_argv) or [None])[0] == os.environ["PROBED"] and os.environ.get
 
 
 def applied(name: str, *, trials: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """The speed-up that a study has promised, and that of the job.
+    """Return the speed-up that a study has promised, and that of the job.
 
     Args:
         name: of the example.
@@ -140,7 +140,7 @@ def _compared(rounds: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, flo
 
 
 def _of_trial(plan: Plan, knobs: dict[str, Any], folder: Path, name: str, seconds: float) -> float:
-    """Samples per second of a configuration as a trial of its study."""
+    """Return samples per second of a configuration as a trial of its study."""
     slot = plan.launcher.slots[0]
     asked = plan.request(slot, knobs, name=name, workdir=folder, log_dir=folder / "logs" / name)
     watch = StopRule(Limits(warmup=WARM_UP, longest=seconds, precision=1e-9))
@@ -149,8 +149,11 @@ def _of_trial(plan: Plan, knobs: dict[str, Any], folder: Path, name: str, second
 
 
 def _rate(command: list[str], folder: Path, script: str, seconds: float) -> tuple[float, float]:
-    """Optimizer steps per second of a job, which is ended then; its global batch is the study's. By the
-    wall clock, and the median over blocks, which pauses do not show in."""
+    """Return optimizer steps per second of a job, which is ended then.
+
+    Its global batch is the study's. The first rate is by the wall clock, the second the median over
+    blocks, which pauses do not show in.
+    """
     site, probe = folder / "site", folder / "probe"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(_PROBE)
@@ -193,7 +196,7 @@ def _counted(job: subprocess.Popen[bytes], probe: Path, seconds: float) -> tuple
 
 
 def _of_blocks(ends: list[float]) -> Iterator[float]:
-    """Steps per second in blocks of whole steps, by the ends of all steps."""
+    """Return steps per second in blocks of whole steps, by the ends of all steps."""
     began = 0
     for number, at in enumerate(ends):
         if at - ends[began] >= BLOCK_SECONDS:

@@ -31,7 +31,7 @@ UNPLANTED = ("none", "buckets")
 
 
 def first_finding(folder: Path, planted: str, baseline: dict[str, Any]) -> str:
-    """What a diagnosis names first."""
+    """Return the first finding of a diagnosis."""
     study = {
         "workload": {"name": "bottlenecks:build", "args": {"planted": planted}},
         "resources": {"workers": 2},

@@ -81,7 +81,7 @@ class Kept:
 
 
 def run(model: str, seconds: float, folder: Path) -> Kept:
-    """A whole study in a folder that is to be made."""
+    """Run a whole study in a folder that is to be made."""
     folder.mkdir(parents=True)
     budget = {"trials": None, "wall_time": seconds}
     study = {"name": model, "resources": {"workers": 2}, "budget": budget, **MODELS[model]}

@@ -1,4 +1,4 @@
-"""What trials over a recorded table take on one slot, whose processes stay for what can live in them."""
+"""Time of trials over a recorded table on one slot, whose processes stay for what can live in them."""
 
 import statistics
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ SWITCH = 0.1
 
 
 class Clock:
-    """Of one replay. The seconds of a row are those of its measurement.
+    """Clock of one replay; the seconds of a row are those of its measurement.
 
     Attributes:
         spent: seconds so far.
@@ -32,8 +32,10 @@ class Clock:
         return self._begins(values) + statistics.median(self._measured or [0.0])
 
     def ran(self, values: Values, seconds: float, *, worked: bool) -> None:
-        """A trial of these values has ended, measured in so many seconds; one that failed has taken its
-        processes along."""
+        """Take in the end of a trial of these values, measured in so many seconds.
+
+        A failed trial has taken its processes along.
+        """
         self.spent += self._begins(values) + seconds
         self._measured.append(seconds)
         self._resident = self._whole(values) if worked else None

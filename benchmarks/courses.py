@@ -46,7 +46,7 @@ class Course:
 
     @property
     def done(self) -> bool:
-        """Whether all has happened that is waited for."""
+        """True if everything that is waited for has happened."""
         return len(self.regret) >= max(REGRETS) and None not in self.trials.values()
 
     @property
@@ -56,7 +56,7 @@ class Course:
 
 
 def summary(courses: Sequence[Course]) -> dict[str, Any]:
-    """Of the courses of a sampler over one table."""
+    """Return the figures of a sampler's courses over one table."""
     found: dict[str, Any] = {}
     for level in LEVELS:
         trials = _restricted(courses, level)
@@ -98,7 +98,7 @@ _STATED = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, math.inf)
 
 
 def calibration(courses: Iterable[Course]) -> list[dict[str, float]]:
-    """What was expected to be left beyond the finalists, and what was."""
+    """Return the expected and the true gain that is left beyond the finalists."""
     pairs = [(stated, true) for course in courses for _, stated, true in course.stated]
     rows = []
     for low, high in itertools.pairwise(_STATED):
@@ -119,8 +119,10 @@ def calibration(courses: Iterable[Course]) -> list[dict[str, float]]:
 
 
 def compare(courses: Sequence[Course], level: str = "2") -> dict[str, Any]:
-    """How many times the trials of ours each other sampler takes, from the same openings: geometric mean
-    over tables and seeds, with its 95 % interval."""
+    """Return how many times the trials of ours each other sampler takes, from the same openings.
+
+    It is the geometric mean over tables and seeds, with its 95 % interval.
+    """
     trials = {(c.table, c.sampler, c.opening, c.seed): _restricted([c], level)[0] for c in courses}
     found = {}
     for other in dict.fromkeys(c.sampler for c in courses if c.sampler != OURS):
@@ -141,8 +143,10 @@ def compare(courses: Sequence[Course], level: str = "2") -> dict[str, Any]:
 
 
 def by_launch(found: Mapping[tuple[str, str, int, float, bool], float]) -> list[dict[str, Any]]:
-    """Of each table and launch: geometric means of the seconds, and how many times as many it takes not
-    to know what trials cost, with the 95 % interval."""
+    """Return, for each table and launch, the seconds and what not knowing the price of trials costs.
+
+    They are geometric means; the second is a factor with its 95 % interval.
+    """
     rows = []
     for table, launch in dict.fromkeys((table, launch) for table, _, _, launch, _ in found):
         own = {case: took for case, took in found.items() if (case[0], case[3]) == (table, launch)}

@@ -1,4 +1,4 @@
-"""What the rows of a recorded table are worth, as far as its runs tell: partial pooling.
+"""Values of the rows of a recorded table, as far as its runs tell: partial pooling.
 
     log y_ip = mu + effects of the knobs and of pairs of them + u_i + s_p + e_ip
 
@@ -27,7 +27,7 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
 _STEPS = 40
-"""Of the search for the variances: later ones change them by less than a tenth."""
+"""Rounds of the search for the variances; later ones change them by less than a tenth."""
 _LEAST, _MOST = 1e-8, 25.0
 """Bounds of a variance, in squared logarithms."""
 _DRAWS = 2000
@@ -51,7 +51,7 @@ class Denoised:
     deviations: Sequence[float]
 
     def chance_of_best(self, within: float, seed: int = 0) -> float:
-        """The probability that the configuration taken for the best lies so close to the true best."""
+        """Return the probability that the supposed best configuration lies so close to the true best."""
         means = np.array(list(self.truth.values()))
         draws = np.random.default_rng(seed).multivariate_normal(means, self.spread, _DRAWS)
         short = draws.max(axis=1) - draws[:, np.argmax(means)]
@@ -59,7 +59,7 @@ class Denoised:
 
 
 def denoised(path: Path, names: Sequence[str]) -> Denoised:
-    """Of the table in this file, from the runs beside it.
+    """Return the values of the table in this file, from the runs beside it.
 
     Args:
         names: of its knobs.
@@ -115,7 +115,7 @@ def _alike(configurations: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
 
 
 def _variances(kinds: Sequence[Matrix], values: Vector) -> Vector:
-    """Of each kind of effect: those under which the values are likeliest."""
+    """Return the variance of each kind of effect under which the values are likeliest."""
 
     def against(logs: Vector) -> tuple[float, Vector]:
         whole = sum(v * kind for v, kind in zip(np.exp(logs), kinds, strict=True))

@@ -10,6 +10,7 @@ pass, by how much seeds scatter and by how much they are taken to. 0.15 is what 
 """
 
 import argparse
+import dataclasses
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -17,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.measurement import equivalence
 from autotune.measurement.equivalence import Equivalence, distance
-from autotune.measurement.numerics import MOST_SEEDS
+from autotune.measurement.policy import PROOF, ProofPolicy
 
 ASSUMED = (0.0, 0.1, 0.15, 0.2)
 STEPS, CORRELATION = 16, 0.3
@@ -39,12 +39,14 @@ def course(
     return [float(value) for value in own + within * noise]
 
 
-def passes(generator: np.random.Generator, mean: float, between: float, within: float) -> bool:
-    """Whether a gate calls it equivalent."""
+def passes(
+    generator: np.random.Generator, mean: float, between: float, within: float, policy: ProofPolicy
+) -> bool:
+    """Return whether a gate calls a distance equivalent."""
     runs: list[list[float]] = []
-    while len(runs) < MOST_SEEDS:
+    while len(runs) < policy.most_seeds:
         runs.append(course(generator, mean, between, within))
-        answer = distance(runs).within(LIMIT, MOST_SEEDS)
+        answer = distance(runs).within(LIMIT, policy.most_seeds, policy)
         if answer is not Equivalence.OPEN:
             return answer is Equivalence.EQUIVALENT
     return False
@@ -52,11 +54,11 @@ def passes(generator: np.random.Generator, mean: float, between: float, within: 
 
 def cell(within: float, between: float, assumed: float, gates: int) -> dict[str, Any]:
     """Shares of one combination; each has the same courses as the others with its scatter."""
-    equivalence._SCATTER = assumed
+    policy = dataclasses.replace(PROOF, seed_scatter=assumed)
     shares = {}
     for name, mean in (("passed_at_limit", LIMIT), ("passed_within", WITHIN)):
         generator = np.random.default_rng(1)
-        passed = [passes(generator, mean, between, within) for _ in range(gates)]
+        passed = [passes(generator, mean, between, within, policy) for _ in range(gates)]
         shares[name] = sum(passed) / gates
     return {"steps": within, "seeds": between, "assumed": assumed, **shares}
 

@@ -43,7 +43,7 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import defaults
 from storage import AttemptResult
 
@@ -71,13 +71,15 @@ SPACE = {
 }
 USUAL = {"micro_batch": 16}
 PLANTED = 0.03
-"""Of the time of a usual step. It is a constant number of seconds: a share of what has passed since the
-last step would be one of the others' turns as well."""
+"""Share of the time of a usual step.
+
+It is a constant number of seconds: a share of the time since the last step would include turns of
+the other runs."""
 TRIAL = Limits(warmup=0.5, longest=0.9, precision=0.02)
 BLOCKS = BlockPlan(seconds=0.1, min_steps=2)
 LONGER = 10
 SECONDS = dict.fromkeys(KINDS, turns.SECONDS) | {"loader: images": 3 * turns.SECONDS}
-"""Of training that counts, of a run in turn: what waits for its loader tells less in a second."""
+"""Seconds of training of an interleaved run; one that waits for its loader tells less in a second."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,11 @@ class Bench:
         )
 
     def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
-        """Of a run of the usual configuration by itself."""
+        """Return the rate of a solo run of the usual configuration."""
         return self.run(USUAL, limits, **planted).rate
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Of runs of it that are resident at once and take turns."""
+        """Return the rates of interleaved runs of the usual configuration."""
         group = InterleavedSchedule([limits] * len(planted))
         requests = [interleaved(self._request(USUAL, one)) for one in planted]
         reports = self._slot.run(requests, group)
@@ -132,7 +134,7 @@ class Bench:
 
     @functools.cached_property
     def _step_seconds(self) -> float:
-        """Of the usual configuration, from three that take turns."""
+        """Seconds of a step of the usual configuration, from three interleaved runs."""
         rates = self.rates(turns.LIMITS, [{}] * 3)
         return USUAL["micro_batch"] * WORKERS / statistics.geometric_mean(rates)
 
@@ -157,7 +159,7 @@ class Bench:
 
 
 def checked(result: AttemptResult) -> AttemptResult:
-    """It, if it has shown how fast it is."""
+    """Return the result of a run; exit if it has not shown its speed."""
     if result.throughput is None or result.block_half_width is None:
         raise SystemExit(f"{result.state} {result.cause}\n{result.log_tail}")
     return result
@@ -176,7 +178,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         launcher = stack.enter_context(
-            open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None)
+            section_of("local").open(Resources(WORKERS, None, 1, 1), folder)
         )
         for name, kind in KINDS.items():
             if arguments.only in (None, name):
@@ -207,14 +209,14 @@ def fidelity(bench: Bench, many: int) -> dict[str, Any]:
 
 
 def in_turn(bench: Bench, count: int, seconds: float, *, alone: bool) -> dict[str, Any]:
-    """Rounds in turn against rounds one by one."""
+    """Compare interleaved rounds with rounds one by one."""
     variants = {name: VARIANTS[name] for name in ("a", "a again", *turns.PLANTED)}
     draw = random.Random(0)
     return turns.compared(bench, variants, count, draw, seconds=seconds, alone=alone)
 
 
 def combinations(space: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    """The full factorial."""
+    """Run the full factorial."""
     found: list[tuple[Any, ...]] = [()]
     for values in space.values():
         found = [(*before, value) for before in found for value in values]
@@ -280,7 +282,7 @@ def noise_of(rounds: Rounds) -> float:
 
 
 def known_of(rounds: Rounds) -> RunNoise:
-    """The same as a study would know it from its baseline: what their own blocks do not explain."""
+    """Return the noise that a study would find in its baseline."""
     equals = [r[name] for r in rounds for name in ("a", "a again")]
     return run_noise(
         [RepeatedRun(m.rate, m.block_half_width, m.at, m.block_freedom) for m in equals]
@@ -312,7 +314,7 @@ def judged(rounds: Rounds) -> dict[str, Any]:
 
 
 def differs(rounds: Rounds, name: str, other: str) -> bool:
-    """Whether the 95 % interval of the paired ratio leaves 1 out."""
+    """Return whether the 95 % interval of the paired ratio leaves 1 out."""
     found = ratio(rounds, name, other)
     return found.high < 1 if name != "a again" else not found.low <= 1 <= found.high
 
@@ -367,7 +369,7 @@ def device_time(
 
 
 def table(report: dict[str, Any]) -> str:
-    """The figures that matter, as text."""
+    """Return the figures that matter, as text."""
     lines = []
     for name, found in report.items():
         lines += turns_in_words(name, found["turns"])
@@ -389,7 +391,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def turns_in_words(name: str, found: dict[str, Any]) -> list[str]:
-    """The figures of rounds in turn."""
+    """Return the figures of interleaved rounds."""
     spreads, seven = found["spread_of_equals"], found["in_turn"]["7 rounds"]
     planted = seven["planted_3_percent_found"]
     own = f", {spreads['own']:.1%} one by one" if "own" in spreads else ""

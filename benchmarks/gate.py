@@ -32,14 +32,13 @@ from torch.nn import functional
 
 from autotune.measurement import gradients
 from autotune.measurement.numerics import (
-    MOST_SEEDS,
-    STEPS,
     Agreement,
     Pair,
     Trajectory,
     agreement,
     trajectory,
 )
+from autotune.measurement.policy import PROOF
 from autotune.runs.monitors import TrajectoryMonitor
 from autotune.worker.protocol import BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -72,7 +71,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TRAINED = {"micro_batch": 8, "accumulation_steps": 2}
 _RUNS_OF_A_PROCESS = 5
-"""What DDP has of a model is kept until the end of its process: more would not fit into memory."""
+"""Runs after which a process is replaced: DDP keeps a part of every model until its process ends."""
 Case = tuple[str, Mapping[str, Any]]
 FAULTS: dict[str, Case] = {
     "scale": ("scale", {}),
@@ -99,12 +98,15 @@ FORMATS: dict[str, Case] = {
 }
 """Only where they are asked for."""
 AMONG_RANKS = ("dropped sync", "fsdp")
-"""What a single rank has not."""
+"""Cases that a single rank cannot have."""
 
 
 class Bench:
-    """Judges configurations as a study does, in two processes that train one after another: the code of
-    ranks, of judges and of the gate, without the starting of processes, which would take hours."""
+    """Judge of configurations as in a study, in two processes that train one after another.
+
+    It has the code of ranks, of monitors and of the gate, without the launch of processes, which
+    would take hours.
+    """
 
     def __init__(self, rank: int, model: dict[str, Any]) -> None:
         self._context = RankContext(rank, rank, dist.get_world_size(), (torch.device("cpu"),))
@@ -114,13 +116,13 @@ class Bench:
         self.errors: dict[str, list[float]] = {"first": [], "tensor": [], "second": [], "moved": []}
 
     def judge(self, case: Case, run: int) -> Agreement:
-        """What becomes of a configuration."""
+        """Return the gate's answer on a configuration."""
         fault, changes = case
         knobs = {**defaults(), **TRAINED, **changes}
         formats = (knobs, {**defaults(), **TRAINED})
         earlier: list[Pair] = []
         while True:
-            seed = run * MOST_SEEDS + len(earlier)
+            seed = run * PROOF.most_seeds + len(earlier)
             reference = self._reference(seed)
             found = self._train(seed, knobs, fault, TrajectoryMonitor(reference, formats=formats))
             answer = agreement(found, reference, formats=formats, earlier=earlier)
@@ -133,13 +135,9 @@ class Bench:
     def _note(self, run: Trajectory, reference: Trajectory, formats: Sequence[Any]) -> None:
         assert run.first is not None and reference.first is not None
         limit = gradients.tolerance(*formats)
-        seen = gradients.compared(run.first, reference.first, limit)
-        for name, value in zip(
-            self.errors,
-            (seen.error, seen.tensor_error, seen.second_error, abs(seen.moved - 1)),
-            strict=True,
-        ):
-            self.errors[name].append(value)
+        first, tensor, second, _, *moved = gradients.deviations(run.first, reference.first, limit)
+        for name, one in zip(self.errors, (first, tensor, second, *moved[:1]), strict=False):
+            self.errors[name].append(one.size)
 
     def _reference(self, seed: int) -> Trajectory:
         if seed not in self._references:
@@ -152,7 +150,7 @@ class Bench:
     ) -> Trajectory:
         """Both ranks have the same blocks, and so come to the same end."""
         ranks = self._context.world_size
-        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=STEPS)
+        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=PROOF.most_steps)
         random.seed(seed)
         torch.manual_seed(seed)
         attend = functional.scaled_dot_product_attention
@@ -228,7 +226,7 @@ def _ranks(
     for run in runs:
         for name, bench in benches.items():
             found[name].add(bench, run)
-        if rank == 0:  # whoever ends this early has what there is
+        if rank == 0:  # an early end leaves what there is by then
             done = {name: one.as_dict() for name, one in found.items()}
             Path(report).write_text(json.dumps(done, indent=2))
     dist.barrier()
@@ -238,7 +236,7 @@ def _ranks(
 
 
 class Findings:
-    """Of a model."""
+    """Findings for one model."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._cases = {
@@ -271,8 +269,10 @@ class Findings:
 
 
 def shares(answers: Sequence[Agreement]) -> dict[str, Any]:
-    """How many were refused, with an interval, and by what; and how many could not be, as they computed
-    the very same: sums of two ranks, for one, have but one order."""
+    """Return the share of refused runs with its interval and reasons, and runs that no gate can refuse.
+
+    Those computed the very same numbers: sums of two ranks, for one, have but one order.
+    """
     refused, count = sum(bool(one.problem) for one in answers), len(answers)
     low = stats.beta.ppf(0.025, refused, count - refused + 1) if refused else 0.0
     high = stats.beta.ppf(0.975, refused + 1, count - refused) if refused < count else 1.0
@@ -293,7 +293,7 @@ def shares(answers: Sequence[Agreement]) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The same, to be read."""
+    """Return the report as a table."""
     lines = [f"{'refused':>24}" + "".join(f"{name:>16}" for name in report)]
     for case in [*FAULTS, *HARMLESS, *FORMATS]:
         cells = [

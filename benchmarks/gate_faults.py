@@ -1,5 +1,4 @@
-"""Shipped workloads with wrong training planted in them, or a change that does no harm, for
-benchmarks/gate.py."""
+"""Shipped workloads with a planted fault, or a harmless change, for benchmarks/gate.py."""
 
 import dataclasses
 import itertools
@@ -25,7 +24,7 @@ def build(
     fault: str = "",
     accumulation: int = 1,
 ) -> autotune.Workload:
-    """A workload with something planted in it.
+    """Return a workload with a planted fault or change.
 
     Args:
         factory: `module:function` of the workload.
@@ -39,7 +38,7 @@ def build(
 
 
 def scale(built: autotune.Workload, _: int) -> autotune.Workload:
-    """The loss is scaled up, and nothing scales the gradients down; what is logged is right."""
+    """Scale up the loss without scaling down the gradients; the logged loss is right."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         value = built.loss(model, batch)
@@ -49,7 +48,7 @@ def scale(built: autotune.Workload, _: int) -> autotune.Workload:
 
 
 def sync(built: autotune.Workload, _: int) -> autotune.Workload:
-    """The forward pass goes around DDP, so that gradients stay where they are."""
+    """Let the forward pass go around DDP, so that gradients are not exchanged."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         bare: nn.Module = model.module  # type: ignore[assignment]
@@ -91,8 +90,7 @@ def _at_rate(built: autotune.Workload, rate: float) -> autotune.Workload:
 
 
 def mask(built: autotune.Workload, _: int) -> autotune.Workload:
-    """Attention sees what comes; without attention, the mask of the loss hides a quarter of the
-    samples."""
+    """Let attention see later positions; without attention, mask a quarter of the samples."""
     attend = functional.scaled_dot_product_attention
 
     def seeing(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -110,7 +108,7 @@ def mask(built: autotune.Workload, _: int) -> autotune.Workload:
 
 
 def stale(built: autotune.Workload, _: int) -> autotune.Workload:
-    """The gradients of the step before are still there when the next one accumulates its own."""
+    """Keep the gradients of the step before while the next step accumulates its own."""
     before: dict[nn.Parameter, torch.Tensor] = {}
 
     def step(update: Update) -> None:
@@ -126,7 +124,7 @@ def stale(built: autotune.Workload, _: int) -> autotune.Workload:
 
 
 def dropped(built: autotune.Workload, accumulation: int) -> autotune.Workload:
-    """The last micro-batch of every step has no gradient."""
+    """Drop the gradient of the last micro-batch of every step."""
     numbers = itertools.count(1)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:

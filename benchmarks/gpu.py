@@ -36,7 +36,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
 _KNOBS_MINUTES = 5.0
 _LEAST_SHARE = 0.3
-"""Of its time that a part must still have to be begun."""
+"""Share of its time that must be left for a part to begin."""
 
 Part = Callable[[Bench], Figures]
 
@@ -123,7 +123,7 @@ def run(bench: Bench, journal: Journal, name: str, *, minutes: float, only: str)
 
 
 def write(name: str, journal: Journal, output: Path) -> None:
-    """The page, all figures, and what docs/knobs.md shows of them."""
+    """Write the page, all figures, and what docs/knobs.md shows of them."""
     found = journal.parts()
     known = [title for title in all_parts() if title in found]
     ordered = {title: found[title] for title in known}

@@ -10,6 +10,7 @@ every version of autotune: run it in two checkouts to compare policies, with --p
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -32,8 +33,8 @@ from launchers.replay.device import RecordedDevice, read_device
 from storage import Database, Repository
 
 TABLE = Path(__file__).parent / "tables" / "h200-gpt2-124m.jsonl"
-SAMPLES = 32
-"""Global batch of all configurations."""
+TOKENS = 1024
+"""Tokens of a sample, which the rates of the studies count."""
 BASELINES = {
     "mb4": {"micro_batch": 4, "accumulation_steps": 8, "precision": "bf16"},
     "mb16": {"micro_batch": 16, "accumulation_steps": 2, "precision": "bf16"},
@@ -82,6 +83,9 @@ class Studied:
         upper: the other bound.
         gap: how far the recommendation lies below the best configuration, relative to it.
         elapsed: virtual seconds.
+        own_low: lower bound of the interval of the recommendation's own rate, over its true rate; None
+            without a recommendation.
+        own_high: the other bound.
     """
 
     kind: str
@@ -90,6 +94,8 @@ class Studied:
     upper: float | None
     gap: float
     elapsed: float
+    own_low: float | None = None
+    own_high: float | None = None
 
     @property
     def covered(self) -> bool | None:
@@ -115,7 +121,36 @@ def _spec(baseline: str, budget: float, seed: int) -> StudySpec:
     )
 
 
-def study(device: RecordedDevice, baseline: str, kind: str, budget: float, seed: int) -> Studied:
+class EmptyStorage:
+    """Storage that is emptied for each study: to create all tables takes longer than a study."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "policy.db"
+        self._database = Database(f"sqlite:///{self._file}")
+        self._close()
+        self._empty = self._file.read_bytes()
+
+    def emptied(self) -> Repository:
+        """Return the repository without any study."""
+        self._close()
+        self._file.write_bytes(self._empty)
+        return Repository(self._database)
+
+    def _close(self) -> None:
+        # With its last connection SQLite's write-ahead log goes into the file.
+        self._database.engine.dispose()
+        self._database.optuna().engine.dispose()
+
+
+def study(
+    storage: EmptyStorage,
+    device: RecordedDevice,
+    baseline: str,
+    kind: str,
+    budget: float,
+    seed: int,
+) -> Studied:
     """Run one study in virtual time."""
     spec = _spec(baseline, budget, seed)
     launcher = ReplayLauncher(
@@ -124,19 +159,19 @@ def study(device: RecordedDevice, baseline: str, kind: str, budget: float, seed:
         environment=device.environment,
         seed=seed,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Repository(Database(f"sqlite:///{folder}/policy.db"))
-        repository.studies.submit(spec.name, "policy", withheld.kept(spec), folder)
-        lease = repository.leases.acquire("policy", "policy", 0, _LEASE_SECONDS)
-        assert lease is not None
-        stored = repository.studies.claim(lease)
-        assert stored is not None
-        environment = repository.environments.record(lease, launcher.slots[0].environment)
-        plan = Plan(spec, launcher)
-        verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
+    repository = storage.emptied()
+    repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
+    lease = repository.leases.acquire("policy", "policy", 0, _LEASE_SECONDS)
+    assert lease is not None
+    stored = repository.studies.claim(lease)
+    assert stored is not None
+    environment = repository.environments.record(lease, launcher.slots[0].environment)
+    plan = Plan(spec, launcher)
+    verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
     best = max(map(device.rate, _configurations(spec, plan)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today
+    own = verdict.throughput if recommended != today else None
     return Studied(
         kind=verdict.kind,
         speedup=recommended / today,
@@ -144,6 +179,8 @@ def study(device: RecordedDevice, baseline: str, kind: str, budget: float, seed:
         upper=_finite(verdict.speedup and verdict.speedup.high),
         gap=1 - recommended / best,
         elapsed=launcher.clock(),
+        own_low=own and own.low / (TOKENS * recommended),
+        own_high=own and own.high / (TOKENS * recommended),
     )
 
 
@@ -168,6 +205,8 @@ class Cell:
         coverage: share of the intervals that hold the true speed-up.
         false_better: share that call something better that is not faster by half a percent.
         nothing: share that recommend nothing.
+        own_half_width_median: of the interval of the recommendation's own rate.
+        own_coverage: share of these intervals that hold the true rate.
         over: share that took more than a tenth longer than the budget.
     """
 
@@ -189,6 +228,8 @@ class Cell:
     false_better: float
     nothing: float
     over: float
+    own_half_width_median: float | None
+    own_coverage: float | None
 
 
 def summary(found: Sequence[Studied], **names: Any) -> Cell:
@@ -197,6 +238,11 @@ def summary(found: Sequence[Studied], **names: Any) -> Cell:
         (one.upper - one.lower) / (one.upper + one.lower)
         for one in found
         if one.lower is not None and one.upper is not None
+    ]
+    own = [
+        (one.own_low, one.own_high)
+        for one in found
+        if one.own_low is not None and one.own_high is not None
     ]
     covered = [one.covered for one in found if one.covered is not None]
     budget = names["budget"]
@@ -215,6 +261,10 @@ def summary(found: Sequence[Studied], **names: Any) -> Cell:
         false_better=_share(one.kind == "better" and one.speedup < 1.005 for one in found),
         nothing=_share(one.speedup == 1.0 for one in found),
         over=_share(one.elapsed > 1.1 * budget for one in found),
+        own_half_width_median=statistics.median((high - low) / 2 for low, high in own)
+        if own
+        else None,
+        own_coverage=_share(low <= 1 <= high for low, high in own) if own else None,
     )
 
 
@@ -227,9 +277,20 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _one(task: tuple[str, str, str, float, int]) -> Studied:
-    name, baseline, kind, budget, seed = task
-    return study(devices()[name], baseline, kind, budget, seed)
+@functools.cache
+def _storage(folder: str) -> EmptyStorage:
+    """Return the storage of this process, in a folder of its own within that of the benchmark."""
+    return EmptyStorage(Path(tempfile.mkdtemp(dir=folder)))
+
+
+@functools.cache
+def _device(name: str) -> RecordedDevice:
+    return devices()[name]
+
+
+def _one(task: tuple[str, str, str, str, float, int]) -> Studied:
+    folder, name, *rest = task
+    return study(_storage(folder), _device(name), *rest)
 
 
 def _cells(only: Sequence[str], budgets: Sequence[float] | None) -> Iterator[tuple[Any, ...]]:
@@ -250,10 +311,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable()
     cells = []
-    with multiprocessing.Pool() as pool:
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool() as pool:
         for cell in _cells(arguments.only, arguments.budgets):
             names = dict(zip(("device", "baseline", "kind", "budget"), cell, strict=True))
-            tasks = [(*cell, seed) for seed in range(arguments.seeds)]
+            tasks = [(folder, *cell, seed) for seed in range(arguments.seeds)]
             found = pool.map(_one, tasks, chunksize=1)
             cells.append(summary(found, policy=arguments.policy, **names))
             if not arguments.json:

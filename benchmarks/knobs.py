@@ -1,4 +1,4 @@
-"""What does each knob do here? Every one against its default, in turn, in new processes.
+"""Effect of each knob on this machine: every one against its default, interleaved, in new processes.
 
     python benchmarks/knobs.py [--json] [--rounds N] [--only KNOB]
 
@@ -21,7 +21,7 @@ from autotune.runs import plan
 from autotune.runs.monitors import TimedMonitor
 from autotune.views.catalogue import knobs_page, recorded_effects
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import CATALOGUE, defaults, infeasible
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
 
 
 def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: str) -> float | None:
-    """Samples per second, or None if it does not run."""
+    """Return samples per second; None if the configuration does not run."""
     factory, args = WORKLOADS[workload]
     slot = launcher.slots[0]
     asked = TrialRequest(
@@ -128,7 +128,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
 
 
 def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """A knob's value against its default, and the default against itself, round by round."""
+    """Compare a knob's value with its default, and the default with itself, round by round."""
     case = CASES[name]
     before = {**defaults(), **case.beside}
     after = {**before, name: case.value}
@@ -161,9 +161,9 @@ def main() -> None:
     found = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
+        section_of("local").open(Resources(WORKERS, None, 1, 1), folder) as launcher,
     ):
-        facts = plan.facts_of(launcher)
+        facts = plan.facts_of(launcher.site)
         for name in CATALOGUE:
             case = CASES[name]
             chosen = {**defaults(), **case.beside, name: case.value}

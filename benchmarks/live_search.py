@@ -46,7 +46,7 @@ from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, open_launcher
+from launchers import Resources, section_of
 from search_spaces import defaults
 from storage import Attempts, Database, Purpose, Repository, StoredAttempt
 
@@ -73,21 +73,20 @@ WARM_UP, TIMED, BLOCK = 0.3, 1.2, 0.1
 MOST = 60
 """Trials of each."""
 SECONDS = {"gpt": 100.0, "mlp": 70.0, "gpt, built in 10 s": 200.0}
-"""Of ours."""
+"""Seconds of our study."""
 _TRUTH = Limits(warmup=0.3, longest=4.0, precision=0.004)
 _TOGETHER, _ROUNDS = 4, 2
 """Recommendations that take turns with each other, and how often each does."""
 
 _SEARCHED = 0.75
-"""Of the time of a study that the search may take at the most."""
+"""Largest share of a study's time that the search may take."""
 
 Knobs = dict[str, Any]
 Choice = Callable[[Sequence[StoredAttempt]], StoredAttempt]
 
 
 class Seen(NamedTuple):
-    """A trial: when it had ended, of which configuration, how fast it was seen, and what would be
-    recommended from then on."""
+    """Trial with its end, its configuration, its rate, and the recommendation from then on."""
 
     at: float
     tried: Knobs
@@ -106,7 +105,7 @@ def studied(
     opened: Callable[..., Any],
     **own: Any,
 ) -> list[Seen]:
-    """The trials of a study."""
+    """Return the trials of a study."""
     factory, args = KINDS[kind]
     # Nothing that Optuna does asks how noisy the machine is.
     runs = 1 if "sampler" in own else 3
@@ -161,17 +160,17 @@ def studied(
 
 
 def fastest(trials: Sequence[StoredAttempt]) -> StoredAttempt:
-    """As Optuna chooses."""
+    """Return the trial that Optuna recommends."""
     return max(trials, key=lambda trial: trial.result.throughput or 0.0)
 
 
 def promising(trials: Sequence[StoredAttempt]) -> StoredAttempt:
-    """As ours chooses."""
+    """Return the trial that our study recommends."""
     return most_promising_first(trials)[0]
 
 
 def by_torchrun(kind: str, seed: int, seconds: float) -> list[Seen]:
-    """The trials of Optuna's TPE, each started by torchrun."""
+    """Return the trials of Optuna's TPE, each started by torchrun."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     study.enqueue_trial({"optimizer_kernels": "default", "loader_workers": 0, **BASELINE})
@@ -199,7 +198,7 @@ def _torchrun(kind: str, knobs: Knobs) -> float:
 
 
 def contestants(kind: str, seed: int, longer: float) -> dict[str, Callable[[], list[Seen]]]:
-    """By name; the others have so many times the seconds of ours."""
+    """Return the contestants by name; the others have so many times the seconds of ours."""
     own = SECONDS[kind]
     return {
         "ours": lambda: studied(kind, seed, own, promising, launcher_of),
@@ -216,13 +215,15 @@ def key(knobs: Knobs) -> str:
 
 
 def worths(kind: str, several: Iterable[Knobs], best: Knobs) -> dict[str, float]:
-    """How fast each is over one that is among the best, by turns with it and with others: the geometric
-    mean of several rounds, with others beside it in each."""
+    """Return how fast each configuration is over one that is among the best.
+
+    It is the geometric mean of several rounds, interleaved with that one and with others.
+    """
     others = [knobs for name, knobs in _distinct(several).items() if name != key(best)]
     found: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
+        section_of("local").open(Resources(WORKERS, None, 1, 1), folder) as launcher,
     ):
         numbers = itertools.count()
         for round_ in range(_ROUNDS):
@@ -264,8 +265,9 @@ def _request(kind: str, knobs: Knobs, folder: str, number: int) -> TrialRequest:
 
 
 def reached(trials: dict[str, Any], share: float, *, for_good: bool) -> tuple[float, bool]:
-    """Seconds until the recommendation of a contestant is close, for the first time or for good; with
-    all of its time, and False, if it never is.
+    """Return the seconds until a contestant's recommendation is close, first or for good.
+
+    If it never is, they are all of its time, with False.
 
     Args:
         trials: `at` and `worth`, trial by trial.
@@ -303,8 +305,10 @@ def raced(kind: str, seed: int, longer: float) -> dict[str, Any]:
 
 
 def summary(races: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By workload: seconds until the recommendation is close for the first time, and for good, and how
-    many times those of ours the others take (geometric means)."""
+    """Return, by workload, the seconds until the recommendation is close, first and for good.
+
+    The geometric means of the ratios of the others to ours are included.
+    """
     found: dict[str, Any] = {}
     for kind in dict.fromkeys(one["workload"] for one in races):
         own = [one for one in races if one["workload"] == kind]

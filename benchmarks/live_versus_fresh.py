@@ -65,10 +65,10 @@ LOOKED_AT = [({}, {}, GPT), ({}, {}, IMAGES)]
 
 
 class Baton:
-    """Who trains: it goes forth and back between members, from the moment that all have warmed up."""
+    """Order of the members that train: forth and back, from the moment that all have warmed up."""
 
     def __init__(self, members: int, cycles: int) -> None:
-        # Who is in the middle always follows another; so everybody is, in turn.
+        # A member in the middle always follows another, so each is there in turn.
         self._order = [
             member
             for cycle in range(cycles)
@@ -118,7 +118,7 @@ class Machine:
         self._numbers = itertools.count()
 
     def request(self, knobs: dict[str, Any], kind: tuple[str, dict[str, Any]]) -> TrialRequest:
-        """A trial whose processes stay."""
+        """Run a trial whose processes stay."""
         name = f"live-{next(self._numbers)}"
         return TrialRequest(
             trial=name,
@@ -182,7 +182,7 @@ def compared(
 
 
 def succeeded(report: TrialReport) -> TrialReport:
-    """It, if it has not failed."""
+    """Return the run if it has not failed."""
     assert report.outcome is None, f"{report.cause}\n{report.log_tail}"
     return report
 

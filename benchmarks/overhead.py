@@ -1,4 +1,4 @@
-"""What a trial costs besides its training: autotune on both launchers, and torchrun per trial.
+"""Cost of a trial besides its training: autotune on both launchers, and torchrun per trial.
 
     python benchmarks/overhead.py [--json] [--rounds N] [--trials N]
 

@@ -58,7 +58,7 @@ while True:
 
 @contextlib.contextmanager
 def neighbour(share: float) -> Iterator[None]:
-    """Somebody else on the machine, for this share of the time."""
+    """Occupy the machine as another user would, for this share of the time."""
     if not share:
         yield
         return

@@ -11,10 +11,9 @@ from torch.utils.data import default_collate
 
 import autotune
 from autotune.worker import workload as workloads
-from autotune.worker.observers.block import RankObservation
+from autotune.worker.observers.block import RankObservation, Settling
 from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
-from autotune.worker.observers.settling import Settling
 from autotune.worker.observers.timing import StepTimes
 from autotune.worker.rank import timed_run
 
@@ -27,7 +26,7 @@ def build(
     idle: float = 0.0,
     observers: bool = True,
 ) -> autotune.Workload:
-    """A workload that idles for so long in each step.
+    """Return a workload that idles for so long in each step.
 
     Args:
         factory: `module:function` of the workload.
@@ -70,7 +69,7 @@ class Blind:
         self.marks = self
 
     def mark(self) -> None:
-        """A step ends."""
+        """Take in the end of a step."""
 
     def resume(self) -> None:
         """Others have had the devices."""

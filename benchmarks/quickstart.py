@@ -1,4 +1,4 @@
-"""What `make quickstart` shows, again and again: how long it takes, and how far its answers lie apart.
+"""Time of `make quickstart`, repeated, and the scatter of its answers.
 
     python benchmarks/quickstart.py [--json] [--runs N]
 
@@ -66,7 +66,7 @@ def quickstart() -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all."""
+    """Return the figures of all runs."""
     told = [run["speedup"] for run in runs if run["verdict"] == Kind.BETTER]
     common = [max(low for _, low, _ in told), min(high for *_, high in told)] if told else None
     seconds = sorted(run["seconds"] for run in runs)

@@ -39,9 +39,11 @@ def asking_in_vain(cluster: RayNodes, folder: Path) -> Iterator[None]:
 
 
 def overhead(nodes: int, *, names: bool) -> dict[str, object]:
-    """Of a study with a rank on each of so many nodes: the median, in seconds, of trials that take over
-    ranks, and of the runs of the confirmation, which are launched and take turns: in these are the
-    changes from one to another, and the steps that are not timed after them.
+    """Return the median seconds of trials in warm workers, and of the runs of the confirmation.
+
+    They are those of a study with a rank on each of so many nodes. The runs of the confirmation are
+    launched and interleaved: the changes from one to another are in these, and the steps that are
+    not timed after them.
 
     Args:
         names: whether the name server answers.

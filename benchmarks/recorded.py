@@ -34,12 +34,15 @@ class Table:
         self.rows = {key(self.shown(row)): row for row in found.rows}
 
     def baseline(self, seed: int) -> dict[str, Any]:
-        """What a user may have today: with seed 0 the row nearest to the defaults of all knobs, else a
-        random one with room above it."""
+        """Return the baseline of a seed.
+
+        With seed 0 it is the row nearest to the defaults of all knobs, else a random one with room
+        above it.
+        """
         return self.shown(self.recorded_baseline(seed))
 
     def recorded_baseline(self, seed: int) -> dict[str, Any]:
-        """The same under its own names."""
+        """Return the baseline under its own names."""
         truth = self.denoised.truth
         if seed:
             slow = [c for c, worth in truth.items() if math.exp(worth) < _ROOM * self.best]
@@ -55,23 +58,26 @@ class Table:
         return {name: nearest[name] for name in self.known_as}
 
     def worth(self, row: Row) -> float:
-        """What a row is worth, as a share of the best; 0 for one that failed."""
+        """Return the value of a row, as a share of the best; 0 for one that failed."""
         own = self.denoised.truth.get(self._configuration(row))
         return 0.0 if own is None else math.exp(own) / self.best
 
     def served(self, row: Row, draw: random.Random) -> float:
-        """The rate of a run: as far from what the row is worth as some run of the table lies from what
-        its own row is. Most rows were run once, and to serve that one run would show every course the
-        same luck, which is in the truth as well."""
+        """Return the rate of a run of this row.
+
+        It deviates from the row's value as some run of the table does from its own row's. Most rows
+        were run once; to serve that run would show every course the same luck, which is in the
+        truth as well.
+        """
         deviation = self.noise * draw.choice(self.denoised.deviations)
         return self.worth(row) * self.best * math.exp(deviation)
 
     def ran(self, row: Row) -> bool:
-        """Whether it has never failed."""
+        """Return whether a row has never failed."""
         return self._configuration(row) in self.denoised.truth
 
     def write(self, folder: Path) -> Path:
-        """As a table of what rows are worth, and runs that lie as far apart as they do here."""
+        """Write a table of the rows' values, with runs that scatter as they do here."""
         rows = [
             {**row, THROUGHPUT: self.worth(row) * self.best if self.ran(row) else None}
             for row in self.rows.values()

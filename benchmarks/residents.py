@@ -1,4 +1,4 @@
-"""What a search costs whose trials take over processes that are there, against one that launches each.
+"""Cost of a search whose trials take over warm workers, against one that launches each trial.
 
     python benchmarks/residents.py [--json] [--trials N] [--build SECONDS]
 
@@ -47,7 +47,7 @@ SMALL = {"layers": 2, "d_model": 64, "heads": 2, "length": 32}
 
 
 def leaving(*args: Any) -> Launcher:
-    """A launcher on whose slots no process stays."""
+    """Open a launcher on whose slots no process stays."""
     launcher = launcher_of(*args)
     for slot in launcher.slots:
         slot.run = _never_stays(slot)  # type: ignore[method-assign]
@@ -64,7 +64,7 @@ def _never_stays(slot: Slot) -> Any:
 
 
 def searched(folder: Path, opened: Any, trials: int, build: float) -> dict[str, Any]:
-    """What the search of one study took."""
+    """Return the seconds of the search of one study."""
     folder.mkdir()
     study = {
         "name": "built",

@@ -35,7 +35,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else _ROUNDS
     with (
         tempfile.TemporaryDirectory() as name,
-        launchers.open_launcher("local", Resources(1, 0, 1, 1), name, None) as launcher,
+        launchers.section_of("local").open(Resources(1, 0, 1, 1), name) as launcher,
     ):
         folder = Path(name)
         (folder / "train.py").write_text(_SCRIPT)

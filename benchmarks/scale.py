@@ -68,7 +68,7 @@ SPEC = StudySpec.model_validate(
 
 
 def rate(knobs: Knobs) -> float:
-    """Samples per second."""
+    """Return samples per second."""
     samples = knobs["micro_batch"] * knobs["accumulation_steps"]
     half = 1.4 if knobs["precision"] == "bf16" else 1.0
     exchange = 20 + abs(knobs["bucket_cap_mb"] - 25) / 10
@@ -172,7 +172,7 @@ class Recorded:
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))
 
     def command(self, name: str) -> Callable[[], object]:
-        """What a person waits for who types a command."""
+        """Return a function that runs a command as it is typed."""
         words = [sys.executable, "-P", "-m", "autotune", name]
         words += [] if name == "list" else [SPEC.name]
         words += ["--storage", f"sqlite:///{self.folder}/autotune.db"]

@@ -1,4 +1,4 @@
-"""What it costs to look at a training script that nobody has changed.
+"""Cost of observing an unchanged training script.
 
     python benchmarks/scripts.py [--json] [--examples ddp,fsdp2] [--trials 8] [--rounds 6] [--seconds 6]
 
@@ -40,7 +40,7 @@ def per_trial() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / SCRIPT.name
         copy.write_text(SCRIPT.read_text())
-        with launchers.open_launcher("local", Resources(2, 0, 1, 1), folder, None) as launcher:
+        with launchers.section_of("local").open(Resources(2, 0, 1, 1), folder) as launcher:
             ours = lambda number: trial(launcher.slots[0], folder, number)  # noqa: E731
             found = [(ours(n), torchrun(folder)) for n in range(TRIALS + 1)][1:]
     mine, theirs = ([pair[side] for pair in found] for side in (0, 1))

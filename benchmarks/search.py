@@ -1,4 +1,4 @@
-"""How many trials until the best configuration is found? Recorded tables, replayed for many samplers.
+"""Number of trials until the best configuration is found, on recorded tables, for many samplers.
 
     python benchmarks/search.py [--tables DIR] [--anonymous] [--json] [--seeds N] [--samplers a,b]
 
@@ -10,9 +10,9 @@ a baseline: with seed 0 the row nearest to the defaults of all knobs, with any o
 that reaches at most 70 % of the best.
 The second is, in one half of the replays (`expert`), what our sampler suggests once it has seen the
 baseline, in the other (`random`) a random row: both are the same for every sampler. What is not in the
-table is outside of the space: a proposal of it, like one that was made before, costs nobody anything,
+table is outside of the space: a proposal of it, like one that was made before, costs nothing,
 and after a few in a row a random new row is taken instead. Optuna's samplers see numbers as ordered.
-Nobody is told which rows run out of memory before it happens. With --anonymous every knob but
+No sampler is told which rows run out of memory before it happens. With --anonymous every knob but
 micro_batch and accumulation_steps has a name that means nothing; with --noise 0.01 the deviations are
 those of 1 %, as on a machine that is not shared.
 
@@ -88,7 +88,7 @@ _PATIENCE = {"gp": 3}  # it takes a second to answer, and then proposes much the
 _USUAL_PATIENCE = 20
 _NORMAL_95 = 1.96
 _STAKES = TrialEconomics(job_hours=168.0, rounds=10)
-"""Of a study that says nothing of them."""
+"""Economics of a study that says nothing of them."""
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -202,7 +202,7 @@ class _Replay:
         return trial, table.rows[key(values)]
 
     def _tell(self, trial: optuna.Trial, row: Row) -> float | None:
-        """Returns the rate that it is told."""
+        """Tell the sampler the result of a row; return the rate that it is told."""
         trial.set_constraint("out_of_memory", 1.0 if row[STATE] == "OOM" else -1.0)
         if self._table.ran(row):
             # The run that a row shows in a replay depends on the seed alone, not on the sampler.
@@ -219,7 +219,7 @@ class _Replay:
 
 
 class _OneSlot(_Replay):
-    """Of ours, by the clock of a slot."""
+    """Replay of our sampler by the clock of a slot."""
 
     def __init__(self, table: Table, opening: str, seed: int, launch: float, priced: bool) -> None:
         super().__init__(table, OURS, opening, seed)
@@ -228,7 +228,7 @@ class _OneSlot(_Replay):
             self._study.sampler.price(self._clock.expected)
 
     def seconds(self) -> float:
-        """Until a row within 2 % is tried, or all of very many are."""
+        """Return the seconds until a row within 2 % is tried, or all of very many are."""
         while len(self._seen) < min(_MOST_PRICED, len(self._table.rows)):
             trial, row = self._next()
             worked = self._tell(trial, row) is not None
@@ -239,7 +239,7 @@ class _OneSlot(_Replay):
 
 
 def _opening(table: Table, opening: str, seed: int) -> Iterable[dict[str, Any]]:
-    """The first two trials."""
+    """Return the first two trials."""
     baseline = table.baseline(seed)
     yield baseline
     if opening == "random":
@@ -255,7 +255,7 @@ def _opening(table: Table, opening: str, seed: int) -> Iterable[dict[str, Any]]:
 
 
 _TABLES: dict[str, Table] = {}
-"""In each process."""
+"""Tables that each process knows."""
 
 
 def _know(tables: Sequence[Table]) -> None:
@@ -265,12 +265,12 @@ def _know(tables: Sequence[Table]) -> None:
 
 
 def replay(table: str, sampler: str, opening: str, seed: int) -> Course:
-    """One course over a table that the process knows."""
+    """Return one course over a table that the process knows."""
     return _Replay(_TABLES[table], sampler, opening, seed).run()
 
 
 def seconds(table: str, opening: str, seed: int, launch: float, priced: bool) -> float:
-    """Of ours on one slot until a row within 2 % is tried, knowing what trials cost or not."""
+    """Return the seconds of ours on one slot until a row within 2 % is tried, with or without prices."""
     return _OneSlot(_TABLES[table], opening, seed, launch, priced).seconds()
 
 

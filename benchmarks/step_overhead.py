@@ -1,4 +1,4 @@
-"""What our hooks in a training script cost it per step. Run by scripts.py.
+"""Cost per step of our hooks in a training script. Run by scripts.py.
 
 A bare training loop in this process, with our hooks and without them in blocks in turn: those of a
 trial, which count samples; those of its first steps, which make digests of the rows as well; those of a
@@ -32,13 +32,14 @@ from autotune.worker.rank.script_run import ScriptRun
 from search_spaces import defaults
 
 LOOPS = {"tiny": (32, 512, 600), "small": (128, 1024, 200)}
-"""Samples of a batch, width of the model, rounds: a few milliseconds a step, and some 20, which is as
-short as trainings are that somebody tunes."""
+"""Samples of a batch, width of the model, rounds.
+
+A step takes a few milliseconds, or some 20, which is as short as trainings are that are tuned."""
 BLOCK_STEPS = 5
 ARMS = ("none", "trial", "digests", "watched", "between_equals")
 CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 LIMIT = 0.005
-"""Of a step."""
+"""Largest cost of the hooks, as a share of a step."""
 _ITERATOR = dataloader._BaseDataLoaderIter
 _PATCHED: tuple[tuple[Any, str], ...] = (
     *((_ITERATOR, name) for name in ("__next__", "_next_index", "_reset")),
@@ -55,7 +56,7 @@ _DATAGRAMS = (socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def bare_loop(batch: int, width: int) -> Iterator[None]:
-    """A training that takes a step whenever it is asked for the next."""
+    """Yield after each step of a training."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(4096, 256), torch.randint(0, 10, (4096,)))
     loader = DataLoader(data, batch_size=batch, shuffle=True)
@@ -100,7 +101,7 @@ class Hooks:
         for found, wanted in zip(_HOOKS, hooks, strict=True):
             found.clear()
             found.update(wanted)
-        self._trial._sight.rows = Rows(wanted=0) if name == "digests" else None
+        self._trial._probe.rows = Rows(wanted=0) if name == "digests" else None
 
 
 def _run_of_trial(folder: Path, batch: int) -> ScriptRun:
@@ -132,8 +133,10 @@ def _leave(outcome: Any, cause: str) -> NoReturn:
 
 
 def per_step() -> dict[str, Any]:
-    """Of each loop: seconds of a step, and what hooks add to it, by the processor's time, which
-    neighbours disturb least, and by the wall clock."""
+    """Return seconds of a step of each loop, and what hooks add to it.
+
+    They are by the processor's time, which neighbours disturb least, and by the wall clock.
+    """
     torch.set_num_threads(1)
     return {name: _of_loop(*loop) for name, loop in LOOPS.items()}
 
@@ -167,8 +170,11 @@ def _of_loop(batch: int, width: int, rounds: int) -> dict[str, Any]:
 
 
 def _added(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """The median of what is added per step, with its 95 % interval, which is by ranks; as microseconds,
-    as a share of a step, and the step of which it is half a percent, in seconds."""
+    """Return the median time that is added per step, with its 95 % interval by ranks.
+
+    It is given in microseconds and as a share of a step, with the step in seconds of which it is
+    half a percent.
+    """
     more = sorted(with_hooks - without for with_hooks, without in pairs)
     out = math.ceil(0.98 * math.sqrt(len(more)))
     middle = len(more) // 2
@@ -185,7 +191,7 @@ def _added(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def shown(found: dict[str, Any]) -> Iterator[str]:
-    """In words."""
+    """Return the figures as text."""
     for loop, name, clock in itertools.product(found, ARMS[1:], CLOCKS):
         one = found[loop][name][clock]
         interval = f"{one['low']:.0f} to {one['high']:.0f}"

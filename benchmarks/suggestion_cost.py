@@ -1,4 +1,4 @@
-"""What does a suggestion cost, after 100 and after 5,000 trials? Our sampler, and TPE in turn with it.
+"""Cost of a suggestion after 100 and after 5,000 trials: our sampler, and TPE interleaved with it.
 
     python benchmarks/suggestion_cost.py [--json] [--repeats N]
 
@@ -44,7 +44,7 @@ GOING_ON = "model, whether to go on"
 
 
 def told(trials: int) -> optuna.Study:
-    """A study that has seen so many trials: one in ten ran out of memory, one in twenty failed."""
+    """Return a study with so many trials: one in ten ran out of memory, one in twenty failed."""
     draw = random.Random(0)
     study = optuna.create_study(direction="maximize")
     for _ in range(trials):

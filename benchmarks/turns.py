@@ -1,5 +1,7 @@
-"""Runs that take turns against runs one after another: of real ranks for benchmarks/fidelity.py, and by
-itself on simulated machines, in virtual time.
+"""Interleaved runs against runs one after another.
+
+They are runs of real ranks for benchmarks/fidelity.py, and by itself runs on simulated machines, in
+virtual time.
 
     python benchmarks/turns.py [--json]
 
@@ -32,7 +34,7 @@ from launchers.replay import Answer, Launch, ReplayLauncher, SpeedVariation
 from search_spaces import defaults
 
 SECONDS = 4.0
-"""Of training that counts, per run."""
+"""Seconds of training per run."""
 LIMITS = Limits(warmup=1.0, longest=SECONDS, precision=1e-9)
 LENGTHS = (3, 5, 7)
 """Rounds of a verdict: 24, 40 and 56 s of training of a pair, where a run is one of 4 s."""
@@ -43,13 +45,13 @@ Round = dict[str, float]
 
 
 class Runs(Protocol):
-    """What makes runs of one workload."""
+    """Runner of one workload."""
 
     def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
-        """Of a run by itself."""
+        """Return the rate of a solo run."""
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Of runs that take turns."""
+        """Return the rates of interleaved runs."""
 
 
 def compared(
@@ -104,18 +106,18 @@ def compared(
 
 
 def spread(rounds: Sequence[Round]) -> float:
-    """Standard deviation of the log ratio of two equals."""
+    """Return the standard deviation of the log ratio of two equals."""
     return math.sqrt(statistics.fmean(math.log(r["a again"] / r["a"]) ** 2 for r in rounds))
 
 
 def between(spreads: Sequence[float], count: int) -> list[float]:
-    """The 95 % interval of the ratio of two such spreads: a variance ratio's."""
+    """Return the 95 % interval of the ratio of two such spreads, by the ratio of variances."""
     ratio = spreads[0] / spreads[1]
     return [ratio / math.sqrt(stats.f.ppf(q, count, count)) for q in (0.975, 0.025)]
 
 
 def judged(rounds: Sequence[Round]) -> dict[str, Any]:
-    """What verdicts over so many rounds say, and what all rounds show."""
+    """Return what verdicts over so many rounds say, and what all rounds show."""
     found: dict[str, Any] = {}
     for length in LENGTHS:
         windows = [rounds[i : i + length] for i in range(len(rounds) - length + 1)]
@@ -137,7 +139,7 @@ def judged(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def ratio(rounds: Sequence[Round], name: str) -> Ratio:
-    """Of a variant to 'a', paired."""
+    """Return the ratio of a variant to 'a', paired."""
     return paired_ratio([r[name] for r in rounds], [r["a"] for r in rounds])
 
 
@@ -156,12 +158,12 @@ class Simulated:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
-        """Of a run by itself."""
+        """Return the rate of a solo run."""
         judge = TimedMonitor(limits)
         return judge.result(self.slot.run_solo(self._request(planted), judge)).throughput or 0.0
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Of runs that take turns."""
+        """Return the rates of interleaved runs."""
         group = InterleavedSchedule([limits] * len(planted))
         requests = [interleaved(self._request(one)) for one in planted]
         reports = self.slot.run(requests, group)
@@ -182,7 +184,7 @@ class Simulated:
 
 
 def answer(launch: Launch) -> Answer:
-    """Steps of 20 ms; processes differ by 0.5 %, blocks by 2 %."""
+    """Return a behaviour with steps of 20 ms; processes differ by 0.5 %, blocks by 2 %."""
     rate = 50.0 * launch.knobs["micro_batch"] * (1 - launch.request.args.get("share", 0.0))
     rate *= math.exp(launch.draw.gauss(0.0, 0.005))
     return Answer(rate=rate, startup=0.5, block_sigma=0.02)

@@ -45,17 +45,17 @@ NEAR = 0.02
 _SECONDS_PER_RUN = 20.0
 _BLOCKS = 30
 _SHARED = 2.0
-"""What all runs of a round share scatters so many times as much as they do among themselves."""
+"""Scatter that all runs of a round share, as a multiple of that between runs."""
 _WITHIN = 0.2
-"""The same for what the blocks of a run show of its noise."""
+"""Noise that the blocks of a run show, as a multiple of that between runs."""
 
 BUCKETS, LOGGING = (25, 50, 100, 5), (10, 50, 1)
-"""Of `bucket_cap_mb` and `log_interval`; the baseline has the first of each."""
+"""Values of `bucket_cap_mb` and `log_interval`; the baseline has the first of each."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What is true of a study, and how well it shows.
+    """Truth of a study, and how well it shows.
 
     Attributes:
         name: of the cell.
@@ -109,7 +109,7 @@ WORLDS = [
 
 @dataclass(frozen=True)
 class Found:
-    """What one study has concluded.
+    """Conclusion of one study.
 
     Attributes:
         better: it recommends another configuration than the baseline, as faster.
@@ -145,7 +145,7 @@ class Machine:
         self.runs = 0
 
     def rate(self, pair: tuple[int, int], shared: float = 0.0) -> float:
-        """Of one more run."""
+        """Return the rate of one more run."""
         world, draw = self._world, self.generator
         self.runs += 1
         slow = 0.6 * draw.binomial(_BLOCKS, world.hiccups) / _BLOCKS
@@ -153,7 +153,7 @@ class Machine:
         return 100.0 * math.exp(level + draw.normal(0.0, self.spread[pair])) / (1.0 + slow)
 
     def shared(self) -> float:
-        """What the runs of a round have in common."""
+        """Draw the deviation that all runs of a round share."""
         return float(self.generator.normal(0.0, _SHARED * self._world.sigma))
 
 
@@ -251,7 +251,7 @@ def cell(world: World, studies: int, *, finalists: int, rounds: int) -> dict[str
 
 
 def summary(world: World, found: Sequence[Found]) -> dict[str, Any]:
-    """What studies of a world have found; shares in per cent."""
+    """Return the shares, in per cent, of what studies of a world have found."""
     better = [one for one in found if one.better]
     printed = [one for one in found if one.covers is not None]
     return {
@@ -282,7 +282,7 @@ def _share(several: Sequence[bool]) -> dict[str, float | None] | None:
 
 
 def interval(hits: int, count: int) -> tuple[float, float]:
-    """Of the probability that was seen to come true so often: 95 %, exact (Clopper and Pearson 1934)."""
+    """Return the exact 95 % interval of a probability (Clopper and Pearson 1934)."""
     low = float(special.betaincinv(hits, count - hits + 1, 0.025)) if hits else 0.0
     high = float(special.betaincinv(hits + 1, count - hits, 0.975)) if hits < count else 1.0
     return low, high

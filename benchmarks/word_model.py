@@ -38,7 +38,7 @@ class WordModel(nn.Module):
 def build(
     *, vocabulary: int = 20_000, width: int = 200, layers: int = 2, length: int = 35
 ) -> Workload:
-    """The model over the words of the standard library's sources, SGD."""
+    """Return the model over the words of the standard library's sources, with SGD."""
     return Workload(
         model=WordModel(vocabulary, width, layers, length),
         dataset=Windows(word_tokens(_TEXT_BYTES, vocabulary), length=length + 1, stride=length),

@@ -1,20 +1,32 @@
 """The contract of every launcher: open slots, run trial after trial on them, leave nothing behind."""
 
+import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict
 
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
+from launchers.reservation import Busy, refuse
+from launchers.site import Site
 
 TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial, as enough blocks have come."""
 
 
 class TurnSchedule(Protocol):
-    """The order in which the trials of a session train, numbered from 0."""
+    """The order in which the trials of a session train, numbered from 0.
+
+    Attributes:
+        at_once: True if all trials are launched when the session begins, and build at the same time;
+            False: each at its first turn.
+    """
+
+    at_once: bool
 
     def next(self) -> int | None:
         """Return the trial that trains the next block; None ends all of them."""
@@ -28,6 +40,8 @@ class TurnSchedule(Protocol):
 
 class SoloSchedule:
     """Schedule of a trial by itself, until its watch has seen enough."""
+
+    at_once = False
 
     def __init__(self, watch: TrialWatch) -> None:
         self._watch = watch
@@ -167,9 +181,10 @@ class Slot(ABC):
         """Run the trials of a session to their end.
 
         One trial trains at a time, as `schedule` says, while all others are silent. A trial is
-        launched at its first turn. Several trials are interleaved, block by block: the first step
-        after each change from one to another is not timed, and one that fails leaves the others as
-        they are. A trial by itself trains on, and the schedule only ends it.
+        launched at its first turn, or at once where the schedule says so. Several trials are
+        interleaved, block by block: the first step after each change from one to another is not
+        timed, and one that fails leaves the others as they are. A trial by itself trains on, and the
+        schedule only ends it.
 
         On return no process of the trials is left, or the slot is `unusable` from then on.
 
@@ -220,6 +235,14 @@ class Launcher(ABC):
     def close(self) -> None:
         """Give back all resources; no process, actor or placement group is left."""
 
+    @functools.cached_property
+    def site(self) -> Site:
+        """Place of the trials, as it is when it is asked for first."""
+        first = self.slots[0]
+        return Site(
+            first.device, self.workers, first.nodes, first.devices_per_rank, first.environment
+        )
+
     @property
     def planned(self) -> int:
         """Number of slots once everything that is lost or taken is back."""
@@ -253,3 +276,68 @@ class Launcher(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LauncherSection(BaseModel, ABC):
+    """Section of a study file for one launcher: its settings, and what follows of its kind.
+
+    Subclasses have a field `kind`, the word for the launcher, and are listed in
+    `launchers.sections`.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    kind: str
+    package: ClassVar[str] = ""
+    """Package that the launcher needs besides those of autotune."""
+    spans_nodes: ClassVar[bool] = False
+    """True if the ranks of a trial can be on several nodes."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether it may have nodes with several kinds of devices, and jobs of others."""
+        return False
+
+    @property
+    def place(self) -> str | None:
+        """Return the name of a cluster whose studies have a queue of their own.
+
+        None: they are in the queue of this machine.
+        """
+        return None
+
+    @property
+    def meeting_host(self) -> str:
+        """Return the address at which ranks meet; empty if it is not known."""
+        return "127.0.0.1"
+
+    def security(self, environment: Mapping[str, str]) -> tuple[bool, str] | None:
+        """Return whether only the user's processes reach the launcher, with advice; None: they do.
+
+        Args:
+            environment: environment of this process.
+        """
+        return None
+
+    @abstractmethod
+    def open(
+        self,
+        resources: Resources,
+        log_dir: str,
+        busy: Busy = refuse,
+        env: Mapping[str, str] | None = None,
+    ) -> Launcher:
+        """Return the opened launcher; closing it gives everything back.
+
+        Args:
+            resources: resources of one trial.
+            log_dir: folder on each node for the agents' own messages.
+            busy: called repeatedly while another study measures on this machine; may raise.
+            env: variables for the agents. TORCHINDUCTOR_* and PYTORCH_CUDA_ALLOC_CONF are read when
+                torch is imported there. No knob needs an agent of its own for that, because the
+                allocator takes its settings at run time as well.
+
+        Raises:
+            NotHere: this machine lacks the resources, or a package is not installed.
+            LauncherError: the resources are not available at present.
+        """

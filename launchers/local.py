@@ -59,8 +59,7 @@ class LocalLauncher(Launcher):
                 self._reservation.take(devices.processors())
             for number in range(layout.slots):
                 self.slots.append(_open_slot(layout, log_dir, number, env))
-            on_gpu = bool(layout.gpus_per_worker)
-            check_device(resources.device, self.slots[0].environment, on_gpu=on_gpu)
+            check_device(resources.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()

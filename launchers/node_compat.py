@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import NotHere
+from launchers.site import Site
 
 NodeInfo = Mapping[str, Any]
 """Kind and software of a node, see launchers.node_info; empty as long as the node does not
@@ -72,13 +73,13 @@ def from_agent(environment: Mapping[str, Any]) -> NodeInfo:
     return {**environment, "devices": [device["name"] for device in environment["devices"]]}
 
 
-def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: bool) -> None:
+def check_device(wanted: str | None, site: Site) -> None:
     """Check that this machine has the wanted kind of device, if one is given.
 
     Raises:
         NotHere: the machine has another kind.
     """
-    there = device_kind(from_agent(environment), on_gpu=on_gpu)
+    there = device_kind(from_agent(site.environment), on_gpu=site.on_device)
     if wanted and there != wanted:
         raise NotHere(f"resources.device: {wanted} is asked for, and here is {there}")
 

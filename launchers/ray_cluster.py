@@ -135,8 +135,7 @@ class RayLauncher(Launcher):
             if not self._add_slot(self._check_busy) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
         if address is None:  # a shared cluster does its own accounting
-            on_gpu = bool(layout.gpus_per_worker)
-            check_device(self._cluster.device, self.slots[0].environment, on_gpu=on_gpu)
+            check_device(self._cluster.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         else:
             self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)

@@ -161,6 +161,7 @@ class Session:
         try:
             if not self._begun:
                 self._begun = True
+                self._launch_at_once()
                 self._go_on()
             self._wait(until)
         except BaseException:
@@ -230,12 +231,7 @@ class Session:
                 return
             self.given += 1
             is_new = member not in self._runs
-            if is_new:
-                kind = WarmMember if self._requests[member].stays else Member
-                self._runs[member] = kind(
-                    self._requests[member], self.agents, self._on_block(member)
-                )
-            run = self._runs[member]
+            run = self._new(member) if is_new else self._runs[member]
         rested = member in self._steps and member != self._trains
         untimed = untimed_steps(self._steps[member]) if rested else 0
         self._trains = member
@@ -244,6 +240,22 @@ class Session:
             run.start()
         if run.waits_for_turns:
             self.agents.send(Turn(run.name, self.given, rested, untimed))
+
+    def _launch_at_once(self) -> None:
+        """Launch all trials where the schedule wants them to build at the same time."""
+        with self._lock:
+            wanted = self._schedule.at_once and not self._ending
+            new = [n for n in range(len(self._requests)) if wanted and n not in self._runs]
+            runs = [self._new(number) for number in new]
+        for run in runs:
+            run.start()
+
+    def _new(self, member: int) -> Member:
+        """Return the run of a trial that has none yet."""
+        request = self._requests[member]
+        kind = WarmMember if request.stays else Member
+        run = self._runs[member] = kind(request, self.agents, self._on_block(member))
+        return run
 
     def _on_block(self, member: int) -> OnBlock:
         return functools.partial(self._take, member)

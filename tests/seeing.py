@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from autotune.worker.survey_result import SurveyResult
 
-_SECONDS = 60
+_SECONDS = 180
 _PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.script_survey", "search_spaces"]
 
 

@@ -70,8 +70,12 @@ JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 WORKLOADS = st.sampled_from(["gpt", "transformer", "tiny:build", "my.package.train:_make"])
-LAUNCHERS = st.fixed_dictionaries({}, optional={"launcher": st.just("local")}) | (
-    st.fixed_dictionaries({"launcher": st.just("ray")}, optional={"ray_address": st.just("auto")})
+LAUNCHERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "launcher": st.sampled_from(["local", "ray", {"kind": "local"}, {"kind": "ray"}])
+        | st.just({"kind": "ray", "address": "auto"})
+    },
 )
 RESOURCES = st.fixed_dictionaries(
     {},

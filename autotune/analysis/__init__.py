@@ -1,1 +1,1 @@
-"""What the records say. Pure functions."""
+"""Findings from the records of a study: gate, confirmation, ablation, verdict. Pure functions."""

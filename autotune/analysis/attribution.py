@@ -1,5 +1,7 @@
-"""How much of the gain each knob brings: the winner against itself with one knob back at the baseline.
-Pure functions over what is recorded."""
+"""Ablation: gain that each changed knob of the winner brings, by reverting one change at a time.
+
+Pure functions over records.
+"""
 
 import dataclasses
 import math
@@ -18,16 +20,16 @@ Knobs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one knob brings.
+    """Gain of one changed knob.
 
     Attributes:
         knob: its name.
         before: its value in the baseline.
-        after: in the winner.
+        after: its value in the winner.
         gain: throughput of the winner over that of the winner without this change; the intervals of all
             changes hold at once (Bonferroni), with the noise pooled over all of them.
-        rounds: that it rests on.
-        tied: knobs that had to go back with it.
+        rounds: number of rounds that the gain rests on.
+        tied: knobs that had to be reverted with it.
     """
 
     knob: str
@@ -39,14 +41,17 @@ class Contribution:
 
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
-    """The winner, then the winner less one change each; what cannot run is left out."""
+    """Return the winner, then the winner less one change each, without those that cannot run."""
     without = [less(winner, baseline, name, facts) for name in changed(winner, baseline)]
     free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in without if not infeasible(knobs, free))]
 
 
 def changed(winner: Knobs, baseline: Knobs) -> list[str]:
-    """The knobs to put back one by one: of a global batch that is split otherwise, the micro-batch."""
+    """Return the knobs that are reverted one by one.
+
+    For a global batch that is split otherwise it is the micro-batch alone.
+    """
     changed = [name for name in winner if winner[name] != baseline[name]]
     if _split_otherwise(winner, baseline):
         changed.remove("accumulation_steps")
@@ -54,13 +59,13 @@ def changed(winner: Knobs, baseline: Knobs) -> list[str]:
 
 
 def _split_otherwise(winner: Knobs, baseline: Knobs) -> bool:
-    """Whether both have the same samples per rank and step, in other micro-batches."""
+    """Return whether both have equal samples per rank and step, in other micro-batches."""
     same = global_batch(winner, 1) == global_batch(baseline, 1)
     return same and winner["micro_batch"] != baseline["micro_batch"]
 
 
 def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict[str, Any]:
-    """The winner with this knob back at the baseline, and all that do not go with that."""
+    """Return the winner with this knob reverted, and all knobs that do not go with that."""
     knobs = {**winner, name: baseline[name]}
     if name == "micro_batch" and _split_otherwise(winner, baseline):
         knobs["accumulation_steps"] = baseline["accumulation_steps"]
@@ -74,7 +79,7 @@ def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict
 
 
 def _ill_matched(knobs: Knobs, known: Collection[Conflict], facts: Facts | None) -> set[str]:
-    """Knobs that do not go together, or that break a constraint of the study's own."""
+    """Return knobs that do not go together, or that break a constraint of the study's own."""
     rules = broken(knobs, facts) if facts else ()
     pairs = {name for clash in set(clashing(knobs)) - set(known) for name in clash.pair}
     return pairs | {name for rule in rules for name in asked_by(rule, knobs)}
@@ -83,13 +88,13 @@ def _ill_matched(knobs: Knobs, known: Collection[Conflict], facts: Facts | None)
 def contributions(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None = None
 ) -> list[Contribution]:
-    """The largest gain first.
+    """Return the contribution of every changed knob that was measured, the largest gain first.
 
     Args:
-        attempts: of the study.
+        attempts: attempts of the study.
         winner: a value for every knob.
-        baseline: likewise.
-        facts: about the machine and the study; None: it has no constraints of its own.
+        baseline: a value for every knob.
+        facts: facts about the machine and the study; None: it has no constraints of its own.
     """
     gains = list(_contributions(attempts, winner, baseline, facts))
     return sorted(gains, key=lambda contribution: -contribution.gain.value)
@@ -112,8 +117,11 @@ def _contributions(
 
 
 def _rates(attempts: Attempts, several: Sequence[Knobs]) -> dict[int, dict[int, float]]:
-    """Rates by round and place among these configurations. Of a round, what ran in one environment:
-    machines are not compared here."""
+    """Return rates by round and place among these configurations.
+
+    Attempts of one round in several environments count as rounds of their own: machines are not
+    compared.
+    """
     runs = attempts.of(Purpose.ATTRIBUTE).measured()
     found: dict[tuple[int, int | None], dict[int, float]] = {}
     for place, knobs in enumerate(several):

@@ -1,23 +1,23 @@
-"""Whether the baseline fails for a reason of its own, which no search can mend. Pure."""
+"""Failures of the baseline for a reason of its own, which no search can mend. Pure."""
 
 import re
 
+from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _RUNS = (Purpose.FIT, Purpose.PROFILE, Purpose.SEARCH, Purpose.CALIBRATE)
-"""Runs of it that come before anything is confirmed."""
+"""Purposes of its runs before anything is confirmed."""
 _OWN_FAULT = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
-"""Too little memory is none: there the search may find what fits."""
-_MOST_FAILURES = 3
-"""In a row, each for another reason."""
+"""Failures that no other configuration mends; out of memory is none, as the search may find a fit."""
 
 
 def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
-    """The failure that shows that the baseline does not run: equal to the one before it, or the last of
-    several in a row.
+    """Return the failure that shows that the baseline does not run; None if none does.
+
+    It equals the failure before it, or is the last of several in a row.
 
     Args:
-        attempts: of the study.
+        attempts: attempts of the study.
         since: id of the last attempt before the study was started, or went on: what stopped it may have
             been mended then, so one failure at least must be newer.
     """
@@ -26,11 +26,11 @@ def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
         return None
     new = [failure for failure in failures if failure.id > since]
     again = _reason(failures[-1]) == _reason(failures[-2])
-    return failures[-1] if again or len(new) >= _MOST_FAILURES else None
+    return failures[-1] if again or len(new) >= MEASUREMENT.most_failures else None
 
 
 def to_be_tried_again(attempts: Attempts) -> StoredAttempt | None:
-    """The baseline's own trial, if it has failed and is not under way: once may be chance."""
+    """Return the baseline's own trial if it has failed and is not under way, as once may be chance."""
     own = attempts.searched().of_baseline().last
     runs = attempts.of(*_RUNS).of_baseline()
     if own is None or any(run.running for run in runs) or not _last_failures(attempts):
@@ -39,14 +39,14 @@ def to_be_tried_again(attempts: Attempts) -> StoredAttempt | None:
 
 
 def runs_after_all(attempts: Attempts) -> bool:
-    """Whether the baseline has failed as a trial, and runs by now."""
+    """Return whether the baseline has failed as a trial, and runs by now."""
     own = attempts.searched().of_baseline()
     again = attempts.of(Purpose.CALIBRATE).of_baseline().complete().last
     return bool(own.last and again and not own.complete() and own.last.id < again.id)
 
 
 def _last_failures(attempts: Attempts) -> list[StoredAttempt]:
-    """Of the baseline, in a row, up to its last run; none once its trial is complete."""
+    """Return the failures in a row up to the last run; none once the baseline's trial is complete."""
     if attempts.baseline():
         return []
     own = attempts.of(Purpose.SEARCH).of_baseline().last
@@ -59,13 +59,15 @@ def _last_failures(attempts: Attempts) -> list[StoredAttempt]:
 
 
 def _beside(run: StoredAttempt, own: StoredAttempt | None) -> bool:
-    """Whether it ran on another node while the baseline's own trial did: what ails that node says
-    nothing of the baseline."""
+    """Return whether a run was on another node while the baseline's own trial ran.
+
+    A fault of that node says nothing of the baseline.
+    """
     if run.purpose != Purpose.CALIBRATE:
         return False
     return own is None or own.ended is None or run.started < own.ended
 
 
 def _reason(failure: StoredAttempt) -> tuple[str, str]:
-    """What two equal failures have in common: which rank was first, and in which step, is chance."""
+    """Return what two equal failures have in common; the rank and the step that fail are chance."""
     return failure.result.state, re.sub(r"\d+", "#", failure.result.cause)

@@ -1,23 +1,24 @@
-"""Run-to-run noise of a study: when the baseline runs again, and what its runs have shown."""
+"""Run-to-run noise of a study: when the baseline runs again, and what its runs show."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from autotune.measurement.noise import PRIOR_SIGMA, RepeatedRun, RunNoise, run_noise
+from autotune.measurement.noise import (
+    PRIOR_SIGMA,
+    RepeatedRun,
+    RunNoise,
+    run_noise,
+    standard_error,
+)
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import estimate_of_run
-from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
-
-_AGAIN_AFTER = 8
-"""Trials of the search between two runs of the baseline: they show drift."""
-_FIRST_AFTER = 3
-"""Trials of the search before the baseline runs again at all. The first ones lie so far apart that no
-noise hides it; whoever waits for an answer, maybe for a build of minutes, has it sooner, and runs that
-lie apart in time show a restless machine better."""
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 
 class Calibration:
-    """Decides from the records alone, so that a study goes on where it stood."""
+    """Plan of the baseline's repeated runs, made from the records alone, so that a study can go on."""
 
     def __init__(
         self,
@@ -28,10 +29,10 @@ class Calibration:
         """Plan for a study.
 
         Args:
-            first_runs: of the baseline early in the search, its own trial included; 1: it is never
+            first_runs: runs of the baseline early in the search, its own trial included; 1: it is never
                 run again.
-            prior_sigma: what an earlier study found in the same environment, if any did.
-            blocks: of an attempt, by its id.
+            prior_sigma: noise that an earlier study found in this environment; None: none did.
+            blocks: returns the blocks of an attempt by its id.
         """
         self._blocks = blocks
         self._first_runs = first_runs
@@ -40,8 +41,10 @@ class Calibration:
     def due(
         self, attempts: Attempts, slots: Sequence[int | None], under_way: Sequence[int | None]
     ) -> list[int | None]:
-        """Environments in which it is time to run the baseline: once in each, for their rates to be
-        comparable, and again in that in which it has run most. A run that is lost is repeated once.
+        """Return the environments in which it is time to run the baseline.
+
+        It runs once in each, for their rates to be comparable, and again in the one in which it has run
+        most. A run that is lost is repeated once.
 
         Args:
             slots: environments of all slots.
@@ -57,12 +60,18 @@ class Calibration:
         most = max(slots, key=lambda environment: runs[environment], default=None)
         first = min((one.id for one in again if one.environment == most), default=0)
         since = sum(trial.id > first for trial in attempts.searched())
-        wanted = self._first_runs + since // _AGAIN_AFTER if since >= _FIRST_AFTER else 1
+        wanted = (
+            self._first_runs + since // MEASUREMENT.baseline_again_after
+            if since >= MEASUREMENT.baseline_first_after
+            else 1
+        )
         return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found
 
     def noise(self, attempts: Attempts) -> RunNoise:
-        """What the runs of the baseline have shown so far, in the environment in which it last ran
-        again: how far machines lie apart is no noise between runs."""
+        """Return the noise that the baseline shows in the environment where it last ran again.
+
+        Differences between machines are no noise between runs.
+        """
         own = attempts.baseline()
         runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE)] if a and _measured(a)]
         count = Counter(a.environment for a in runs)
@@ -81,7 +90,7 @@ class Calibration:
 
 
 def _repeated(lost: Iterable[StoredAttempt]) -> Counter[int | None]:
-    """How often more than once a run was lost in each environment: there it is not tried any more."""
+    """Return how often more than once a run was lost in each environment; a second loss is final."""
     count = Counter(one.environment for one in lost)
     return Counter({environment: times - 1 for environment, times in count.items()})
 
@@ -89,3 +98,30 @@ def _repeated(lost: Iterable[StoredAttempt]) -> Counter[int | None]:
 def _measured(attempt: StoredAttempt) -> bool:
     result = attempt.result
     return result.state == AttemptState.COMPLETE and result.throughput is not None
+
+
+def unrest(noise: RunNoise, attempts: Attempts) -> str:
+    """Return why trials that follow each other do not compare; empty if they do.
+
+    One run of the baseline may show it: the sooner trials are paired, the fewer are unpaired.
+    """
+    complete = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
+    runs = [attempt.result for attempt in complete.measured()]
+    if not runs:
+        return ""
+    error = math.hypot(noise.sigma_run, statistics.median(map(_error_of_blocks, runs)))
+    if error > MEASUREMENT.restless:
+        return f"by the runs of the baseline one of them is off by {error:.1%} (standard error)"
+    if abs(noise.drift_per_hour or 0.0) > MEASUREMENT.drifting:
+        return f"the machine's speed drifts by {noise.drift_per_hour:+.1%} an hour"
+    disturbed = sum(run.contended for run in runs)
+    if 2 * disturbed > len(runs):
+        return f"others disturbed {disturbed} of {len(runs)} runs of the baseline"
+    return ""
+
+
+def _error_of_blocks(run: AttemptResult) -> float:
+    """Return the relative standard error of a run by its blocks; 0 if they tell nothing."""
+    if run.block_half_width is None or run.block_freedom is None:
+        return 0.0
+    return standard_error(run.block_half_width, run.block_freedom)

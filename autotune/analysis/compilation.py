@@ -5,25 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.measurement.policy import MEASUREMENT
+
 Knobs = Mapping[str, Any]
 
 _NONE = "none"
 _PRIOR = {
-    "default": 15.0,
-    "reduce-overhead": 20.0,
-    "max-autotune": 150.0,
-    "max-autotune-no-cudagraphs": 150.0,
+    "default": MEASUREMENT.compile_default,
+    "reduce-overhead": MEASUREMENT.compile_graphs,
+    "max-autotune": MEASUREMENT.compile_max,
+    "max-autotune-no-cudagraphs": MEASUREMENT.compile_max,
 }
-"""Seconds by mode on a CUDA device (default: 12 to 16 s for GPT-2 124M on an H200; the others are
-judgement)."""
-_PRIOR_ON_PROCESSORS = 20.0
-_FLOAT8 = 20.0
-"""Seconds that float8 adds (35 s in all for GPT-2 124M on an H200)."""
-_WARM = 1 / 3
-"""Share of the seconds that a graph takes which an earlier process has compiled (judgement: seconds were
-seen in place of 12 to 16)."""
-_LONGER = 2.0
-"""Factor over the seconds of a compilation that was ended before it was over."""
+"""Seconds by mode on a CUDA device."""
 _GRAPH = ("micro_batch", "precision", "compile", "compile_scope", "float8", "attention")
 """Knobs that a graph is compiled for."""
 
@@ -66,9 +59,9 @@ class Compilation:
             return 0.0
         own = [one.seconds for one in self.seen if one.graph == graph(knobs)]
         if own:
-            return _WARM * own[0] if len(own) == 1 else own[-1]
+            return MEASUREMENT.compile_warm * own[0] if len(own) == 1 else own[-1]
         too_short = [one.seconds for one in self.in_vain if _alike(one.knobs, knobs)]
-        return max(self._cold(knobs), _LONGER * max(too_short, default=0.0))
+        return max(self._cold(knobs), MEASUREMENT.compile_longer * max(too_short, default=0.0))
 
     def once(self, knobs: Knobs) -> "Compilation":
         """Return the price once this configuration has run."""
@@ -82,13 +75,16 @@ class Compilation:
         first = {one.graph: one for one in reversed(self.seen)}.values()
         if alike := [one.seconds for one in first if _alike(one.knobs, knobs)]:
             return statistics.median(alike)
-        mode, float8 = knobs["compile"], _FLOAT8 if knobs["float8"] != _NONE else 0.0
+        mode, float8 = (
+            knobs["compile"],
+            MEASUREMENT.compile_float8 if knobs["float8"] != _NONE else 0.0,
+        )
         plain = [
             one.seconds
             for one in first
             if one.knobs["compile"] == mode and one.knobs["float8"] == _NONE
         ]
-        prior = _PRIOR[mode] if self.device == "cuda" else _PRIOR_ON_PROCESSORS
+        prior = _PRIOR[mode] if self.device == "cuda" else MEASUREMENT.compile_on_cpu
         return float8 + (statistics.median(plain) if plain else prior)
 
 

@@ -11,8 +11,8 @@ from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, S
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort, Price
+from autotune.analysis.estimates import leader, long_run
 from autotune.analysis.gate import GateRecord, touched
-from autotune.analysis.long_run import long_run, overruled
 from autotune.analysis.memory import (
     Memory,
     Outgrown,
@@ -24,7 +24,6 @@ from autotune.analysis.memory import (
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
 from autotune.analysis.proof import Proof
 from autotune.analysis.provenance import Records
-from autotune.analysis.provisional import by_all_runs
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime, lacks_time
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
@@ -126,8 +125,7 @@ def _provisional(
 ) -> Verdict:
     """Return what the records support by now.
 
-    Once the confirmation has its fewest rounds, these tell. Before, it is the trial with the highest
-    mean over all its runs, if that is surely faster than the baseline, and else the baseline.
+    Once the confirmation has its fewest rounds, these tell. Before, it is the leader of the search.
     """
     attempts = records.attempts
     rounds = len(confirmation.rounds) if confirmation else 0
@@ -135,7 +133,7 @@ def _provisional(
         failure = baseline_failure(attempts)
         found = conclude(confirmation.result(), records.world_size, checks, failure)
     else:
-        found = by_all_runs(attempts, baseline, checks, records.world_size)
+        found = leader(attempts, baseline, checks, records.world_size)
         found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
     return dataclasses.replace(found, provisional=True)
 
@@ -147,10 +145,8 @@ def _lasting(found: Verdict, records: Records, spec: StudySpec) -> Verdict:
         return found
     if found.kind == Kind.BETTER:
         pair = long_run(attempts, found)
-        if pair is None:
-            found = dataclasses.replace(found, long_failure=long_failure(attempts, trial, knobs))
-        else:
-            found = overruled(found, pair, attempts)
+        failure = None if pair else long_failure(attempts, trial, knobs)
+        found = dataclasses.replace(found, long_run=pair, long_failure=failure)
     if found.kind not in (Kind.BETTER, Kind.NO_BASELINE):
         return found
     return dataclasses.replace(found, memory=_memory(trial, knobs, records, spec))

@@ -20,30 +20,20 @@ from autotune.measurement.contrasts import Contrast, contrast
 from autotune.measurement.dunnett import critical_value
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
+from autotune.measurement.policy import PROOF
 from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
-FEWEST_ROUNDS = 3
-ALIKE = 0.02
-"""Once the leader is surely at most 2 % slower than the best, finalists are told apart no further."""
-_TIED = 0.01
-"""A finalist that is surely at most so much slower than the best may win for its memory."""
-_SHARE_OF_UNSTEADY = 1 / 8
-"""Half the interval that is wanted of the gain over a baseline whose processes lie apart, as a share of
-the gain (judgement)."""
-FEWEST_ALONE = 2
-"""Rounds of a single finalist and the baseline where the spread between processes has a prior."""
-_NO_GAIN = 0.005
-"""Where no finalist can bring more than this there is nothing left to prove; nor to choose, where taking
-the leader loses no more on average."""
-_ERROR = 0.025
-"""One-sided error rate of a study whose finalists are no better than the baseline."""
-_APART_ERROR = 0.05
-"""Error rate of the largest distance to the best, and of the largest gain over the baseline."""
-_HOPELESS = 0.02
-"""A finalist that is faster than the leader with no more than this probability drops out."""
-_FINEST, _COARSEST, _SHARE_OF_GAIN = 0.01, 0.04, 1 / 3
-"""Half the interval that fresh rounds aim at: a third of the gain, but between these."""
+FEWEST_ROUNDS = PROOF.fewest_rounds
+FEWEST_ALONE = PROOF.fewest_alone
+ALIKE = PROOF.alike
+_TIED = PROOF.tied
+_SHARE_OF_UNSTEADY = PROOF.share_of_unsteady
+_NO_GAIN = PROOF.no_gain
+_ERROR = PROOF.error
+_APART_ERROR = PROOF.apart_error
+_HOPELESS = PROOF.hopeless
+_FINEST, _COARSEST, _SHARE_OF_GAIN = PROOF.finest, PROOF.coarsest, PROOF.share_of_gain
 
 Rounds = dict[int, dict[int, float]]
 """Round -> trial -> throughput."""
@@ -227,6 +217,11 @@ class Confirmation:
         gain = self.gain(self.chosen)
         return math.log(gain.high / gain.low) / 2 <= self._wanted(math.log(gain.value))
 
+    @property
+    def vain(self) -> bool:
+        """Return whether the fresh rounds leave no gain possible that is worth more runs."""
+        return self.measured_alone and self.most_gain() <= _NO_GAIN
+
     def _wanted(self, gain: float) -> float:
         """Return half the interval that is wanted of a gain, both in logarithms."""
         return max(_FINEST, min(_SHARE_OF_UNSTEADY * gain, _COARSEST if self.waits else _FINEST))
@@ -409,8 +404,10 @@ class Confirmation:
 
     @property
     def contradicted(self) -> bool:
-        """Return whether rounds after the choice contradict it: enough of them do not show the chosen
-        configuration faster, or the few measured so far show it slower."""
+        """True if rounds after the choice contradict it.
+
+        Enough of them do not show the chosen configuration faster, or the few so far show it slower.
+        """
         if self.chosen is None or self.baseline is None or not self.fresh:
             return False
         if self.measured_alone:

@@ -1,36 +1,27 @@
-"""Trials, the most promising first, by all that the search has seen. Pure."""
+"""Ranking of trials by all that the search has seen, the most promising first. Pure."""
 
 import math
 from collections.abc import Sequence
 
 from autotune.measurement.noise import standard_error
+from autotune.measurement.policy import PROOF
 from autotune.search.ranking import expected_first
 from storage import AttemptResult, StoredAttempt
 
-_MOST = 150
-"""Trials that are looked at closely: those that were seen fastest."""
-_LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
-"""Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
-
 _LEAST_RATE = 1e-9
-_UNLIKELY = 1.28
-"""Standard errors with which a trial is faster than another in one case out of ten (judgement: rounds of
-it would cost more than they bring)."""
-_BEYOND_DOUBT = 3.0
-"""Standard errors by which a difference is more than noise."""
 
 
 def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
-    """Trials by the rate that the model of a step expects of them, by all that they have shown.
+    """Return trials by the rate that the model of a step expects of them.
 
-    Each rate counts for as much as its noise lets it. Who was stopped early is among them: that is no
-    proof that it is slow.
+    Each measured rate counts for as much as its noise lets it. Trials that were stopped early are
+    included: that is no proof that they are slow.
 
     Args:
         several: trials with a throughput.
     """
     by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-    rates = [rate for a in by_rate[:_MOST] if (rate := a.result.throughput)]
+    rates = [rate for a in by_rate[: PROOF.ranked] if (rate := a.result.throughput)]
     close = by_rate[: len(rates)]
     order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
     return [*(close[place] for place in order), *by_rate[len(rates) :]]
@@ -41,12 +32,12 @@ def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttemp
 
     Args:
         several: trials with a throughput, the most promising first.
-        margin: of the logarithms of the rates.
+        margin: difference of the logarithms of the rates.
     """
     return [
         one
         for place, one in enumerate(several)
-        if not place or _surplus(one, several[0], margin) > -_UNLIKELY
+        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely
     ]
 
 
@@ -59,16 +50,16 @@ def _surplus(one: StoredAttempt, first: StoredAttempt, margin: float) -> float:
 
 
 def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:
-    """Return whether a trial may be faster than another one, by what is known of the noise of both."""
+    """Return whether a trial may be faster than another one, by the known noise of both."""
     rates = one.result.throughput, other.result.throughput
     if not (rates[0] and rates[1]):
         return True
-    doubt = _BEYOND_DOUBT * math.hypot(_error(one), _error(other))
+    doubt = PROOF.beyond_doubt * math.hypot(_error(one), _error(other))
     return math.log(rates[0] / rates[1]) > -doubt
 
 
 def error_of(result: AttemptResult) -> float | None:
-    """Relative standard error of a run's rate, by its blocks and by runs; None if it is not known."""
+    """Return the relative standard error of a run's rate, by its blocks and by runs; None if unknown."""
     if result.block_half_width is None:
         return None
     freedom = math.inf if result.block_freedom is None else result.block_freedom
@@ -77,4 +68,6 @@ def error_of(result: AttemptResult) -> float | None:
 
 def _error(attempt: StoredAttempt) -> float:
     known = error_of(attempt.result)
-    return MOST_ERROR if known is None else min(max(known, _LEAST_ERROR), MOST_ERROR)
+    return (
+        PROOF.most_error if known is None else min(max(known, PROOF.least_error), PROOF.most_error)
+    )

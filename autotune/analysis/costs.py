@@ -1,8 +1,7 @@
-"""What runs cost, by the runs that are recorded. Pure.
+"""Costs of runs in seconds, by the runs that are recorded. Pure.
 
-A run starts up, takes a first step, and then one step after another: the three are told apart, since a
-run that is planned may take fewer steps than those that are known. What takes over the processes of the
-run before it starts up in less time.
+A run starts up, takes a first step, and then one step after another. The three are told apart, because a
+planned run may take fewer steps than the known ones. A run in warm workers starts up in less time.
 """
 
 import math
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.compilation import Compilation, Compiled, compiles
-from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.onset import Onset, OnsetBound
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from search_spaces.residency import why_not_live
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -21,30 +20,6 @@ Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 Knobs = Mapping[str, Any]
 
-_MOST_RUNS = 16
-"""That are looked at, the latest: more of them tell nothing new."""
-_FEWEST_STEPS = 2
-"""Of a timed run after its first step, which then is all of its warm-up."""
-_BRIEF_STEPS = 6.0
-"""Steps after the first one of a run that only shows how processes lie apart (judgement: steps that
-scatter by 10 % then tell a rate to 4 %, where processes differ by 20 %)."""
-_PROFILED_STEPS = 7.0
-"""What the shortest profile costs, in steps, the overhead of the profiler included."""
-_LONGER = 2.0
-"""Than one that was too short, so that a few of them get there."""
-_SLOW_LAUNCH = 0.9
-"""Quantile of the launches seen that a plan counts on: of up to nine, the slowest."""
-_LEAST_TIMED_ON_DEVICE = 0.3
-"""Share of a launch on a CUDA device: steps that are timed for less are not worth it. A step is timed to
-1 % in about one second there (H200)."""
-_LEAST_TIMED = 0.1
-"""Share of a launch: steps that are timed for less are not worth it."""
-_FULL_PRECISION = 7.0
-"""Factor of a step in fp32 over one in bf16 on a CUDA device, as long as none in fp32 was timed (56,000
-against 409,000 tokens/s, GPT-2 124M on an H200)."""
-_UNKNOWN = 1.0
-"""Seconds of a trial before there was any: all are alike."""
-_LEAST = 1e-3
 _TIMED = (
     Purpose.SEARCH,
     Purpose.PAIRED,
@@ -57,15 +32,16 @@ _TIMED = (
 
 @dataclass(frozen=True)
 class Pace:
-    """How a recorded run went.
+    """Times of a recorded run.
 
     Attributes:
         startup: seconds before its first step, and after its last one.
         onset: its first step, and a steady one.
-        compiled: something was compiled in it.
-        samples: of a step.
+        compiled: True if something was compiled in it.
+        samples: samples of a step.
         trained: seconds of all of its blocks, those of the warm-up included.
         live: it took over the processes of the run before.
+        interleaved: it took turns with other runs.
     """
 
     knobs: dict[str, Any]
@@ -75,10 +51,11 @@ class Pace:
     samples: float
     trained: float = 0.0
     live: bool = False
+    interleaved: bool = False
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
-        """Of a timed run; None if none of its blocks counts."""
+        """Return the times of a timed run; None if none of its blocks counts."""
         kept = [block for block in blocks if block.kept]
         if not kept:
             return None
@@ -95,6 +72,7 @@ class Pace:
             sum(block.samples for block in kept) / steps,
             trained,
             attempt.result.resident_of is not None,
+            any("turn" in block.observed for block in blocks),
         )
 
     @property
@@ -107,7 +85,7 @@ _ON_PROCESSORS = Compilation()
 
 
 class Costs:
-    """Of runs that are still to be made, in seconds."""
+    """Costs of runs that are still to be made, in seconds."""
 
     def __init__(
         self,
@@ -140,7 +118,7 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        """Whether any run has shown anything."""
+        """True if any run has shown anything."""
         return bool(self._paces)
 
     @property
@@ -152,48 +130,56 @@ class Costs:
     def slow_startup(self) -> float:
         """Return the time before the first step that a plan counts on: nearly the longest seen."""
         seen = sorted(self._launches) or [self._looked]
-        return seen[math.ceil(_SLOW_LAUNCH * len(seen)) - 1]
+        return seen[math.ceil(MEASUREMENT.slow_launch * len(seen)) - 1]
 
     @property
     def _launches(self) -> list[float]:
-        return [pace.startup for pace in self._paces if not pace.live]
+        """Return the launches seen; those at once with another are part of that one's time."""
+        at_once = self._compilation.device == "cuda"
+        return [p.startup for p in self._paces if not (p.live or (at_once and p.interleaved))]
 
     @property
     def switch(self) -> float:
-        """The same in processes that take over; nothing, as long as none has."""
+        """Usual time before the first step in warm workers; 0 as long as none took over."""
         return statistics.median([pace.startup for pace in self._paces if pace.live] or [0.0])
 
     @property
     def trained(self) -> float:
-        """Seconds of all blocks of a run; nothing, as long as none is known."""
+        """Seconds of all blocks of a run; 0 as long as none is known."""
         return statistics.median([pace.trained for pace in self._paces] or [0.0])
 
     def expected(self, knobs: Knobs, resident: Knobs | None) -> float:
-        """Of a trial of the search, from its launch to its end; above zero, and the same for all while
-        nothing is known.
+        """Return seconds of a trial of the search from its launch to its end, above 0.
+
+        They are equal for all trials while nothing is known.
 
         Args:
-            resident: the configuration of processes that wait on a slot; None: there are none.
+            knobs: configuration of the trial.
+            resident: configuration of warm workers on a slot; None: there are none.
         """
         if not self.known:
-            return _UNKNOWN
+            return MEASUREMENT.unknown_seconds
         live = resident is not None and not why_not_live(resident, knobs)
         alike = [pace for pace in self._paces if pace.live == live] or self._paces
         usual = statistics.median(pace.trained - pace.compiling for pace in alike)
         usual += 0.0 if live else self.compilation(knobs)
         first = self.step(knobs) if live and compiles(knobs) else self.first_step(knobs)
-        fewest = first + _FEWEST_STEPS * self.step(knobs)
-        return max(_LEAST, (self.switch if live else self.startup) + max(usual, fewest))
+        fewest = first + MEASUREMENT.fewest_timed_steps * self.step(knobs)
+        return max(
+            MEASUREMENT.least_seconds, (self.switch if live else self.startup) + max(usual, fewest)
+        )
 
     @property
     def settling(self) -> OnsetBound:
-        """What first steps of this study are like, in new processes: in others they tell too little."""
+        """Bound on first steps by those of this study in new processes; others tell too little."""
         alone = [pace for pace in self._paces if not (pace.compiled or pace.live)]
         return OnsetBound.of([pace.onset for pace in alone])
 
     def step(self, knobs: Knobs) -> float:
-        """Of a steady step of this configuration, by what is known of it or, per sample, of the slowest
-        that completed."""
+        """Return seconds of a steady step of this configuration.
+
+        They are known of it, or else are those of the slowest known one, per sample.
+        """
         own = [pace.onset.steady for pace in self._paces if pace.knobs == knobs]
         if own or not self.known:
             return statistics.median(own or [0.0])
@@ -201,7 +187,7 @@ class Costs:
         return max(per_sample) * self._samples(knobs)
 
     def first_step(self, knobs: Knobs) -> float:
-        """The same for the first one of a run."""
+        """Return seconds of the first step of a run of this configuration."""
         if compiles(knobs):
             return self.step(knobs) + self.compilation(knobs)
         own = [pace.onset.first for pace in self._paces if pace.knobs == knobs]
@@ -219,39 +205,48 @@ class Costs:
         """Return seconds of a run of a few steps, which shows how its processes lie apart.
 
         Args:
-            slow: its launch is a slow one.
+            knobs: configuration of the run.
+            slow: True for a slow launch.
         """
-        steps = self.first_step(knobs) + _BRIEF_STEPS * self.step(knobs)
+        steps = self.first_step(knobs) + MEASUREMENT.brief_steps * self.step(knobs)
         return (self.slow_startup if slow else self.startup) + steps
 
     def _run(self, startup: float, knobs: Knobs) -> float:
-        """Return seconds of the shortest timed run; where one was ended before it had shown anything,
-        some times as long as that."""
+        """Return seconds of the shortest timed run.
+
+        Where one was ended before it had shown anything, they are a multiple of its time.
+        """
         too_short = (a.result.wall_seconds for a in self._in_vain if a.knobs == knobs)
-        return max(startup + self._fewest_steps(knobs), _LONGER * max(too_short, default=0.0))
+        return max(
+            startup + self._fewest_steps(knobs),
+            MEASUREMENT.longer_after_failure * max(too_short, default=0.0),
+        )
 
     def _fewest_steps(self, knobs: Knobs) -> float:
         on_device = self._compilation.device == "cuda"
-        share = _LEAST_TIMED_ON_DEVICE if on_device else _LEAST_TIMED
-        counted, least = _FEWEST_STEPS * self.step(knobs), share * self.slow_startup
+        share = MEASUREMENT.least_timed_on_device if on_device else MEASUREMENT.least_timed
+        counted, least = (
+            MEASUREMENT.fewest_timed_steps * self.step(knobs),
+            share * self.slow_startup,
+        )
         if compiles(knobs) or on_device:
             counted = max(counted, least)  # beside a first step of seconds
         return max(self.first_step(knobs) + counted, least)
 
     def trajectory(self, knobs: Knobs) -> float:
         """Return seconds of a run of the numerics gate."""
-        steps = self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
+        steps = self.first_step(knobs) + (PROOF.fewest_steps - 1) * self.step(knobs)
         return self.slow_startup + self._slower(knobs) * steps
 
     def _slower(self, knobs: Knobs) -> float:
         """Return the factor by which a number format is slower than those that have been timed."""
         timed = any(pace.knobs["precision"] == knobs["precision"] for pace in self._paces)
         full = self._compilation.device == "cuda" and knobs["precision"] == "fp32"
-        return _FULL_PRECISION if full and not timed and self.known else 1.0
+        return MEASUREMENT.full_precision if full and not timed and self.known else 1.0
 
     def profile(self, knobs: Knobs) -> float:
         """Return seconds of the shortest look at what a step is made of."""
-        return self.slow_startup + _PROFILED_STEPS * self.step(knobs)
+        return self.slow_startup + MEASUREMENT.profiled_steps * self.step(knobs)
 
     def _samples(self, knobs: Knobs) -> float:
         first = self._paces[0]
@@ -263,19 +258,19 @@ def _size(knobs: Knobs) -> float:
 
 
 class CostRecords:
-    """Costs as the records show them; what has been looked at is not read again."""
+    """Costs by the records; the blocks of an attempt are read once."""
 
     def __init__(self, blocks: Blocks, device: str = "cpu") -> None:
-        """Take in the function that reads blocks, and what trials run on, 'cpu' or 'cuda'."""
+        """Take in the function that reads blocks, and the device, 'cpu' or 'cuda'."""
         self._blocks = blocks
         self._device = device
         self._paces: dict[int, Pace | None] = {}
         self._looked: float | None = None
 
     def by(self, attempts: Attempts) -> Costs:
-        """By the latest runs, the baseline's first one among them."""
+        """Return the costs by the latest runs and the baseline's first one."""
         timed = list(attempts.of(*_TIMED).complete())
-        looked_at = [*timed[:1], *timed[1:][-_MOST_RUNS:]]
+        looked_at = [*timed[:1], *timed[1:][-MEASUREMENT.runs_looked_at :]]
         for attempt in looked_at:
             if attempt.id not in self._paces:
                 self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
@@ -294,7 +289,10 @@ class CostRecords:
 
 
 def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
-    """Such as may be launched again and again: a trial of the search is told, and that is that."""
+    """Return the runs of the finals that were ended before their first step, and not completed since.
+
+    They are launched again; a trial of the search is not.
+    """
     finals = attempts.of(Purpose.CONFIRM, Purpose.ATTRIBUTE)
     ended = [a for a in finals.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
     later = finals.complete() if ended else ()

@@ -5,17 +5,12 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
+from autotune.measurement.policy import MEASUREMENT
 from search_spaces import CATALOGUE, Facts, KnobValue
 from search_spaces.catalogue import without_target
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import PRESSURE
-
-_WORTH_SAYING = 0.03
-_IMBALANCE = 1.2
-_RISING = 1.10
-_OFTEN = 10
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ def findings(
     parts = [_part(name, made[name], facts, unusable) for name in _TEXTS]
     parts.append(_straggler(made[STRAGGLER], profile["parts"]))
     parts.sort(key=lambda finding: -(finding.share or 0.0))
-    worth = [finding for finding in parts if (finding.share or 0.0) >= _WORTH_SAYING]
+    worth = [finding for finding in parts if (finding.share or 0.0) >= MEASUREMENT.worth_saying]
     found = [*worth, *_beside(profile, made, knobs, facts, rising)]
     return [
         dataclasses.replace(one, knobs=tuple(name for name in one.knobs if name not in unusable))
@@ -78,11 +73,6 @@ def findings(
 def unusable_knobs(profile: Mapping[str, Any]) -> set[str]:
     """Return the knobs that have nothing to act on where a profile was taken."""
     return {*profile.get("unusable", ()), *without_target(profile.get("lacks", ()))}
-
-
-def of_other_jobs(spec: StudySpec) -> list[str]:
-    """Return knobs that cannot act on the script of a study: its search space has those that can."""
-    return [name for name in CATALOGUE if spec.workload.is_script and name not in spec.values()]
 
 
 def _part(name: str, share: float, facts: Facts, unusable: Container[str]) -> Finding:
@@ -127,17 +117,17 @@ def _beside(
 ) -> list[Finding]:
     """Return findings that have no share of the step."""
     findings = []
-    if made["idle"] >= _WORTH_SAYING:
+    if made["idle"] >= MEASUREMENT.worth_saying:
         text = f"the device does nothing in {made['idle']:.0%} of the time"
         findings.append(Finding("idle", made["idle"], text))
-    if rising is not None and rising >= _RISING:
+    if rising is not None and rising >= MEASUREMENT.rising:
         text = (
             f"twice the micro-batch gives {rising:.2f}x the throughput: the batch is too small for "
             "the devices"
         )
         findings.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
     peaks = profile["peaks"]
-    if max(peaks) > _IMBALANCE * min(peaks) > 0:
+    if max(peaks) > MEASUREMENT.imbalance * min(peaks) > 0:
         alone = knobs["parallelism"] == "data_parallel"
         one = "device" if alone else "rank"
         text = (
@@ -154,14 +144,14 @@ def _beside(
             "communication under automatic parallelisation; keep it first and index further in"
         )
         findings.append(Finding("layout", None, text))
-    if facts.device == "cuda" and int(knobs["log_interval"]) < _OFTEN:
+    if facts.device == "cuda" and int(knobs["log_interval"]) < MEASUREMENT.read_often:
         text = f"the loss is read every {knobs['log_interval']} steps; every 10 to 100 is plenty"
         findings.append(Finding("logging", None, text, ("log_interval",)))
     return findings
 
 
 def listed(findings: list[Finding], emphasis: str = "**") -> Iterator[str]:
-    """Findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
+    """Yield findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
     for number, finding in enumerate(findings, 1):
         share = f", {finding.share:.0%} of the step" if finding.share is not None else ""
         yield f"{number}. {emphasis}{finding.name}{emphasis}{share}: {finding.text}"

@@ -1,7 +1,7 @@
-"""The numerics gate: no finalist is recommended whose loss leaves the fp32 reference, or, unless the
-study says so, could not be compared with it.
+"""Numerics gate: which runs a finalist needs beside its fp32 reference, and what they show.
 
-Pure functions over what is recorded: what is to be run next, and what the runs have shown.
+No finalist is recommended whose training leaves the reference, nor, unless the study says so, one that
+could not be compared with it. Pure functions over records.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from typing import Any
 from autotune.analysis.confirmation import Candidate
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.measurement.numerics import (
-    MOST_SEEDS,
     Agreement,
     Pair,
     Trajectory,
     agreement,
     trajectory,
 )
+from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import clashing
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -29,13 +29,13 @@ Knobs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """A run that the gate needs.
+    """Run that the gate needs.
 
     Attributes:
-        seed: its number; the first is the study's own.
-        reference: to hold it against; None: it is the reference.
-        formats: the configurations of both.
-        earlier: what other seeds have shown.
+        seed: number of its seed; the first is the study's own.
+        reference: trajectory to compare it with; None: the run is the reference.
+        formats: configurations of both.
+        earlier: pairs of runs with other seeds.
     """
 
     purpose: Purpose
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A finalist that did not pass."""
+    """Finalist that did not pass."""
 
     trial: int
     knobs: dict[str, Any]
@@ -58,14 +58,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class GateRecord:
-    """What the gate has found.
+    """Findings of the gate.
 
     Attributes:
         passed: trial -> how closely it follows the reference.
-        refused: in the order in which they were checked.
+        refused: refusals, in the order in which they were checked.
         unchecked: trial -> why there is nothing to compare it with.
         harmless: names of the study's own knobs that are not checked: they cannot change the loss.
-        risks: trial -> what is not shown of its data, graph and statistics, in sentences; of those that
+        risks: trial -> sentences on what is not shown of its data, graph and statistics, for trials that
             were measured again.
     """
 
@@ -79,7 +79,7 @@ class GateRecord:
 def next_check(
     candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
-    """The run that is missing before these candidates may be confirmed; None if none is."""
+    """Return the run that is missing before these candidates may be confirmed; None if none is."""
     unproven = [schedule for schedule, _ in _unproven(attempts, blocks)]
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
@@ -98,11 +98,11 @@ def next_check(
 def _next_seed(
     trial: int, checked: dict[str, Any], safe: dict[str, Any], attempts: Attempts, blocks: Blocks
 ) -> Check | None:
-    """The run that is missing while the answer is open."""
+    """Return the run that is missing while the answer is open; None if none is."""
     done = list(attempts.of(Purpose.NUMERICS).of_trial(trial).recorded())
     if done and not _is_open(done[-1], attempts, blocks):
         return None
-    for seed in range(1 + max((a.round for a in done), default=-1), MOST_SEEDS):
+    for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):
         references = attempts.of(Purpose.REFERENCE).in_round(seed).recorded().with_knobs(safe)
         if not references:
             return Check(Purpose.REFERENCE, trial, safe, seed)
@@ -128,7 +128,7 @@ def _is_open(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool
 def missing_runs(
     finalists: Iterable[Knobs], baseline: Knobs, attempts: Attempts
 ) -> list[dict[str, Any]]:
-    """The configurations that are to be run before these may be confirmed, references among them."""
+    """Return the configurations that must run before these may be confirmed, references included."""
     missing: list[dict[str, Any]] = []
     for knobs in finalists:
         if not touched(knobs, baseline, attempts.harmless):
@@ -145,11 +145,13 @@ def missing_runs(
 
 
 def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:
-    """Trials of the search of which nothing shows whether they are right, each with the reason why: the
-    reference was run and failed, or a run began with other weights or rows than the reference."""
+    """Return trials of the search of which nothing shows whether they are right, with the reason.
+
+    The reference failed, or a run began with other weights or rows than the reference.
+    """
     found = {}
     unproven = _unproven(attempts, blocks)
-    # Looked for once: there may be thousands of trials, and it is asked after each.
+    # Looked up once: there may be thousands of trials, and this is called after each.
     references = _references(attempts)
     for trial in attempts.searched().complete() if references else ():
         if not touched(trial.knobs, baseline, attempts.harmless):
@@ -165,21 +167,23 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
 
 
 def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[dict[str, Any], str]]:
-    """Return the trainings of runs that could not be compared with their reference, each with the
-    reason. Other runs of the same training cannot be compared either."""
+    """Return the trainings that could not be compared with their reference, each with the reason.
+
+    Other runs of the same training cannot be compared either.
+    """
     runs = attempts.of(Purpose.NUMERICS).recorded().complete()
     reasons = [(_trained(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
     return [(trained, why) for trained, why in reasons if why]
 
 
 def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> GateRecord:
-    """What the recorded runs have shown.
+    """Return the findings of the recorded runs.
 
     Args:
-        attempts: of a study.
-        blocks: of an attempt.
+        attempts: attempts of a study.
+        blocks: returns the blocks of an attempt.
         baseline: a value for every knob.
-        rules: what is refused though it may be right, as far as it is faster than the baseline.
+        rules: rules on what is refused though it may be right, if it is faster than the baseline.
     """
     passed: dict[int, Agreement] = {}
     comparison = Comparison(attempts, blocks, baseline, rules)
@@ -219,7 +223,7 @@ def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[R
 
 
 def _refused(reasons: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
-    """Trials that are faster than the baseline, the fastest first."""
+    """Return refusals of the trials that are faster than the baseline, the fastest first."""
     today = attempts.baseline()
     least = today.result.throughput or 0.0 if today else 0.0
     runs = [a for a in attempts.searched().complete() if a.trial in reasons]
@@ -229,8 +233,10 @@ def _refused(reasons: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
 
 
 def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:
-    """How a recorded trajectory compares with its reference, which is always recorded before it, other
-    seeds that came before included."""
+    """Compare a recorded trajectory with its reference, which is always recorded before it.
+
+    Earlier pairs with other seeds are included.
+    """
     (run, reference), formats = _pair(attempt, attempts, blocks)
     own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
     earlier = [_pair(a, attempts, blocks)[0] for a in own if a.round < attempt.round]
@@ -240,7 +246,7 @@ def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agre
 def _pair(
     attempt: StoredAttempt, attempts: Attempts, blocks: Blocks
 ) -> tuple[Pair, tuple[dict[str, Any], ...]]:
-    """A checked run and its reference, and the configurations of both."""
+    """Return a checked run with its reference, and the configurations of both."""
     # By what is trained alone: the rest of a reference is the same throughout a study.
     earlier = [
         a
@@ -252,7 +258,7 @@ def _pair(
 
 
 def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset()) -> list[str]:
-    """Knobs that may change the numbers which training computes, against baseline and defaults.
+    """Return knobs that may change the numbers of training, against baseline and defaults.
 
     Args:
         harmless: names of the study's own knobs that cannot; any other of them may.
@@ -267,9 +273,9 @@ def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset
 
 
 def reference_knobs(checked: Knobs, baseline: Knobs) -> dict[str, Any]:
-    """The same samples in the same steps, everything else as the baseline does it, but in fp32.
+    """Return the baseline in fp32, with the samples per step of the checked configuration.
 
-    What of the baseline does not go with that has its default.
+    A knob of the baseline that does not go with that has its default.
     """
     plain = defaults()
     formats = {name: plain[name] for name, knob in CATALOGUE.items() if knob.number_format}
@@ -290,17 +296,17 @@ def _trained(knobs: Knobs) -> dict[str, Any]:
 
 
 def _references(attempts: Attempts) -> Attempts:
-    """Those that have run, with the first seed."""
+    """Return the references with the first seed that have run."""
     return attempts.of(Purpose.REFERENCE).in_round(0).recorded()
 
 
 def _checkable(
     knobs: Knobs, baseline: Knobs, references: Attempts
 ) -> tuple[dict[str, Any], StoredAttempt | None]:
-    """The configuration as it is checked, and its reference, None if that has not run.
+    """Return the configuration as it is checked, and its reference; None if that has not run.
 
-    It is checked with a micro-batch that the baseline has, too; where the reference runs out of memory
-    all the same, with half of it, and so on.
+    The micro-batch is at most the baseline's. Where the reference runs out of memory all the same, it
+    is half of that, and so on.
     """
     size = min(knobs["micro_batch"], baseline["micro_batch"])
     while True:

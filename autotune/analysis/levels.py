@@ -1,52 +1,99 @@
-"""Rates measured on several nodes, as they would be where the baseline's own trial ran. Pure."""
+"""Rates and noise of trials as they are known by now, on the node of the baseline's own trial. Pure.
+
+Early trials were recorded with an assumed noise, and trials on other nodes ran at other speeds.
+"""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from autotune.analysis.contenders import MOST_ERROR, error_of
-from autotune.analysis.early import with_known_noise
+from autotune.analysis.contenders import error_of
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
 
-_SPREAD = 0.08
-"""Standard deviation of the logarithm of how much faster one node is than another, before anything is
-known: as much as equal GPUs of five clusters vary on average (Sinha et al. 2022, arXiv:2208.11035)."""
-_ODD = 3.0
-"""Nodes that differ by more of its standard deviations than this are not of one kind."""
-_DOUBTS = 2.0
-"""Standard errors of a level that a trial is given before it is stopped early."""
+
+def with_known_noise(attempts: Attempts) -> Attempts:
+    """Return the attempts, early trials with the noise that the study has found since."""
+    found = {one.id: one for one in _early(attempts)}
+    return attempts.each(lambda one: found.get(one.id, one)) if found else attempts
+
+
+def errors_of_early(attempts: Attempts) -> dict[int, float]:
+    """Return the relative standard errors of early trials as they are known by now, by trial."""
+    known = ((one.trial, error_of(one.result)) for one in _early(attempts))
+    return {trial: error for trial, error in known if error is not None}
+
+
+def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
+    """Yield the trials before the first repeated or paired baseline, with the noise known by now."""
+    first = attempts.of(Purpose.CALIBRATE, Purpose.PAIRED).complete().first
+    own = attempts.baseline()  # the reference of all trials, which stays as it is recorded
+    if first is None or own is None or (known := _newest_sigma(attempts)) is None:
+        return
+    noise = math.hypot(known, _apart(own, attempts))
+    for one in itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH)):
+        assumed = one.result.sigma_run == own.result.sigma_run  # else its own steps told
+        if one is not own and one.result.sigma_run is not None and assumed:
+            yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=noise))
+
+
+def _apart(own: StoredAttempt, attempts: Attempts) -> float:
+    """Return the relative difference between the paired and the unpaired speed of the baseline.
+
+    An unpaired trial may differ as much from the paired ones. It is 0 while nothing is paired.
+    """
+    beside = attempts.of(Purpose.PAIRED).complete().measured()
+    rates = [one.result.throughput or 0.0 for one in beside]
+    if not rates or not own.result.throughput:
+        return 0.0
+    return abs(math.log(statistics.median(rates) / own.result.throughput))
+
+
+def _newest_sigma(attempts: Attempts) -> float | None:
+    """Return the latest noise between runs, of an unpaired trial or of the baseline of a pair.
+
+    The noise of a paired trial is that of its ratio, which is smaller.
+    """
+    newest_first = reversed(list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED)))
+    measured = (one for one in newest_first if one.result.throughput is not None)
+    return next(
+        (one.result.sigma_run for one in measured if not attempts.paired_baseline_of(one)), None
+    )
 
 
 class Level(NamedTuple):
-    """What rates of a node are multiplied by, and the relative standard error of that."""
+    """Factor of the rates of a node, and its relative standard error."""
 
     factor: float = 1.0
-    error: float = _SPREAD
+    error: float = MEASUREMENT.nodes_apart
 
     def applied(self, result: AttemptResult) -> AttemptResult:
-        """What a run on the node comes to."""
+        """Return the result of a run on the node at the speed of the home node."""
         if result.throughput is None or self.factor == 1.0:
             return result
         return dataclasses.replace(result, throughput=self.factor * result.throughput)
 
     def doubted(self, error: float | None) -> float | None:
-        """A run's own relative standard error, if it is known, with that of the level."""
+        """Return a run's relative standard error with that of the level; None if its own is unknown."""
         return None if error is None else math.hypot(error, self.error)
 
     def least(self, rate: float) -> float:
-        """What a rate comes to on the node, at the least."""
-        return rate / (self.factor * math.exp(_DOUBTS * self.error))
+        """Return the least rate on the node that a rate of the home node amounts to."""
+        return rate / (self.factor * math.exp(MEASUREMENT.doubt_of_level * self.error))
 
 
 AT_HOME = Level(1.0, 0.0)
-"""Where the baseline's own trial ran."""
+"""Level of the node on which the baseline's own trial ran."""
 
 
 class Levels:
-    """How fast nodes are, by what the baseline runs at on each; the environments of attempts tell them
-    apart. What little is known of a node counts for little: its level is drawn towards 1."""
+    """Speeds of nodes, by the rates of the baseline on each.
+
+    The environments of attempts tell nodes apart. Few runs count for little: a level is drawn towards 1.
+    """
 
     def __init__(
         self, *, differ: bool, home: int | None = None, known: Mapping[int | None, Level] = {}
@@ -54,9 +101,9 @@ class Levels:
         """Take in the levels.
 
         Args:
-            differ: there are several environments; else all rates stay as they are.
-            home: that of the baseline's own trial, whose rates stay as well; None: not known.
-            known: levels of others.
+            differ: True if there are several environments; else all rates stay as they are.
+            home: environment of the baseline's own trial, whose rates stay as well; None: unknown.
+            known: levels of other environments.
         """
         self._differ = differ
         self._home = home
@@ -64,8 +111,8 @@ class Levels:
 
     @classmethod
     def of(cls, attempts: Attempts) -> Self:
-        """By all runs of the baseline for the search."""
-        # Most studies have one node, and it is asked for every trial.
+        """Return the levels that all runs of the baseline for the search show."""
+        # Most studies have one node, and this is called for every trial.
         if len({attempt.environment for attempt in attempts} - {None}) < 2:
             return cls(differ=False)
         if (own := attempts.baseline()) is None:
@@ -80,14 +127,16 @@ class Levels:
         return cls(differ=True, home=own.environment, known=known)
 
     def at(self, environment: int | None) -> Level:
-        """That of an environment."""
+        """Return the level of an environment."""
         if not self._differ or environment in (None, self._home):
             return AT_HOME
         return self._known.get(environment, Level())
 
     def applied(self, attempts: Attempts) -> Attempts:
-        """All of them with such rates; their noise between runs is what is known by now, with the doubt
-        of the levels in it."""
+        """Return the attempts with the rates of the home node.
+
+        Their noise is what is known by now, with the error of the levels in it.
+        """
         known = with_known_noise(attempts)
         return known.each(self._applied) if self._differ else known
 
@@ -101,25 +150,25 @@ class Levels:
 
 
 def levelled(attempts: Attempts) -> Attempts:
-    """All of them, by the levels that they show."""
+    """Return the attempts with the rates of the home node, by the levels that they show."""
     return Levels.of(attempts).applied(attempts)
 
 
 def _level(here: Sequence[StoredAttempt], there: Sequence[StoredAttempt]) -> Level:
-    """By the mean of logarithms of both, which are normal about the level of each node."""
+    """Return the level by the mean log rates of both nodes, drawn towards 1."""
     error = math.hypot(_error_of_mean(here), _error_of_mean(there))
     faster = _mean_log(here) - _mean_log(there)
-    if abs(faster) > _ODD * math.hypot(_SPREAD, error):
+    if abs(faster) > MEASUREMENT.odd_node * math.hypot(MEASUREMENT.nodes_apart, error):
         return Level(math.exp(faster), error)
-    known = _SPREAD**2 / (_SPREAD**2 + error**2)
+    known = MEASUREMENT.nodes_apart**2 / (MEASUREMENT.nodes_apart**2 + error**2)
     return Level(math.exp(known * faster), error * math.sqrt(known))
 
 
 def _mean_log(runs: Sequence[StoredAttempt]) -> float:
-    return fmean(math.log(run.result.throughput or math.ulp(0.0)) for run in runs)
+    return statistics.fmean(math.log(run.result.throughput or math.ulp(0.0)) for run in runs)
 
 
 def _error_of_mean(runs: Sequence[StoredAttempt]) -> float:
     errors = [error_of(run.result) for run in runs]
-    most = (MOST_ERROR if error is None else min(error, MOST_ERROR) for error in errors)
+    most = (PROOF.most_error if e is None else min(e, PROOF.most_error) for e in errors)
     return math.hypot(*most) / len(runs)

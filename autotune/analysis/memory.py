@@ -109,8 +109,9 @@ def barred(
     today: Mapping[str, Any],
     rules: Rules,
 ) -> dict[int, str]:
-    """Return trials that may not be recommended, each with the reason: they outgrow the memory, or are
-    not shown to train the same.
+    """Return trials that may not be recommended, each with the reason.
+
+    They outgrow the memory, or are not shown to train the same.
 
     Args:
         attempts: records of the study.

@@ -1,8 +1,8 @@
-"""The winner without the changes that bring nothing. Pure functions over what is recorded.
+"""Reduction of the winner to the changes that bring something. Pure functions over records.
 
-Who has changed eight knobs has changed some for nothing, and two may do the same. Changes that look idle
-are taken back together, on paired rounds with and without them; where that costs something they are
-halved. So it is shown of all that go back, and together, that they bring less than half a per cent.
+Of eight changed knobs some bring nothing, and two may have one effect. Changes that look idle are
+reverted together, after paired rounds with and without them. Where that costs speed, they are halved.
+So it is shown of all reverted changes together that they bring less than half a per cent.
 """
 
 import dataclasses
@@ -15,22 +15,18 @@ from autotune.analysis.attribution import changed, less, variants
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
+from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
 from storage import Attempts, Purpose
 
 Knobs = Mapping[str, Any]
 
-NEGLIGIBLE = math.log(1.005)
-"""What is taken back brings surely less than this."""
-_ERROR = 0.05
-"""One-sided, of the test of all idle changes together; half of that of each of its parts."""
-_SURE = 0.05
-_FUTILE = 0.2
+NEGLIGIBLE = math.log1p(PROOF.idle_gain)
+"""Log gain below which the reverted changes surely lie."""
 _STAGE = 50
-"""Rounds have numbers: so many to each group that is tried, those of the attribution first."""
-_MOST_GROUPS = 7
-LAST_STAGE = _MOST_GROUPS + 1
-"""Of the attribution of what is left of the winner."""
+"""Numbers of rounds that each group has, those of the attribution first."""
+LAST_STAGE = PROOF.idle_groups + 1
+"""Stage of the attribution of the reduced winner."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Step:
 
     Attributes:
         round: its number.
-        configurations: to run in turn.
+        configurations: configurations that run interleaved.
     """
 
     round: int
@@ -48,11 +44,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Spared:
-    """The winner as far as it is known what it can do without.
+    """Winner without the changes that are known to bring nothing.
 
     Attributes:
-        knobs: of it, without the changes that are known to bring nothing.
-        next: what to measure to know more; None: nothing.
+        knobs: its configuration.
+        next: round to measure next; None: all is known.
     """
 
     knobs: dict[str, Any]
@@ -61,6 +57,8 @@ class Spared:
 
 @dataclass(frozen=True)
 class _Group:
+    """Changes that are tested together, with the error of the test."""
+
     names: tuple[str, ...]
     error: float
 
@@ -68,15 +66,15 @@ class _Group:
 def spared(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts, *, rounds: int, most: int
 ) -> Spared:
-    """What the winner can do without, from the records alone.
+    """Return the winner as far as the records reduce it.
 
     Args:
-        attempts: of the trial that it is.
+        attempts: attempts of the winner's trial.
         winner: a value for every knob.
-        baseline: likewise.
-        facts: about the machine and the study.
-        rounds: of the attribution, by which changes look idle; at least two.
-        most: rounds for each group of changes.
+        baseline: a value for every knob.
+        facts: facts about the machine and the study.
+        rounds: rounds of the attribution, by which changes look idle; at least two.
+        most: most rounds for each group of changes.
     """
     every = variants(winner, baseline, facts)
     seen, step = _measured(attempts, every, 0, rounds)
@@ -100,8 +98,12 @@ def _without_groups(
     # That all changes together bring something is known: it has beaten the baseline.
     whole = len(names) < len(changed(kept, baseline))
     free = dataclasses.replace(facts, global_batch=None)
-    groups = [_Group(tuple(names), _ERROR)] if whole else _halves(_Group(tuple(names), _ERROR))
-    for stage in range(1, _MOST_GROUPS + 1):
+    groups = (
+        [_Group(tuple(names), PROOF.idle_error)]
+        if whole
+        else _halves(_Group(tuple(names), PROOF.idle_error))
+    )
+    for stage in range(1, PROOF.idle_groups + 1):
         groups = [group for group in groups if group.names]
         if not groups:
             break
@@ -130,7 +132,7 @@ def _halves(group: _Group) -> list[_Group]:
 
 
 def _less(winner: Knobs, baseline: Knobs, names: Sequence[str], facts: Facts) -> dict[str, Any]:
-    """The winner without these changes, and those that do not go without them."""
+    """Return the winner without these changes, and those that do not go without them."""
     knobs = dict(winner)
     for name in names:
         knobs = less(knobs, baseline, name, facts)
@@ -138,8 +140,10 @@ def _less(winner: Knobs, baseline: Knobs, names: Sequence[str], facts: Facts) ->
 
 
 def _idle(seen: Rates, every: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Variants of the winner that are not surely slower by more than what is negligible, whether or not
-    they are."""
+    """Return the variants of the winner that are not surely slower by more than what is negligible.
+
+    Variants of which the rounds could not tell are left out.
+    """
     found = []
     for place in range(1, len(every)):
         both = [arms for arms in seen.values() if 0 in arms and place in arms]
@@ -148,7 +152,7 @@ def _idle(seen: Rates, every: Sequence[dict[str, Any]], most: int) -> list[dict[
         gain = contrast(seen, 0, place, others=math.inf)
         if not _can_tell(gain, len(both), most):
             continue
-        if gain.value - gain.beyond(_SURE) <= NEGLIGIBLE:
+        if gain.value - gain.beyond(PROOF.idle_sure) <= NEGLIGIBLE:
             found.append(every[place])
     return found
 
@@ -161,7 +165,7 @@ def _tried(
     most: int,
     error: float,
 ) -> tuple[Step | None, bool]:
-    """What to measure to know whether the winner can do without these changes, or whether it can."""
+    """Return the round that tells whether these changes bring nothing, or None and whether they do."""
     for count in range(min(FEWEST_ROUNDS, most), most + 1):
         seen, step = _measured(attempts, [dict(winner), without], stage, count)
         if step:
@@ -172,27 +176,30 @@ def _tried(
         looks = looks_after_each_round(FEWEST_ROUNDS, count)
         if gain.value + gain.beyond(look_level(looks, most, error)) < NEGLIGIBLE:
             return None, True
-        if gain.value - gain.beyond(_FUTILE) > NEGLIGIBLE or not _can_tell(gain, count, most):
+        if gain.value - gain.beyond(PROOF.idle_futile) > NEGLIGIBLE or not _can_tell(
+            gain, count, most
+        ):
             return None, False
     return None, False
 
 
 def _can_tell(gain: Contrast, count: int, most: int) -> bool:
-    """Whether the most rounds would show that changes bring nothing, if they bring nothing and the noise
-    goes on like this.
+    """Return whether the most rounds would show of idle changes that they are, with noise like this.
 
     Args:
-        gain: by so many rounds.
+        gain: gain of the changes so far.
+        count: number of rounds so far.
+        most: most rounds.
     """
-    return gain.beyond(_ERROR) * math.sqrt(count / most) < NEGLIGIBLE
+    return gain.beyond(PROOF.idle_error) * math.sqrt(count / most) < NEGLIGIBLE
 
 
 def _measured(
     attempts: Attempts, configurations: Sequence[dict[str, Any]], stage: int, rounds: int
 ) -> tuple[Rates, Step | None]:
-    """Rates by round and place among the configurations; or the round that is to be measured.
+    """Return rates by round and place among the configurations, and the round to measure next.
 
-    Of a round that ran in several environments nothing is compared.
+    Rounds that ran in several environments are left out.
     """
     runs = attempts.of(Purpose.ATTRIBUTE).recorded()
     found: dict[int, dict[int, float]] = {}
@@ -208,11 +215,11 @@ def _measured(
 
 
 def attribution_rounds(rounds: int, *, reduced: bool) -> range:
-    """Numbers of the rounds that tell what each change of the winner brings.
+    """Return the numbers of the rounds that tell what each change of the winner brings.
 
     Args:
-        rounds: of the attribution.
-        reduced: of the winner without the changes that bring nothing.
+        rounds: number of rounds of the attribution.
+        reduced: True for the winner without the changes that bring nothing.
     """
     first = LAST_STAGE * _STAGE if reduced else 0
     return range(first + 1, first + rounds + 1)

@@ -12,16 +12,15 @@ from typing import Self
 from autotune.measurement.arms import Arm
 from autotune.measurement.contrasts import Variance
 from autotune.measurement.noise import standard_error
-from autotune.measurement.step_series import PROCESSES, StepSeries
+from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.step_series import StepSeries
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 
 _TIMED = (Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT)
-UNSTEADY = 0.05
-"""Standard deviation between processes from which on more of them tell more than longer runs (judgement:
-between the 0.5 % of configurations that compute and the 20 % of those that wait for the host)."""
+UNSTEADY = MEASUREMENT.unsteady
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,9 @@ class Processes:
 
     @classmethod
     def of(cls, attempts: Attempts, blocks: Blocks, trials: Iterable[int]) -> Self | None:
-        """Return what the records of these trials tell; None where the steps of the baseline were not
-        timed one by one.
+        """Return the spread that the records of these trials show.
+
+        None: the steps of the baseline were not timed one by one.
         """
         own = attempts.baseline()
         if own is None or own.result.throughput is None or not _told([own], blocks):
@@ -63,17 +63,20 @@ class Processes:
 
     def unsteady(self, trial: int) -> bool:
         """Return whether the processes of a trial's configuration lie far apart."""
-        return self.sigma.get(trial, PROCESSES.computing) > UNSTEADY
+        return self.sigma.get(trial, MEASUREMENT.computing_processes) > UNSTEADY
 
     def arm(self, trial: int, rates: Sequence[float]) -> Arm:
         """Return the runs of a trial's configuration, with what its steps let expect of them."""
-        sigma = self.sigma.get(trial, PROCESSES.computing)
-        return Arm(rates, Variance(sigma**2 + self.within.get(trial, 0.0), PROCESSES.df))
+        sigma = self.sigma.get(trial, MEASUREMENT.computing_processes)
+        return Arm(
+            rates, Variance(sigma**2 + self.within.get(trial, 0.0), MEASUREMENT.processes_df)
+        )
 
 
 def _within(attempts: Attempts, trial: int) -> float:
-    """Return the mean variance that the steps of the runs of a trial leave; each run counts for its
-    degrees of freedom.
+    """Return the mean variance of the log rate that the steps of a trial's runs leave.
+
+    Each run counts for its degrees of freedom.
     """
     runs = attempts.of(*_TIMED).of_trial(trial).complete()
     known = [

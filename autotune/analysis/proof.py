@@ -1,8 +1,7 @@
-"""Price of the proof of a result, in seconds: rounds of a finalist against the baseline, and the checks
-before them. Pure.
+"""Price of the proof of a result in seconds: rounds of a finalist and the baseline, and checks. Pure.
 
-The search leaves this time untouched, the finals begin only where it is there, and a verdict that
-asks for more time asks for this: all three by the same figures.
+The search leaves this time untouched, the finals begin only where it is left, and a verdict that asks
+for more time asks for this, all by one set of figures.
 """
 
 import math
@@ -13,12 +12,12 @@ from typing import Any
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, ranked
 from autotune.analysis.costs import Costs
+from autotune.measurement.policy import PROOF
 from storage import Attempts, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
-RESERVED = 0.25
-"""Share of the wall time that the search leaves to the proof at least."""
+RESERVED = PROOF.reserved
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,13 @@ class Proof:
     """Price of the finals of a study, by its records.
 
     Attributes:
-        attempts: of the study.
-        costs: of its runs.
+        attempts: attempts of the study.
+        costs: costs of its runs.
         baseline: the user's configuration.
         barred: trials that may not be recommended, each with the reason.
         needed: rounds of the confirmation for which the search leaves time.
         repeats: runs of the baseline besides those rounds, because its processes lie apart.
+        at_once: True if the members of a round are launched at once.
     """
 
     attempts: Attempts
@@ -40,6 +40,7 @@ class Proof:
     barred: Mapping[int, str] = field(default_factory=dict)
     needed: int = FEWEST_ROUNDS
     repeats: int = 0
+    at_once: bool = False
 
     def rivals(self) -> list[StoredAttempt]:
         """Return complete trials that may still be recommended, the fastest first."""
@@ -50,27 +51,33 @@ class Proof:
         """Return those trials for which the numerics gate has nothing more to run."""
         return [a for a in trials if not self._missing_checks([a.knobs])]
 
-    def round(self, members: Iterable[Knobs]) -> float:
+    def round(self, members: Sequence[Knobs]) -> float:
         """Return seconds of the shortest round of the confirmation, with slow launches."""
-        return sum(map(self.costs.shortest, members))
+        launches = self._side_by_side(len(members)) * self.costs.slow_startup
+        return sum(map(self.costs.shortest, members)) - launches
 
-    def usual_round(self, members: Iterable[Knobs]) -> float:
+    def usual_round(self, members: Sequence[Knobs]) -> float:
         """Return seconds of the shortest round of the confirmation, with launches as most are."""
-        return sum(map(self.costs.usual, members))
+        launches = self._side_by_side(len(members)) * self.costs.startup
+        return sum(map(self.costs.usual, members)) - launches
+
+    def _side_by_side(self, members: int) -> int:
+        """Return the number of launches in a round that take no time beside the first."""
+        return max(0, members - 1) if self.at_once else 0
 
     def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
-        """Return seconds of so many of the shortest rounds, the checks before them, and the runs of the
-        baseline besides them.
-        """
+        """Return seconds of the shortest rounds, the checks before, and the baseline's other runs."""
         checks = sum(map(self.costs.trajectory, self._missing_checks(finalists)))
         repeats = self.repeats * self.costs.brief(self.baseline)
         return checks + repeats + self.rounds([self.baseline, *finalists], rounds)
 
     def rounds(self, members: Sequence[Knobs], rounds: int) -> float:
-        """Return seconds of so many of the shortest rounds. Not all of their launches are slow: what
-        single ones take beyond the usual adds up as squares do."""
+        """Return seconds of so many of the shortest rounds.
+
+        Not all of their launches are slow: single excesses over the usual add up as squares do.
+        """
         slow, usual = self.round(members), self.usual_round(members)
-        runs = max(1, rounds * len(members))
+        runs = max(1, rounds * (len(members) - self._side_by_side(len(members))))
         return rounds * (usual + (slow - usual) / math.sqrt(runs))
 
     def of(self, knobs: Knobs) -> float:
@@ -79,9 +86,12 @@ class Proof:
         return tried.finals([knobs], self.needed)
 
     def shortest(self, left: float) -> float:
-        """Return seconds of the shortest finals: of the fastest rival, or where its checks take longer
-        than what is left, of the fastest one that needs none. Before a rival is known they are those of
-        a configuration that runs like the baseline."""
+        """Return seconds of the shortest finals.
+
+        They are those of the fastest rival or, where its checks take longer than what is left, of the
+        fastest one that needs none. Before a rival is known they are those of a configuration that runs
+        like the baseline.
+        """
         rivals = self.rivals()
         if not rivals:
             return self.finals([self.baseline], self.needed)

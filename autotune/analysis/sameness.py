@@ -1,7 +1,7 @@
-"""Checks that a finalist trains the same as the baseline where a knob may change data, gradient graph
-or batch statistics. Pure, over reports of the ranks' first steps.
+"""Checks that a finalist trains on the same data, gradient graph and batch statistics as the baseline.
 
-The number format has a gate of its own: autotune.analysis.gate.
+Pure functions over reports of the ranks' first steps. The number format has a gate
+of its own: autotune.analysis.gate.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
-from autotune.measurement.numerics import SPREAD_TOLERANCE
+from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.knob import DATA, GRAPH, STATISTICS
@@ -21,12 +21,6 @@ from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 Knobs = Mapping[str, Any]
-_MOST_RUNS = 8
-"""Number of the baseline's runs that are read: interleaved with every trial there are thousands."""
-_FEWEST_COPIES = 2
-"""Rows that come twice by chance, at most, where the baseline has none."""
-_DEVIATIONS = 3.0
-"""Standard deviations of a Poisson count by which more rows may repeat than in the baseline."""
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 
@@ -36,8 +30,8 @@ class Rules:
     """Rules for recommending a configuration that is not shown to train the same.
 
     Attributes:
-        refuse_unchecked: nothing whose loss could not be compared with the reference.
-        refuse_batch_dependent: no other micro-batch where a layer or loss computes over its rows.
+        refuse_unchecked: refuse what could not be compared with the reference.
+        refuse_batch_dependent: refuse another micro-batch where a layer or loss computes over its rows.
     """
 
     refuse_unchecked: bool = True
@@ -45,7 +39,7 @@ class Rules:
 
     @classmethod
     def of(cls, spec: StudySpec) -> "Rules":
-        """Those of a study."""
+        """Return the rules of a study."""
         return cls(
             refuse_unchecked=spec.measurement.refuses_unchecked,
             refuse_batch_dependent=spec.objective.batch_dependent == "refuse",
@@ -62,10 +56,10 @@ class Seen:
         unused: parameters without a gradient in one of these steps.
         spread: largest relative difference between replicas after them.
         batch_dependent: what computes over the rows of a micro-batch together, in words.
-        epochs: that began with the loader workers of an earlier one.
+        epochs: number of epochs that began with the loader workers of an earlier one.
         stale: what the script had changed in their dataset by then.
-        of_script: a run of a script has come as far as to tell all this; the built-in loop tells
-            `batch_dependent` alone.
+        of_script: True if a run of a script has come as far as to tell all this; the built-in loop
+            tells `batch_dependent` alone.
     """
 
     consumed: tuple[Mapping[str, Any], ...] = ()
@@ -78,7 +72,7 @@ class Seen:
 
     @classmethod
     def of(cls, runs: Iterable[StoredAttempt], blocks: Blocks) -> "Seen":
-        """What these runs have shown."""
+        """Return what these runs show."""
         observed = [block.observed for run in runs for block in blocks(run.id)]
         known = [one for one in observed if "unused_parameters" in one]
         return cls(
@@ -93,27 +87,27 @@ class Seen:
 
 
 class Comparison:
-    """Trials of a study against its baseline."""
+    """Comparison of the trials of a study with its baseline."""
 
     def __init__(self, attempts: Attempts, blocks: Blocks, today: Knobs, rules: Rules) -> None:
-        """Read what the baseline has shown.
+        """Read what the baseline shows.
 
         Args:
-            attempts: of the study.
-            blocks: of an attempt.
+            attempts: attempts of the study.
+            blocks: returns the blocks of an attempt.
             today: the baseline, a value for every knob.
-            rules: of the study.
+            rules: rules of the study.
         """
         self._attempts = attempts
         self._blocks = blocks
         self._today = today
         self._rules = rules
         runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.CONFIRM)
-        own = itertools.islice(runs.of_baseline().recorded(), _MOST_RUNS)
+        own = itertools.islice(runs.of_baseline().recorded(), PROOF.runs_read)
         self._base = Seen.of(own, blocks)
 
     def refused(self) -> dict[int, str]:
-        """Trials that do not train the same, each with the reason; the fastest first."""
+        """Return trials that do not train the same, each with the reason; the fastest first."""
         if not (self._base.of_script or self._base.batch_dependent):
             return {}
         runs = self._attempts.searched().measured()
@@ -121,7 +115,7 @@ class Comparison:
         return {trial: reason for trial, reason in found.items() if reason}
 
     def open(self, trial: int, knobs: Knobs) -> list[str]:
-        """What is not shown of a trial that is not refused, in sentences."""
+        """Return sentences on what is not shown of a trial that is not refused."""
         found = [self._promise(knobs)] if self._base.of_script else []
         if self._base.of_script and (names := _changed(knobs, self._today, DATA)):
             found.append(self._unverified(names, self._seen(trial), knobs))
@@ -133,12 +127,12 @@ class Comparison:
         return [sentence for sentence in found if sentence]
 
     def lacks_epoch(self, trial: int, knobs: Knobs) -> bool:
-        """Whether its loader workers stay, and no second epoch of theirs was seen."""
+        """Return whether loader workers of a trial stay, and no second epoch of theirs was seen."""
         keeps = self._base.of_script and self._keeps_workers(knobs)
         return keeps and not self._seen(trial).epochs
 
     def _problem(self, trial: int, knobs: Knobs) -> str:
-        """Why a trial is refused, in words; empty if it is not."""
+        """Return why a trial is refused; empty if it is not."""
         if not any(
             _may_change(knobs, self._today, kind, self._attempts.harmless) for kind in _KINDS
         ):
@@ -172,7 +166,8 @@ class Comparison:
             return False
         least = max(usual)
         return bool(
-            consumed["copies"] - least > max(_FEWEST_COPIES, _DEVIATIONS * math.sqrt(least))
+            consumed["copies"] - least
+            > max(PROOF.chance_copies, PROOF.copies_deviations * math.sqrt(least))
         )
 
     def _stale(self, seen: Seen, knobs: Knobs) -> str:
@@ -189,7 +184,7 @@ class Comparison:
         return bool(knobs[name] and not self._today[name] and knobs["loader_workers"])
 
     def _graph(self, seen: Seen, knobs: Knobs) -> str:
-        if seen.spread > SPREAD_TOLERANCE >= self._base.spread:
+        if seen.spread > PROOF.replicas >= self._base.spread:
             return (
                 f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "
                 f"{seen.spread:.1e}): the gradients of some micro-batches are not exchanged"
@@ -213,7 +208,7 @@ class Comparison:
         )
 
     def _promised(self, knobs: Knobs) -> dict[str, Any]:
-        """Promises of a static graph that the baseline does not give."""
+        """Return promises of a static graph that the baseline does not give."""
         return {
             name: value
             for name, value in _PROMISES
@@ -248,8 +243,10 @@ _KINDS = (DATA, GRAPH, STATISTICS)
 
 
 def _changed(knobs: Knobs, today: Knobs, kind: str) -> list[str]:
-    """Knobs of the catalogue that may change this, and differ. What is trained on purpose in another way
-    is no secret: such a knob is named by the verdict anyway."""
+    """Return knobs of the catalogue that may change this, and differ.
+
+    Knobs that change the training on purpose are left out: the verdict names them anyway.
+    """
     return [
         name
         for name, knob in CATALOGUE.items()
@@ -261,13 +258,13 @@ _ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")
 
 
 def _may_change(knobs: Knobs, today: Knobs, kind: str, harmless: Collection[str]) -> bool:
-    """Whether a knob that differs may change this; one of the study's own may, unless it is harmless."""
+    """Return whether a knob that differs may change this; the study's own may unless harmless."""
     own = (name for name in today if name not in CATALOGUE and name not in harmless)
     return bool(_changed(knobs, today, kind)) or any(knobs[name] != today[name] for name in own)
 
 
 def _why_not_equal(base: Sequence[Mapping[str, Any]], run: Sequence[Mapping[str, Any]]) -> str:
-    """Why two configurations are not known to train on the same rows, in words; empty if they are."""
+    """Return why two configurations are not known to train on the same rows; empty if they are."""
     if not base or not run:
         return "the rows of its first steps, or of yours, were not seen"
     if any(_equal(one, other) for one in base for other in run):
@@ -278,7 +275,7 @@ def _why_not_equal(base: Sequence[Mapping[str, Any]], run: Sequence[Mapping[str,
 
 
 def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """By their contents, or, as augmentation draws anew, by their indices."""
+    """Return whether rows are equal by content or, as augmentation draws anew, by index."""
     same = one["contents"] == other["contents"]
     indexed = bool(one["indices"]) and one["indices"] == other["indices"]
     return one["rows"] == other["rows"] and (same or indexed)

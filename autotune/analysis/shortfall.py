@@ -15,6 +15,7 @@ from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _MOST_ROUNDS = 50
+"""Rounds beyond which no number of rounds would tell."""
 _FEWEST_TRIALS = 2
 """Trials asked for where a search has no rival: the first may fail, or start slowly."""
 _MARGIN = 1.1
@@ -22,11 +23,11 @@ _MARGIN = 1.1
 _CAUTION = 1.5
 """Rounds asked for over rounds expected: a few tell little of how far they scatter."""
 _ROUNDED_TO = 10.0
-"""Seconds."""
+"""Seconds to whose multiples a time is rounded up."""
 
 
 class WallTime(NamedTuple):
-    """The time of a study, in seconds: all that it may take, and what is left of it."""
+    """Wall time of a study in seconds: all that it may take, and what is left."""
 
     whole: float
     left: float
@@ -69,8 +70,10 @@ def shortfall(
 
 
 def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -> float | None:
-    """Return seconds of the rounds that are missing; None where more rounds are not allowed, or are not
-    expected to tell."""
+    """Return seconds of the missing rounds.
+
+    None: more rounds are not allowed, or are not expected to tell.
+    """
     expected, allowed = rounds_missing(confirmation), confirmation.rounds_left
     if expected is None or expected > allowed:
         return None
@@ -84,8 +87,10 @@ def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -
 
 
 def _for_trials(proof: Proof, wall_time: WallTime) -> float:
-    """Return seconds of the first trials beside the baseline and of what proves one of them. The search
-    leaves a share of the whole wall time, which grows with what is asked for."""
+    """Return seconds of the first trials beside the baseline and of the proof of one.
+
+    The search leaves a share of the whole wall time, which grows with what is asked for.
+    """
     trials = _FEWEST_TRIALS * proof.costs.shortest(proof.baseline) + _replacement(proof)
     needed = _MARGIN * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
     shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
@@ -125,8 +130,10 @@ def _hindrance(proof: Proof) -> Failure | None:
 
 
 def _in_a_round(knobs: Mapping[str, Any], proof: Proof) -> float:
-    """Return seconds of a configuration in a round, as in those that are known: one in turn takes longer
-    than the shortest run."""
+    """Return seconds of a configuration in a round.
+
+    An interleaved run takes longer than the shortest one, so known rounds tell.
+    """
     runs = proof.attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
     shortest = proof.costs.usual(knobs)
     return max(shortest, statistics.median([r.result.wall_seconds for r in runs] or [shortest]))
@@ -153,8 +160,10 @@ def _judged(trial: StoredAttempt) -> bool:
 
 
 def rounds_missing(confirmation: Confirmation) -> int | None:
-    """Return rounds until it is shown which is faster, a finalist or the baseline, and by how much, if
-    they go on to scatter like this; at least one. None where no number of rounds would."""
+    """Return the rounds, at least one, until it is shown which configuration is faster and by how much.
+
+    Rounds are taken to scatter as they did. None: no number of rounds would show it.
+    """
     if confirmation.baseline is None:
         return FEWEST_ROUNDS
     # Once one is chosen only rounds after that tell by how much.

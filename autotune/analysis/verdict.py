@@ -161,10 +161,8 @@ class Verdict:
         outgrown: trials refused for their memory; None if there are none.
         outcomes: ends of the attempts; None if something was measured.
         search_best: fastest trial of the search where nothing was confirmed; None elsewhere.
-        runs: number of runs of the answer and of the baseline, where all runs support it.
         unchecked: faster configuration that may compute something else; None if there is none.
         long_failure: failure of the long run; None if it did not fail.
-        by_rounds: answer of the rounds alone where the long runs overrule it; None elsewhere.
         version: version of these data.
         told: text of a verdict of version 1.
     """
@@ -205,10 +203,8 @@ class Verdict:
     outgrown: Outgrown | None = None
     outcomes: Outcomes | None = None
     search_best: SearchBest | None = None
-    runs: tuple[int, int] = (0, 0)
     unchecked: Unchecked | None = None
     long_failure: Failure | None = None
-    by_rounds: "Verdict | None" = None
     version: int = VERSION
     told: str = ""
 
@@ -238,8 +234,6 @@ class Verdict:
         for name, read in _READERS.items():
             if (part := parts.get(name)) is not None:
                 parts[name] = read(part)
-        if parts.get("by_rounds"):
-            parts["by_rounds"] = cls.from_dict(parts["by_rounds"])
         return cls(**parts)
 
 
@@ -273,7 +267,6 @@ _READERS: dict[str, Any] = {
     "batch": _batch,
     "failed": tuple,
     "touched": tuple,
-    "runs": tuple,
     "baseline_failure": lambda part: Failure(**part),
     "hindrance": lambda part: Failure(**part),
     "long_failure": lambda part: Failure(**part),

@@ -42,8 +42,10 @@ def duration(seconds: float) -> str:
 
 
 def too_slow(state: AttemptState) -> str:
-    """Return what to do about a run that hung, in a sentence that begins with a space; empty for any
-    other end."""
+    """Return advice on a run that hung, in a sentence that begins with a space.
+
+    It is empty for any other end.
+    """
     if state != AttemptState.HANG:
         return ""
     return (

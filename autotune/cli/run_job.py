@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from autotune.cli.results import best_in
-from autotune.cli.shared_options import StorageOption, open_storage, url_of
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -35,24 +34,19 @@ def run_job(
     metrics_port: Annotated[
         int, typer.Option(help="For --watch, on loopback; 0 takes a free one.", min=0, max=65535)
     ] = 0,
-    queue_on_drift: Annotated[
-        bool,
-        typer.Option("--queue-on-drift", help="Tune again if the job is slower as it ends."),
-    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Run it though it is another job than the tuned one.")
     ] = False,
-    storage: StorageOption = None,
 ) -> None:
     """Run your own job with the recommended configuration."""
     from autotune.export.best import load
 
     config = best_in(best, load)
-    if not watch and (metrics_port or queue_on_drift):
-        raise BadInput("--metrics-port and --queue-on-drift go with --watch")
+    if not watch and metrics_port:
+        raise BadInput("--metrics-port goes with --watch")
     watcher: contextlib.AbstractContextManager[dict[str, str]] = contextlib.nullcontext({})
     if watch:
-        watcher = _watched(config, metrics_port, queue_on_drift, storage)
+        watcher = _watched(config, metrics_port)
     with watcher as variables:
         _become(config, command, variables, force=force)
 
@@ -98,19 +92,14 @@ def _started(command: list[str]) -> tuple[int | None, str | None]:
 
 
 @contextlib.contextmanager
-def _watched(
-    best: "BestConfig", port: int, queue: bool, storage: str | None
-) -> Iterator[dict[str, str]]:
+def _watched(best: "BestConfig", port: int) -> Iterator[dict[str, str]]:
     """Watch this process; yield the variable by which its ranks find the watcher."""
     from autotune.service.sidecar import watched
-    from autotune.service.watch_options import WatchOptions
     from autotune.worker.inject.speed_report import ADDRESS
 
     if best.script is None or "command" in best.script:
         raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")
-    if queue:  # fails unless the study exists
-        open_storage(url_of(storage), existing=True).studies.named(best.provenance["study"])
-    with watched(best, WatchOptions(port, url_of(storage) if queue else None)) as address:
+    with watched(best, port) as address:
         yield {ADDRESS: address}
 
 

@@ -208,7 +208,7 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
 
 def daemon(
     cluster: Annotated[
-        str | None, typer.Option(help="Where: host:NAME or ray:ADDRESS; this machine.")
+        str | None, typer.Option(help="Where: host:NAME or LAUNCHER:ADDRESS; this machine.")
     ] = None,
     idle_exit: Annotated[
         float | None, typer.Option(help="Leave after so many seconds without a study.")

@@ -1,22 +1,149 @@
 """Study over a command without a script of torch: placeholders of its knobs, and its throughput."""
 
+import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from autotune.config import mistakes
+from pydantic import Field
+
+from autotune.config import fields, mistakes
 from autotune.config.keeping import of_derived
-from autotune.config.sections import ThroughputSpec, WorkloadSpec
+from autotune.config.sections import Section
+from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
+from autotune.worker.files import TrialFiles
+from autotune.worker.protocol import Command, TrialRequest
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
 FOLDER = "folder"
 """Placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
-_OF_SCRIPTS = (
-    *("args", "words", "over_all_ranks", "in_proportion", "samples"),
-    *("launch", "python_options"),
-)
+
+
+class ThroughputSpec(Section):
+    """Source of a command's throughput."""
+
+    json_lines: str | None = Field(
+        default=None,
+        description="A file in `{folder}`: of each line `samples` (or `tokens`) and `seconds`, or "
+        "`throughput`.",
+    )
+    pattern: str | None = Field(
+        default=None,
+        description="A regular expression over each line of its output, with one group: the rate.",
+    )
+
+
+class CommandWorkload(ForeignWorkload):
+    """Command that trains with ranks of its own."""
+
+    command: list[str] = Field(
+        min_length=1,
+        description="Any command that trains with ranks of its own, word by word; `{knob}` in a word is "
+        "the knob's value, `{folder}` a folder of the trial's.",
+    )
+    throughput: ThroughputSpec | None = Field(
+        default=None,
+        description="Where that of a command is read: json_lines or pattern. Without it the command "
+        "calls `autotune.report`.",
+    )
+
+    noun = "command"
+    observable = False
+    samples: ClassVar[None] = None
+
+    @property
+    def label(self) -> str:
+        return " ".join(self.command)
+
+    def interpreter_options(self, workers: int | None) -> Sequence[str]:
+        """Return no options: the command has its interpreters itself."""
+        return ()
+
+    # Mistakes
+
+    def problems(self) -> mistakes.Problems:
+        problems = _of_throughput(self.throughput) | self._flag_problems()
+        for place, word in enumerate(self.command):
+            if any(found[4] for found in _BRACES.finditer(word)):
+                text = "has a brace alone; placeholders are {knob}, and braces are {{ and }}"
+                problems["workload", "command", place] = text
+        return problems
+
+    @staticmethod
+    def flag_problem(flag: str) -> str | None:
+        """Return the mistake in the setting of a knob: a field of a file."""
+        return fields.of_field(flag)
+
+    @staticmethod
+    def own_flag_problem(name: str, flag: str | None) -> str | None:
+        if flag and fields.parted(flag) is None:
+            return f"is for scripts: a command takes it where {{{name}}} stands; take it out"
+        return fields.of_field(flag) if flag else None
+
+    # Knobs
+
+    def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        """Return mistakes: placeholders without value, knobs without effect, unknown present values."""
+        problems: mistakes.Problems = {}
+        for place, word in enumerate(self.command):
+            for name in placeholders(word):
+                if problem := _of_placeholder(name, knobs.own, knobs.given):
+                    problems["workload", "command", place] = problem
+        taken = {name for word in self.command for name in placeholders(word)} | {*knobs.flags}
+        for name in knobs.values:
+            if name not in taken:
+                section = "knobs" if name in knobs.own else "search_space"
+                text = f"nothing in workload.command takes it; write {{{name}}} there"
+                problems[section, name] = text
+        space, given, fixed = knobs.values, knobs.given, knobs.fixed_batch
+        if self.keeps_global_batch:
+            of_batch = of_derived(taken, space, given, fixed_batch=fixed)
+        else:
+            of_batch = dict(_of_batch(space, taken, given, fixed_batch=fixed))
+        return {**of_batch, **problems}
+
+    def passed_by(self, name: str, flags: Mapping[str, str]) -> str:
+        """Return the setting or the placeholder by which it takes a knob."""
+        return flags.get(name) or f"{{{name}}}"
+
+    # Trials
+
+    def request(self, asked: TrialRequest, knobs: StudyKnobs) -> TrialRequest:
+        """Return the request of one process with the processors of all ranks."""
+        folder = str(TrialFiles(Path(asked.log_dir)).command().absolute())
+        told = self.throughput
+        differing = knobs.differing(asked.knobs)
+        given = fields.given(
+            argv(self.command, asked.knobs, folder),
+            knobs.flags,
+            {name: value for name, value in differing.items() if name in knobs.flags},
+            variables=asked.env,
+            workdir=Path(asked.workdir),
+            folder=TrialFiles(Path(asked.log_dir)).copies(),
+            in_process=False,
+        )
+        return dataclasses.replace(
+            asked,
+            world_size=1,
+            cpus_per_rank=asked.world_size * asked.cpus_per_rank,
+            import_paths=(),
+            copies=given.copies,
+            command=Command(
+                argv=given.arguments,
+                folder=folder,
+                json_lines=filled((told and told.json_lines) or "", {FOLDER: folder}),
+                pattern=(told and told.pattern) or "",
+                tokens=knobs.counts == "tokens",
+            ),
+        )
+
+    def entry(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> dict[str, Any]:
+        """Return the command with its placeholders, and the knobs that differ from the baseline."""
+        turned = knobs.differing(chosen)
+        return {"command": self.command, "turned": turned, "flags": knobs.flags, "changes": []}
 
 
 def placeholders(text: str) -> list[str]:
@@ -47,20 +174,6 @@ def argv(command: Sequence[str], knobs: Mapping[str, Any], folder: str) -> tuple
 # Validation
 
 
-def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
-    """Return the mistakes in the section by itself."""
-    problems: mistakes.Problems = {
-        ("workload", field): "is for scripts only; take it out"
-        for field in _OF_SCRIPTS
-        if getattr(workload, field)
-    }
-    for place, word in enumerate(workload.command or ()):
-        if any(found[4] for found in _BRACES.finditer(word)):
-            text = "has a brace alone; placeholders are {knob}, and braces are {{ and }}"
-            problems["workload", "command", place] = text
-    return problems | _of_throughput(workload.throughput)
-
-
 def _of_throughput(throughput: ThroughputSpec | None) -> mistakes.Problems:
     if throughput is None:
         return {}
@@ -74,12 +187,8 @@ def _of_throughput(throughput: ThroughputSpec | None) -> mistakes.Problems:
         set(placeholders(file)) != {FOLDER} or any(found[4] for found in _BRACES.finditer(file))
     ):
         shown = mistakes.in_yaml(file)
-        return {
-            (
-                *path,
-                "json_lines",
-            ): f"must be a file in {{folder}}, which each trial has anew; got {shown}"
-        }
+        text = f"must be a file in {{folder}}, which each trial has anew; got {shown}"
+        return {(*path, "json_lines"): text}
     return {}
 
 
@@ -89,44 +198,6 @@ def _of_pattern(pattern: str) -> str | None:
     except re.error as error:
         return f"is no regular expression: {error}"
     return None if groups == 1 else f"must have one group, the number; it has {groups}"
-
-
-def of_knobs(
-    workload: WorkloadSpec,
-    space: Mapping[str, Sequence[Any]],
-    own: Collection[str],
-    baseline: Mapping[str, Any],
-    *,
-    fields: Collection[str],
-    fixed_batch: bool,
-) -> mistakes.Problems:
-    """Return mistakes: placeholders without a value, knobs without effect, unknown present values.
-
-    Args:
-        workload: of a command, correct by itself.
-        space: values to try, those of the study's own knobs as well.
-        own: names of the study's own knobs, whose present values are known.
-        baseline: as the study gives it.
-        fields: names of knobs that are fields of files.
-        fixed_batch: whether only configurations with the baseline's global batch compete.
-    """
-    command = workload.command or []
-    problems: mistakes.Problems = {}
-    for place, word in enumerate(command):
-        for name in placeholders(word):
-            if problem := _of_placeholder(name, own, baseline):
-                problems["workload", "command", place] = problem
-    taken = {name for word in command for name in placeholders(word)} | {*fields}
-    for name in space:
-        if name not in taken:
-            section = "knobs" if name in own else "search_space"
-            text = f"nothing in workload.command takes it; write {{{name}}} there"
-            problems[section, name] = text
-    if workload.keeps_global_batch:
-        of_batch = of_derived(taken, space, baseline, fixed_batch=fixed_batch)
-    else:
-        of_batch = dict(_of_batch(space, taken, baseline, fixed_batch=fixed_batch))
-    return {**of_batch, **problems}
 
 
 def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]) -> str | None:

@@ -5,20 +5,25 @@ The script is given copies of the files, with these fields changed.
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.config import arguments
+from autotune.config import arguments, mistakes
 from autotune.config.arguments import ENVIRONMENT, FIELD
 from autotune.config.settings import Unusable, changed, read
 from autotune.errors import BadInput
 from autotune.worker.protocol import FileCopy
+from autotune.worker.survey_result import SETTINGS
 from search_spaces.knob import KnobValue
 
 _DIGITS = 12
 """Digits of the digest that identifies a copy."""
+_FLAG = re.compile(r"-{1,2}[^\s=]+=?|/-{1,2}[^\s=]+|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
+_FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,39 @@ def parted(flag: str) -> tuple[Holder, str] | None:
     """Split a flag into the name of a file and a field; return None if it is no field of a file."""
     holder, sign, field = flag.rpartition(FIELD)
     return (Holder(holder), field) if sign else None
+
+
+def of_flag(flag: str) -> str | None:
+    """Return the mistake in the flag of a knob."""
+    found = parted(flag)
+    if found is None:
+        if _FLAG.fullmatch(flag):
+            return None
+        return (
+            "must be --flag, --flag=, key= or $VARIABLE, or a field of a file, such as "
+            f"config.yaml::a.field, got {mistakes.in_yaml(flag)}"
+        )
+    holder, field = found
+    if not (_FLAG.fullmatch(holder.text) or _FILE.fullmatch(holder.text)):
+        return (
+            "must have --flag, --flag=, key=, $VARIABLE or a file of "
+            f"{', '.join(SETTINGS)} before `::`, got {mistakes.in_yaml(flag)}"
+        )
+    if not _FIELD.fullmatch(field):
+        return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
+    return None
+
+
+def of_field(flag: str) -> str | None:
+    """Return the mistake in the flag of a command's knob, which has no placeholder."""
+    found = parted(flag)
+    if found and not found[0].text.startswith(arguments.ENVIRONMENT):
+        return of_flag(flag)
+    return (
+        "must be a field of a file that the command names, such as --config::a.field or "
+        f"config.json::a.field, got {mistakes.in_yaml(flag)}; else the command takes a knob where it "
+        "stands in braces"
+    )
 
 
 def given(

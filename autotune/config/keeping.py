@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from autotune.config import mistakes
-from autotune.config.sections import WorkloadSpec
 from search_spaces.constraints import global_batch
 
 COUNTED = ("micro_batch", "accumulation_steps")
@@ -55,13 +54,6 @@ def of_derived(
             "is not looked for in a script that keeps its global batch; give numbers"
         )
     return problems
-
-
-def derived(workload: WorkloadSpec) -> str | None:
-    """Return the knob that the script derives from the one that it is given; None if there is none."""
-    if not workload.keeps_global_batch:
-        return None
-    return next((name for name in COUNTED if name not in workload.settings_by_knob), None)
 
 
 def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:

@@ -4,8 +4,8 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +20,13 @@ Problems = dict[FieldPath, str]
 LARGEST = "max"
 """Value of micro_batch that stands for the largest that fits in memory."""
 _LONGEST_WORD = 100
+_ALLOWED: dict[FieldPath, str] = {
+    ("resources", "workers"): "a whole number from 1 to 65536, or auto",
+    ("objective", "global_batch"): "keep, free or a whole number from 1",
+    ("workload", "args", "dict_type"): "a mapping of keyword arguments; lists are for scripts",
+    ("workload", "args", "list_type"): "a list, an argument of the script each, as they are today",
+}
+"""Words for what a field may be, by its place, or by its place and the kind of pydantic's error."""
 _MEMBERS_OF_UNIONS = ("str", "int", "float", "bool", "constrained-int")
 
 
@@ -163,23 +170,17 @@ def of_fields(error: ValidationError, data: Any, model: type[BaseModel]) -> Prob
 def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
-        allowed = _fields_at(path[:-1], model)
-        close = did_you_mean(str(path[-1]), allowed)
-        return f"no such field{close}; allowed: {', '.join(allowed)}"
+        return no_such_field(str(path[-1]), _fields_at(path[:-1], model, detail["loc"]))
     if kind == "missing":
         return "is missing"
     if path == ("search_space",):
         return _no_space(given)
-    if path == ("workload", "args"):
-        return f"must be a mapping (of a script: a list of its arguments), got {in_yaml(given)}"
     if path[0] == "knobs" and path[2:3] in (("values",), ("default",)) and kind != "list_type":
         return f"must be a number, a text, true or false, got {in_yaml(given)}"
     if path[0] in ("search_space", "baseline") and len(path) > 1:
         return _of_knob(str(path[1]), given)
-    if path == ("resources", "workers"):
-        return f"must be a whole number from 1 to 65536, or auto, got {in_yaml(given)}"
-    if path == ("objective", "global_batch"):
-        return f"must be keep, free or a whole number from 1, got {in_yaml(given)}"
+    if allowed := _ALLOWED.get((*path, kind)) or _ALLOWED.get(path):
+        return f"must be {allowed}, got {in_yaml(given)}"
     if kind in ("model_type", "dict_type"):
         return f"must be a mapping, got {in_yaml(given)}"
     return _reworded(detail["msg"].removeprefix("Value error, "), kind, given)
@@ -220,7 +221,13 @@ def _names_a_member(part: int | str) -> bool:
     return str(part) in _MEMBERS_OF_UNIONS or "[" in str(part)
 
 
-def _fields_at(path: FieldPath, model: type[BaseModel]) -> list[str]:
+def tag_of(kind: type[BaseModel]) -> str:
+    """Return the name of a member of a union of models, as it stands in pydantic's locations."""
+    return f"[{kind.__name__}]"
+
+
+def _fields_at(path: FieldPath, model: type[BaseModel], loc: Collection[int | str]) -> list[str]:
+    """Return the names of the fields that are allowed at a path; `loc`: pydantic's location of it."""
     inside_mapping = False
     for part in path:
         if inside_mapping:
@@ -229,9 +236,17 @@ def _fields_at(path: FieldPath, model: type[BaseModel]) -> list[str]:
         annotation = model.model_fields[str(part)].annotation
         if typing.get_origin(annotation) is dict:
             annotation, inside_mapping = typing.get_args(annotation)[1], True
-        options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+        models = list(_models_of(annotation))
+        model = next((one for one in models if tag_of(one) in loc), models[0])
     return list(model.model_fields)
+
+
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models among the members of a union, or the annotation itself."""
+    for option in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
+        bare = typing.get_args(option)[0] if typing.get_origin(option) is Annotated else option
+        if isinstance(bare, type) and issubclass(bare, BaseModel):
+            yield bare
 
 
 def _is_union(annotation: Any) -> bool:
@@ -259,6 +274,11 @@ def in_yaml(value: Any) -> str:
     if isinstance(value, dict | list):
         return shown(json.dumps(value, default=str, ensure_ascii=False))
     return shown(repr(value))
+
+
+def no_such_field(name: str, allowed: Collection[str]) -> str:
+    """Return the message for an unknown field."""
+    return f"no such field{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
 
 
 def unknown_knob(name: str) -> str | None:

@@ -1,20 +1,27 @@
 """Values of knobs in the words of a script's own options: `--dtype bfloat16`, `--compile`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from autotune.config import arguments, mistakes
-from autotune.config.sections import WorkloadSpec
 from search_spaces import CATALOGUE
 from search_spaces.knob import Choice, Knob, KnobValue, written
 
+Words = Mapping[str, Mapping[str, KnobValue]]
+"""Knob -> value, as a text -> word of the option that turns it."""
 
-def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
-    """Return the mistakes in `words` by itself."""
+
+def problems(given: Words, flags: Collection[str]) -> mistakes.Problems:
+    """Return the mistakes in words by themselves.
+
+    Args:
+        given: as in the study.
+        flags: names of the knobs that an option turns.
+    """
     problems: mistakes.Problems = {}
-    for knob, words in workload.words.items():
+    for knob, words in given.items():
         path = ("workload", "words", knob)
-        if knob not in workload.flags:
+        if knob not in flags:
             problems[path] = "is not among flags; say there by which argument it is turned"
             continue
         if knob not in CATALOGUE:
@@ -27,19 +34,19 @@ def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def of_space(
-    workload: WorkloadSpec, space: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
+    given: Words, space: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any]
 ) -> mistakes.Problems:
     """Return knobs with values for which no word is given.
 
     The value of today needs none. A number format needs fp32, with which the others are compared.
 
     Args:
-        workload: of a script.
+        given: as in the study.
         space: values to try.
         baseline: a value for every knob.
     """
     problems: mistakes.Problems = {}
-    for knob, words in workload.words.items():
+    for knob, words in given.items():
         entry = CATALOGUE.get(knob)
         if entry is None or knob not in space:
             continue
@@ -53,9 +60,9 @@ def of_space(
     return problems
 
 
-def said(workload: WorkloadSpec, knob: str, value: KnobValue) -> KnobValue:
+def said(given: Words, knob: str, value: KnobValue) -> KnobValue:
     """Return the value of a knob in the script's words."""
-    return workload.words.get(knob, {}).get(written(value), value)
+    return given.get(knob, {}).get(written(value), value)
 
 
 def meant(words: Mapping[str, KnobValue], knob: str, found: object) -> KnobValue | None:

@@ -3,10 +3,10 @@
 import itertools
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.config import arguments, mistakes, scripts
+from autotune.config import arguments, mistakes
 from autotune.config.document import shown
 from autotune.config.sections import OwnKnobSpec
 from search_spaces import CATALOGUE
@@ -120,30 +120,22 @@ def _parsed(wanted: str, text: str | None) -> KnobValue | None:
 # Validation
 
 
-def of_knobs(knobs: Knobs, *, of_command: bool) -> mistakes.Problems:
+def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str | None]) -> mistakes.Problems:
     """Return mistakes: names that are taken, values of several kinds, invalid flags.
 
     Args:
         knobs: of the study's own.
-        of_command: whether a command takes them by placeholders, instead of a script by flags.
+        of_flag: returns the mistake in the flag of a knob, by its name and its flag.
     """
     problems: mistakes.Problems = {}
     for name, knob in knobs.items():
         if problem := _of_name(name):
             problems["knobs", name] = problem
-        elif problem := _of_flag(name, knob.flag, of_command=of_command):
+        elif problem := of_flag(name, knob.flag):
             problems["knobs", name, "flag"] = problem
         else:
             problems |= _of_values(name, knob)
     return problems
-
-
-def _of_flag(name: str, flag: str | None, *, of_command: bool) -> str | None:
-    if of_command and flag and not _is_field(flag):
-        return f"is for scripts: a command takes it where {{{name}}} stands; take it out"
-    if of_command:
-        return scripts.of_field(flag) if flag else None
-    return "is missing" if flag is None else scripts.of_flag(flag)
 
 
 def _of_name(name: str) -> str | None:

@@ -1,254 +1,35 @@
 """Study over a training script: knobs that it sets, knobs from outside, and present values."""
 
-import re
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field, field_validator
 
 from autotune.config import (
     arguments,
-    commands,
     fields,
     mistakes,
     option_words,
     proportion,
     python_options,
 )
-from autotune.config.keeping import COUNTED, derived, of_derived
-from autotune.config.sections import ResourcesSpec, WorkloadSpec
-from autotune.worker.protocol import PYTHON, TORCHRUN
-from autotune.worker.survey_result import SETTINGS
+from autotune.config.keeping import COUNTED, of_derived
+from autotune.config.sections import finite
+from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
+from autotune.worker.files import TrialFiles
+from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN, Script, TrialRequest
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
 from search_spaces.constraints import global_batch
-from search_spaces.knob import written
+from search_spaces.knob import KnobValue, written
 
-_KINDS = ("name", "script", "module", "command")
-_FLAG = re.compile(r"-{1,2}[^\s=]+=?|/-{1,2}[^\s=]+|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
-_FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
-_FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
-
-
-def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
-    """Return the mistakes in the section by itself."""
-    kinds = [kind for kind in _KINDS if getattr(workload, kind) is not None]
-    if not kinds:
-        return {("workload", "name"): f"is missing; give one of {', '.join(_KINDS)}"}
-    if len(kinds) > 1:
-        return {("workload", kinds[1]): f"does not go with {kinds[0]}; give one of them"}
-    if workload.command is not None:
-        return commands.of_workload(workload) | _of_flags(workload)
-    problems: mistakes.Problems = {}
-    if workload.throughput is not None:
-        problems["workload", "throughput"] = "is for commands only; take it out"
-    if workload.name is not None:
-        return problems | _of_factory(workload)
-    problems |= _of_launch(workload)
-    if isinstance(workload.args, dict) and workload.args:
-        text = "must be a list, an argument of the script each, as they are today"
-        problems["workload", "args"] = text
-    for place, argument in enumerate(workload.args if isinstance(workload.args, list) else []):
-        if not isinstance(argument, str):
-            shown = mistakes.in_yaml(argument)
-            text = f"must be a text as the script is given it, got {shown}; put it in quotes"
-            problems["workload", "args", place] = text
-    return problems | _of_flags(workload)
-
-
-def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
-    problems = proportion.of_workload(workload, of_flag) | option_words.of_workload(workload)
-    for knob, flag in workload.flags.items():
-        wrong = of_flag(flag) if workload.command is None else of_field(flag)
-        if problem := mistakes.unknown_knob(knob) or wrong:
-            problems["workload", "flags", knob] = problem
-    for place, knob in enumerate(() if workload.command else workload.over_all_ranks):
-        if knob not in workload.flags or knob not in COUNTED:
-            shown = mistakes.in_yaml(knob)
-            problems["workload", "over_all_ranks", place] = (
-                f"must be {' or '.join(COUNTED)}, if workload.flags have it; got {shown}"
-            )
-    return problems
-
-
-def _of_launch(workload: WorkloadSpec) -> mistakes.Problems:
-    """Return the mistakes in the options of the interpreter."""
-    if not workload.python_options:
-        return {}
-    if workload.launch != PYTHON:
-        text = (
-            "is for `launch: python`: other launchers start interpreters with options of their own"
-        )
-        return {("workload", "python_options"): text}
-    if problem := python_options.refused(workload.python_options):
-        return {("workload", "python_options"): problem}
-    return {}
-
-
-def launch_of(workload: WorkloadSpec, workers: int | None) -> str:
-    """Return the launcher of a script's ranks.
-
-    Args:
-        workload: of a script.
-        workers: ranks; None: as many as the machine has devices.
-    """
-    return workload.launch or (PYTHON if workers == 1 else TORCHRUN)
-
-
-def options_of(workload: WorkloadSpec, workers: int | None) -> list[str]:
-    """Return the options of the interpreter that runs the user's code; `workers`: ranks, if known."""
-    if workload.command is not None or launch_of(workload, workers) == PYTHON:
-        return workload.python_options
-    return list(python_options.OF_LAUNCHERS)
-
-
-def of_resources(
-    workload: WorkloadSpec, resources: ResourcesSpec, launcher: str
-) -> mistakes.Problems:
-    """Return conflicts between resources and the launcher of ranks.
-
-    Args:
-        workload: correct by itself.
-        resources: of a trial.
-        launcher: of the study.
-    """
-    problems: mistakes.Problems = {}
-    workers, nodes = resources.known_workers, resources.nodes or 1
-    if workload.launch == PYTHON and workers not in (None, 1):
-        problems["resources", "workers"] = (
-            f"is {workers}, and `launch: python` starts one process; give 1, or the launcher that "
-            "starts them under workload.launch"
-        )
-    elif nodes > 1 and launcher == "local":
-        problems["resources", "nodes"] = (
-            f"is {nodes}, and `launcher: local` has this machine alone; say `launcher: ray`"
-        )
-    elif workers and workers % nodes:
-        problems["resources", "nodes"] = (
-            f"is {nodes}, which {workers} workers cannot be spread over"
-        )
-    return problems
-
-
-def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
-    problems: mistakes.Problems = {}
-    if isinstance(workload.args, list):
-        problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in (
-        *("flags", "words", "over_all_ranks", "in_proportion", "keeps_global_batch", "samples"),
-        *("may_write", "launch", "python_options"),
-    ):
-        if getattr(workload, field):
-            problems["workload", field] = "is for scripts only; take it out"
-    return problems
-
-
-def of_flag(flag: str) -> str | None:
-    """Return the mistake in the flag of a knob."""
-    found = fields.parted(flag)
-    if found is None:
-        if _FLAG.fullmatch(flag):
-            return None
-        return (
-            "must be --flag, --flag=, key= or $VARIABLE, or a field of a file, such as "
-            f"config.yaml::a.field, got {mistakes.in_yaml(flag)}"
-        )
-    holder, field = found
-    if not (_FLAG.fullmatch(holder.text) or _FILE.fullmatch(holder.text)):
-        return (
-            "must have --flag, --flag=, key=, $VARIABLE or a file of "
-            f"{', '.join(SETTINGS)} before `::`, got {mistakes.in_yaml(flag)}"
-        )
-    if not _FIELD.fullmatch(field):
-        return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
-    return None
-
-
-def of_field(flag: str) -> str | None:
-    """Return the mistake in the flag of a command's knob, which has no placeholder."""
-    found = fields.parted(flag)
-    if found and not found[0].text.startswith(arguments.ENVIRONMENT):
-        return of_flag(flag)
-    return (
-        "must be a field of a file that the command names, such as --config::a.field or "
-        f"config.json::a.field, got {mistakes.in_yaml(flag)}; else the command takes a knob where it "
-        "stands in braces"
-    )
-
-
-def of_knobs(
-    workload: WorkloadSpec,
-    space: Mapping[str, Sequence[Any]],
-    baseline: Mapping[str, Any],
-    full_baseline: Mapping[str, Any],
-    *,
-    fixed_batch: bool,
-) -> mistakes.Problems:
-    """Return mistakes: knobs that nothing can set, and unknown present values.
-
-    Args:
-        workload: of a script, correct by itself.
-        space: values to try.
-        baseline: as the study gives it.
-        full_baseline: a value for every knob.
-        fixed_batch: whether only configurations with the baseline's global batch compete.
-    """
-    problems = proportion.of_baseline(workload, baseline)
-    problems |= option_words.of_space(workload, space, full_baseline)
-    present = of_arguments(workload)
-    for name, values in space.items():
-        flag = workload.settings_by_knob.get(name)
-        if flag is None and name == derived(workload):
-            continue  # of_derived refuses it
-        if flag is None:
-            why = not_from_outside(name, values, full_baseline[name])
-            if why:
-                text = f"{why}; say under workload.flags by which argument it is turned"
-                problems["search_space", name] = text
-        elif name in workload.over_all_ranks and name not in baseline:
-            problems["workload", "over_all_ranks"] = (
-                f"then say under baseline what {name} is for one rank today"
-            )
-        elif name not in present and name not in baseline:
-            source = "it does not" if fields.parted(flag) else "workload.args do not"
-            problems["workload", "flags", name] = (
-                f"{source} say what {flag} is today; add it there, or say under baseline "
-                f"what the script takes without it"
-            )
-    if workload.keeps_global_batch:
-        problems |= of_derived(workload.settings_by_knob, space, baseline, fixed_batch=fixed_batch)
-    else:
-        problems |= _of_split(workload, space, full_baseline, fixed_batch=fixed_batch)
-    for name in baseline:
-        if name in present and present[name] != baseline[name]:
-            problems["baseline", name] = (
-                f"is {mistakes.in_yaml(baseline[name])}, but workload.args say "
-                f"{mistakes.in_yaml(present[name])}; make them agree"
-            )
-    return problems
-
-
-def _of_split(
-    workload: WorkloadSpec,
-    space: Mapping[str, Sequence[Any]],
-    full_baseline: Mapping[str, Any],
-    *,
-    fixed_batch: bool,
-) -> mistakes.Problems:
-    """Return a mistake if micro_batch varies under a fixed global batch without accumulation."""
-    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
-    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.settings_by_knob:
-        return {}
-    return {
-        (
-            "objective",
-            "global_batch",
-        ): "stays only if the script accumulates more where micro_batch is "
-        "less: say under workload.flags by which argument accumulation_steps is turned; or "
-        "`workload: {keeps_global_batch: true}` if the script does that by itself; or "
-        "`global_batch: free`"
-    }
+_PYTHON_ALONE = (
+    "is for a script that python starts: launchers give their interpreters other options"
+)
 
 
 @dataclass(frozen=True)
@@ -260,8 +41,7 @@ class Recipe:
         is_module: whether `target` is a module.
         flags: of the knobs that the script sets.
         turned: knobs that it sets to another value, each as its argument has it; settings that make
-            up a
-        knob together by their own names.
+            up a knob together by their own names.
         changes: names of knobs that act from outside.
     """
 
@@ -272,56 +52,374 @@ class Recipe:
     changes: tuple[str, ...]
 
 
-def recipe(
-    workload: WorkloadSpec,
-    flags: Mapping[str, str],
-    baseline: Mapping[str, Any],
-    knobs: Mapping[str, Any],
-    workers: int,
-) -> Recipe:
-    """Return a configuration as a script takes it.
+class ScriptWorkload(ForeignWorkload):
+    """Training script of the user, unmodified."""
 
-    Args:
-        workload: of a script.
-        flags: of all knobs that it sets by itself, the study's own as well.
-        baseline: a value for every knob.
-        knobs: a value for every knob.
-        workers: ranks.
-    """
-    differing = {name: value for name, value in knobs.items() if value != baseline[name]}
-    turned = {
-        name: value * workers
-        if name in workload.over_all_ranks
-        else option_words.said(workload, name, value)
-        for name, value in differing.items()
-        if name in flags and name not in workload.in_proportion
-    }
-    parts = proportion.turned(workload, baseline, differing)
-    outside = differing.keys() - turned.keys() - {*workload.in_proportion, derived(workload)}
-    return Recipe(
-        target=workload.script or workload.module or "",
-        is_module=workload.script is None,
-        flags={**flags, **{setting: setting for setting in parts}},
-        turned={**turned, **parts},
-        changes=tuple(sorted(outside)),
+    script: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A training script, unmodified; its path is from the study's folder on; its "
+        "process is the one that `launch` starts.",
+    )
+    module: str | None = Field(
+        default=None, min_length=1, description="The same for a module, as in `python -m`."
+    )
+    args: list[Any] = Field(
+        default_factory=list, description="Arguments of the script, as they are today."
+    )
+    words: dict[str, dict[str, KnobValue]] = Field(
+        default_factory=dict,
+        description="For knobs of `flags` whose argument says their values otherwise: for each value "
+        "the argument's word; true and false of a switch: `compile: {none: false, default: true}`.",
+    )
+    over_all_ranks: list[str] = Field(
+        default_factory=list,
+        description="Those of `flags` whose argument counts what all ranks have together: it is given "
+        "the knob's value times the ranks.",
+    )
+    launch: (
+        Literal[
+            "python",
+            "torchrun",
+            "torch.distributed.launch",
+            "deepspeed",
+            "torch.multiprocessing.spawn",
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="What starts the script, and so what its process finds in environment and "
+        "arguments. python: one process that no variable calls a rank. torch.multiprocessing.spawn: "
+        "the same, and the script starts its ranks by that function. Default: torchrun for several "
+        "workers, python for one.",
+    )
+    python_options: list[str] = Field(
+        default_factory=list,
+        description="Of the interpreter that starts the script, as in `python -O train.py`: [-O].",
+    )
+    in_proportion: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = Field(
+        default_factory=dict,
+        description="micro_batch or accumulation_steps where several settings make it up, instead of "
+        "`flags`: for each setting its value of today; all are changed by the factor of the knob.",
+    )
+    samples: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples per rank and optimizer step of a script that draws none from a DataLoader, "
+        "or whose ranks share what theirs yield.",
     )
 
+    noun = "script"
 
-def samples_of_step(
-    workload: WorkloadSpec, baseline: Mapping[str, Any], knobs: Mapping[str, Any]
-) -> int | None:
-    """Return the samples of one rank in a step of a configuration; None where the study has none.
+    @field_validator("words", mode="before")
+    @classmethod
+    def _by_text(cls, words: Any) -> Any:
+        """Have the values of knobs as texts, as in JSON: YAML reads numbers and booleans there."""
+        if not isinstance(words, dict):
+            return words
+        return {
+            knob: {written(value): word for value, word in given.items()}
+            if isinstance(given, dict)
+            else given
+            for knob, given in words.items()
+        }
 
-    The study gives those of the baseline; a larger micro-batch has more.
+    @field_validator("args")
+    @classmethod
+    def _finite(cls, args: list[Any]) -> list[Any]:
+        return finite(args)
 
-    Args:
-        workload: of a script.
-        baseline: a value for every knob.
-        knobs: a value for every knob.
-    """
-    if not workload.samples:
+    # Names
+
+    @property
+    def target(self) -> str:
+        """Return the script's file, or the module behind -m."""
+        return self.script or self.module or ""
+
+    @property
+    def label(self) -> str:
+        return self.script or f"-m {self.module}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(self.args)
+
+    @property
+    def given(self) -> dict[str, Any] | list[Any]:
+        """Return the arguments; an empty mapping if there are none."""
+        return self.args or {}
+
+    # Processes
+
+    def ranks(self, wanted: int | None) -> int | None:
+        """Return the ranks of a trial if so many are wanted: one under plain python."""
+        return 1 if self.launch == PYTHON else wanted
+
+    def launched_by(self, workers: int | None) -> str:
+        """Return the launcher of the script's ranks."""
+        return self.launch or (PYTHON if workers == 1 else TORCHRUN)
+
+    def interpreter_options(self, workers: int | None) -> Sequence[str]:
+        """Return the options of the interpreter that runs the script."""
+        if self.launched_by(workers) in PLAIN:
+            return self.python_options
+        return python_options.OF_LAUNCHERS
+
+    # Mistakes
+
+    def problems(self) -> mistakes.Problems:
+        problems = self._option_problems()
+        for place, argument in enumerate(self.args):
+            if not isinstance(argument, str):
+                shown = mistakes.in_yaml(argument)
+                text = f"must be a text as the script is given it, got {shown}; put it in quotes"
+                problems["workload", "args", place] = text
+        elsewhere = {*self.flags, *self.over_all_ranks}
+        problems |= proportion.problems(self.in_proportion, elsewhere, self.flag_problem)
+        problems |= self._flag_problems() | option_words.problems(self.words, self.flags)
+        for place, knob in enumerate(self.over_all_ranks):
+            if knob not in self.flags or knob not in COUNTED:
+                problems["workload", "over_all_ranks", place] = (
+                    f"must be {' or '.join(COUNTED)}, if workload.flags have it; got "
+                    f"{mistakes.in_yaml(knob)}"
+                )
+        return problems
+
+    def _option_problems(self) -> mistakes.Problems:
+        """Return the mistakes in the options of the interpreter."""
+        if not self.python_options:
+            return {}
+        if self.launch not in PLAIN:
+            return {("workload", "python_options"): _PYTHON_ALONE}
+        if problem := python_options.refused(self.python_options):
+            return {("workload", "python_options"): problem}
+        return {}
+
+    @staticmethod
+    def flag_problem(flag: str) -> str | None:
+        return fields.of_flag(flag)
+
+    @staticmethod
+    def own_flag_problem(name: str, flag: str | None) -> str | None:
+        return "is missing" if flag is None else fields.of_flag(flag)
+
+    def workers_problem(self, workers: int | None) -> str | None:
+        if workers is None or self.ranks(workers) == workers:
+            return None
+        return (
+            f"is {workers}, and `launch: python` starts one process; give 1, or the launcher that "
+            "starts them under workload.launch"
+        )
+
+    def nodes_problem(self, nodes: int) -> str | None:
+        if self.launch == SPAWN and nodes > 1:
+            return f"is {nodes}, and {SPAWN} starts the ranks of one node; give 1"
         return None
-    return round(workload.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
+
+    # Knobs
+
+    @property
+    def settings_by_knob(self) -> dict[str, str]:
+        firsts = {knob: next(iter(parts), "") for knob, parts in self.in_proportion.items()}
+        return {**self.flags, **firsts}
+
+    @property
+    def derived(self) -> str | None:
+        """Return the knob that the script derives from the one that it is given; None: none."""
+        if not self.keeps_global_batch:
+            return None
+        return next((name for name in COUNTED if name not in self.settings_by_knob), None)
+
+    def present(self) -> dict[str, Any]:
+        present: dict[str, Any] = {}
+        for name, flag in self.flags.items():
+            text = arguments.given(self.arguments, flag)
+            if name not in CATALOGUE or name in self.over_all_ranks or fields.parted(flag):
+                continue
+            if words := self.words.get(name):
+                if any(word is True for word in words.values()):
+                    text = _of_switch(self.arguments, flag, text)
+                present[name] = option_words.meant(words, name, text)
+                continue
+            is_boolean = isinstance(CATALOGUE[name].default, bool)
+            value = arguments.truth(text) if is_boolean else _value(text)
+            if text is not None:
+                present[name] = text if CATALOGUE[name].domain.problem(value) else value
+            # The word behind a switch is an argument of its own.
+            if is_boolean and value is None and arguments.may_be_switch(flag):
+                present[name] = flag in self.arguments
+        return {n: v for n, v in present.items() if not CATALOGUE[n].domain.problem(v)}
+
+    def rules(self, baseline: Mapping[str, Any]) -> Iterator[str]:
+        """Yield constraints that keep all settings of a knob whole."""
+        return proportion.rules(self.in_proportion, baseline)
+
+    def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        problems = proportion.of_baseline(self.in_proportion, knobs.given)
+        space = {name: tried for name, tried in knobs.values.items() if name not in knobs.own}
+        problems |= option_words.of_space(self.words, space, knobs.baseline)
+        present = self.present()
+        for name, values in space.items():
+            problems |= self._of_searched(name, values, knobs, present)
+        if self.keeps_global_batch:
+            problems |= of_derived(
+                self.settings_by_knob, space, knobs.given, fixed_batch=knobs.fixed_batch
+            )
+        else:
+            problems |= self._of_split(space, knobs)
+        for name, value in knobs.given.items():
+            if name in present and present[name] != value:
+                problems["baseline", name] = (
+                    f"is {mistakes.in_yaml(value)}, but workload.args say "
+                    f"{mistakes.in_yaml(present[name])}; make them agree"
+                )
+        return problems
+
+    def _of_searched(
+        self, name: str, values: Sequence[Any], knobs: StudyKnobs, present: Collection[str]
+    ) -> mistakes.Problems:
+        """Return the mistake in a knob of the catalogue that is searched.
+
+        Args:
+            name: of the knob.
+            values: to try.
+            knobs: knobs of the study.
+            present: names of knobs whose value the arguments have.
+        """
+        flag = self.settings_by_knob.get(name)
+        if flag is None and name == self.derived:
+            return {}  # of_derived refuses it
+        if flag is None:
+            why = not_from_outside(name, values, knobs.baseline[name])
+            text = f"{why}; say under workload.flags by which argument it is turned"
+            return {("search_space", name): text} if why else {}
+        if name in knobs.given:
+            return {}
+        if name in self.over_all_ranks:
+            text = f"then say under baseline what {name} is for one rank today"
+            return {("workload", "over_all_ranks"): text}
+        if name in present:
+            return {}
+        source = "it does not" if fields.parted(flag) else "workload.args do not"
+        text = (
+            f"{source} say what {flag} is today; add it there, or say under baseline "
+            f"what the script takes without it"
+        )
+        return {("workload", "flags", name): text}
+
+    def _of_split(self, space: Mapping[str, Sequence[Any]], knobs: StudyKnobs) -> mistakes.Problems:
+        """Return a mistake if micro_batch varies under a fixed global batch without accumulation."""
+        sizes = {*space.get("micro_batch", ()), knobs.baseline["micro_batch"]}
+        accumulates = "accumulation_steps" in self.settings_by_knob
+        if not knobs.fixed_batch or len(sizes) == 1 or accumulates:
+            return {}
+        text = (
+            "stays only if the script accumulates more where micro_batch is "
+            "less: say under workload.flags by which argument accumulation_steps is turned; or "
+            "`workload: {keeps_global_batch: true}` if the script does that by itself; or "
+            "`global_batch: free`"
+        )
+        return {("objective", "global_batch"): text}
+
+    # Trials
+
+    def recipe(
+        self,
+        flags: Mapping[str, str],
+        baseline: Mapping[str, Any],
+        knobs: Mapping[str, Any],
+        workers: int,
+    ) -> Recipe:
+        """Return a configuration as the script takes it.
+
+        Args:
+            flags: of all knobs that it sets by itself, the study's own as well.
+            baseline: a value for every knob.
+            knobs: a value for every knob.
+            workers: ranks.
+        """
+        differing = {name: value for name, value in knobs.items() if value != baseline[name]}
+        turned = {
+            name: value * workers
+            if name in self.over_all_ranks
+            else option_words.said(self.words, name, value)
+            for name, value in differing.items()
+            if name in flags and name not in self.in_proportion
+        }
+        parts = proportion.turned(self.in_proportion, baseline, differing)
+        outside = differing.keys() - turned.keys() - {*self.in_proportion, self.derived}
+        return Recipe(
+            target=self.target,
+            is_module=self.script is None,
+            flags={**flags, **{setting: setting for setting in parts}},
+            turned={**turned, **parts},
+            changes=tuple(sorted(outside)),
+        )
+
+    def samples_of_step(self, baseline: Mapping[str, Any], knobs: Mapping[str, Any]) -> int | None:
+        """Return the samples of one rank in a step; None where the study has none.
+
+        The study gives those of the baseline; a larger micro-batch has more.
+
+        Args:
+            baseline: a value for every knob.
+            knobs: a value for every knob.
+        """
+        if not self.samples:
+            return None
+        return round(self.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
+
+    def request(self, asked: TrialRequest, knobs: StudyKnobs) -> TrialRequest:
+        """Return the request of the script's trial.
+
+        What differs from the baseline reaches the script through its arguments, or acts from
+        outside. The baseline is the script as it is.
+        """
+        recipe = self.recipe(knobs.flags, knobs.baseline, asked.knobs, asked.world_size)
+        counted = self.samples_of_step(knobs.baseline, asked.knobs)
+        if counted is None and self.knows_batch(knobs.given):
+            counted = global_batch(asked.knobs, 1)
+        given = fields.given(
+            self.arguments,
+            recipe.flags,
+            recipe.turned,
+            variables=asked.env,
+            workdir=Path(asked.workdir),
+            folder=TrialFiles(Path(asked.log_dir)).copies(),
+        )
+        return dataclasses.replace(
+            asked,
+            import_paths=(),
+            env={**asked.env, **given.variables},
+            copies=given.copies,
+            script=Script(
+                path=recipe.target,
+                args=given.arguments,
+                is_module=recipe.is_module,
+                launch=self.launched_by(asked.world_size),
+                changes=recipe.changes,
+                samples=counted or 0,
+                draws_none=self.samples is not None,
+                counts=knobs.counts,
+                turned=tuple(
+                    f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
+                ),
+                fixed_samples=self.samples is not None and samples_are_fixed(recipe.flags),
+                kept=tuple(sorted({*knobs.values} - {*recipe.flags, *recipe.changes})),
+            ),
+        )
+
+    def entry(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> dict[str, Any]:
+        """Return the recipe, with what the job is to have in common with the trials."""
+        recipe = self.recipe(knobs.flags, knobs.baseline, chosen, workers)
+        found = {**dataclasses.asdict(recipe), "changes": list(recipe.changes)}
+        found["launch"] = self.launched_by(workers)
+        of_all = {*self.over_all_ranks} & {*recipe.turned}
+        if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:
+            found["over_all_ranks"] = {"flags": shared, "ranks": workers}
+        if samples := self.samples_of_step(knobs.baseline, chosen):
+            found["samples"] = samples
+        return found
 
 
 def samples_are_fixed(flags: Mapping[str, str]) -> bool:
@@ -333,29 +431,6 @@ def samples_are_fixed(flags: Mapping[str, str]) -> bool:
         flags: of the knobs that it sets.
     """
     return not {*COUNTED} & flags.keys()
-
-
-def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
-    """Return the values of a script's knobs in its arguments."""
-    present: dict[str, Any] = {}
-    for name, flag in workload.flags.items():
-        text = arguments.given(workload.arguments, flag)
-        if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
-            continue
-        if name in workload.words:
-            words = workload.words[name]
-            if any(word is True for word in words.values()):
-                text = _of_switch(workload.arguments, flag, text)
-            present[name] = option_words.meant(words, name, text)
-            continue
-        is_boolean = isinstance(CATALOGUE[name].default, bool)
-        value = arguments.truth(text) if is_boolean else _value(text)
-        if text is not None:
-            present[name] = text if CATALOGUE[name].domain.problem(value) else value
-        # The word behind a switch is an argument of its own.
-        if is_boolean and value is None and arguments.may_be_switch(flag):
-            present[name] = flag in workload.arguments
-    return {n: v for n, v in present.items() if not CATALOGUE[n].domain.problem(v)}
 
 
 def _of_switch(given: Sequence[str], flag: str, text: str | None) -> str | None:

@@ -1,14 +1,12 @@
 """Sections of a study file: their fields, and the values that each may hold by itself."""
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from autotune.config import mistakes
 from autotune.config.quantities import Bytes, Seconds
-from autotune.workloads import BUILT_IN
-from search_spaces.knob import KnobValue, written
+from search_spaces.knob import KnobValue
 
 KEEP: Final = "keep"
 FREE: Final = "free"
@@ -21,162 +19,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ThroughputSpec(Section):
-    """Source of a command's throughput."""
-
-    json_lines: str | None = Field(
-        default=None,
-        description="A file in `{folder}`: of each line `samples` (or `tokens`) and `seconds`, or "
-        "`throughput`.",
-    )
-    pattern: str | None = Field(
-        default=None,
-        description="A regular expression over each line of its output, with one group: the rate.",
-    )
+Arguments = TypeVar("Arguments", dict[str, Any], list[Any])
 
 
-class WorkloadSpec(Section):
-    """Training: a workload of a contract, a training script as it is, or any command."""
+def finite(args: Arguments) -> Arguments:
+    """Return arguments that can be stored.
 
-    name: str | None = Field(
-        default=None,
-        description="A built-in workload, or `module:function` of a factory of your own.",
-    )
-    script: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A training script, unmodified; its path is from the study's folder on; its "
-        "process is the one that `launch` starts.",
-    )
-    module: str | None = Field(
-        default=None, min_length=1, description="The same for a module, as in `python -m`."
-    )
-    command: list[str] | None = Field(
-        default=None,
-        min_length=1,
-        description="Any command that trains with ranks of its own, word by word; `{knob}` in a word is "
-        "the knob's value, `{folder}` a folder of the trial's.",
-    )
-    throughput: ThroughputSpec | None = Field(
-        default=None,
-        description="Where that of a command is read: json_lines or pattern. Without it the command "
-        "calls `autotune.report`.",
-    )
-    args: dict[str, Any] | list[Any] = Field(
-        default_factory=dict,
-        description="Keyword arguments of the factory; of a script the list of its arguments, as they "
-        "are today.",
-    )
-    flags: dict[str, str] = Field(
-        default_factory=dict,
-        description="Knobs that the script turns by itself: for each `--flag`, `key=`, `$VARIABLE`, or "
-        "a field of a file that it reads: `config.yaml::a.field`, `--config::a.field`.",
-    )
-    words: dict[str, dict[str, KnobValue]] = Field(
-        default_factory=dict,
-        description="For knobs of `flags` whose argument says their values otherwise: for each value "
-        "the argument's word; true and false of a switch: `compile: {none: false, default: true}`.",
-    )
-    over_all_ranks: list[str] = Field(
-        default_factory=list,
-        description="Those of `flags` whose argument counts what all ranks have together: it is given "
-        "the knob's value times the ranks.",
-    )
-    launch: Literal["python", "torchrun", "torch.distributed.launch", "deepspeed"] | None = Field(
-        default=None,
-        description="What starts the script, and so what its process finds in environment and "
-        "arguments. python: one process that no variable calls a rank. Default: torchrun for several "
-        "workers, python for one.",
-    )
-    python_options: list[str] = Field(
-        default_factory=list,
-        description="Of the interpreter under `launch: python`, as in `python -O train.py`: [-O].",
-    )
-    in_proportion: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = Field(
-        default_factory=dict,
-        description="micro_batch or accumulation_steps where several settings make it up, instead of "
-        "`flags`: for each setting its value of today; all are changed by the factor of the knob.",
-    )
-    keeps_global_batch: bool = Field(
-        default=False,
-        description="Whether the script keeps its global batch by itself: told one of micro_batch and "
-        "accumulation_steps, it derives the other. Map that one alone, and say both under `baseline`.",
-    )
-    samples: int | None = Field(
-        default=None,
-        ge=1,
-        description="Samples per rank and optimizer step of a script that draws none from a DataLoader, "
-        "or whose ranks share what theirs yield.",
-    )
-    may_write: bool = Field(
-        default=False,
-        description="Whether trials of a script or a command may change files: else what they write is "
-        "discarded, and a study that cannot be protected so does not start.",
-    )
-
-    @property
-    def is_script(self) -> bool:
-        """Return whether a script or a command trains, which was not written for autotune."""
-        return self.name is None
-
-    @property
-    def settings_by_knob(self) -> dict[str, str]:
-        """Return knob -> setting that sets it, or the first one of several."""
-        firsts = {knob: next(iter(parts), "") for knob, parts in self.in_proportion.items()}
-        return {**self.flags, **firsts}
-
-    @property
-    def factory(self) -> str:
-        """Return `module:function`; empty where a script trains."""
-        return BUILT_IN.get(self.name, self.name) if self.name else ""
-
-    @property
-    def label(self) -> str:
-        """Return a text for the workload, for messages and records."""
-        if self.command:
-            return " ".join(self.command)
-        return self.name or self.script or f"-m {self.module}"
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Return the arguments of the script."""
-        return tuple(self.args) if isinstance(self.args, list) else ()
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str | None) -> str | None:
-        if name is None:
-            return None
-        module, _, function = name.partition(":")
-        own = all(part.isidentifier() for part in (*module.split("."), function))
-        if name not in BUILT_IN and not own:
-            raise ValueError(
-                f"must be one of {', '.join(sorted(BUILT_IN))}, or module:function of your "
-                f"own factory, got {mistakes.in_yaml(name)}{mistakes.did_you_mean(name, BUILT_IN)}"
-            )
-        return name
-
-    @field_validator("words", mode="before")
-    @classmethod
-    def _by_text(cls, words: Any) -> Any:
-        """Have the values of knobs as texts, as in JSON: YAML reads numbers and booleans there."""
-        if not isinstance(words, dict):
-            return words
-        return {
-            knob: {written(value): word for value, word in given.items()}
-            if isinstance(given, dict)
-            else given
-            for knob, given in words.items()
-        }
-
-    @field_validator("args")
-    @classmethod
-    def _finite(cls, args: Any) -> Any:
-        try:
-            json.dumps(args, allow_nan=False)
-        except ValueError:
-            raise ValueError("must hold finite numbers only") from None
-        return args
+    Raises:
+        ValueError: a number in them is not finite.
+    """
+    try:
+        json.dumps(args, allow_nan=False)
+    except ValueError:
+        raise ValueError("must hold finite numbers only") from None
+    return args
 
 
 class ResourcesSpec(Section):
@@ -198,7 +54,7 @@ class ResourcesSpec(Section):
         ge=1,
         le=10000,
         description="Nodes that the ranks of a trial are spread over, evenly; more than one needs "
-        "`launcher: ray`. Default: as few as they fit on.",
+        "a launcher of several. Default: as few as they fit on.",
     )
     cpus_per_worker: int = Field(
         default=1,

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from autotune.config import commands, document, known, mistakes, own_knobs, proportion, scripts
+from autotune.config import document, known, mistakes, own_knobs
+from autotune.config.kinds import AnyWorkload, of_one_kind
 from autotune.config.sections import (
     FREE,
     BudgetSpec,
@@ -20,9 +21,11 @@ from autotune.config.sections import (
     OwnKnobSpec,
     ResourcesSpec,
     Section,
-    WorkloadSpec,
 )
+from autotune.config.workload_spec import StudyKnobs
 from autotune.errors import SpecError
+from launchers import section_of
+from launchers.sections import KINDS, MOVED, SPANNING, AnyLauncher, as_section, of_record
 from search_spaces import CATALOGUE, defaults, preset, preset_names
 from search_spaces.constraints import global_batch
 from search_spaces.knob import KnobValue
@@ -54,7 +57,7 @@ class StudySpec(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Letters, digits, dots, dashes and underscores.",
     )
-    workload: WorkloadSpec
+    workload: AnyWorkload
     resources: ResourcesSpec = ResourcesSpec()
     search_space: str | dict[str, list[KnobValue]] = Field(
         default="quick", description="Name of a preset, or the values to try per knob."
@@ -80,14 +83,9 @@ class StudySpec(Section):
         "step is made up; the others are Optuna's.",
     )
     measurement: MeasurementSpec = MeasurementSpec()
-    launcher: Literal["local", "ray"] = Field(
-        default="local", description="local: this machine; ray: a Ray cluster."
-    )
-    ray_address: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Of a running Ray cluster, e.g. 10.0.0.1:6379 or auto. Without one the ray "
-        "launcher starts a Ray on this machine.",
+    launcher: AnyLauncher = Field(
+        default=section_of("local"),
+        description="Where ranks run: the name of a launcher, or a mapping with its fields.",
     )
     env: dict[EnvName, str] = Field(
         default_factory=dict,
@@ -127,6 +125,24 @@ class StudySpec(Section):
             raise ValueError("must not end in .yaml or .yml: the commands would take it for a file")
         return name
 
+    @field_validator("workload", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        section, problems = of_one_kind(given)
+        if problems:
+            raise mistakes.Inconsistent(problems)
+        return section
+
+    @field_validator("launcher", mode="before")
+    @classmethod
+    def _of_one_launcher(cls, given: Any) -> Any:
+        return as_section(given)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_stored_before(cls, given: Any) -> Any:
+        return of_record(given) if isinstance(given, dict) else given
+
     @model_validator(mode="before")
     @classmethod
     def _so_many_trials(cls, given: Any) -> Any:
@@ -142,12 +158,12 @@ class StudySpec(Section):
             self.search_space, self.knobs, may_be_empty=bool(self.knobs)
         )
         problems |= mistakes.of_baseline(self.baseline, self.knobs)
-        problems |= scripts.of_workload(self.workload)
+        problems |= self.workload.problems()
         problems |= self._of_own(problems)
         if not problems:
-            problems |= scripts.of_resources(self.workload, self.resources, self.launcher)
-        if not problems and self.workload.is_script:
-            problems |= self._of_turned()
+            problems |= self._of_resources()
+        if not problems:
+            problems |= self.workload.knob_problems(self.taken)
         fixed, workers = self.objective.global_batch, self.resources.known_workers
         if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
@@ -158,8 +174,6 @@ class StudySpec(Section):
             problems |= self._of_constraints()
         if not self.budget.ends and (self.sampler != "model" or self.budget.least_gain == 0):
             problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
-        if self.ray_address is not None and self.launcher != "ray":
-            problems["ray_address",] = "has no effect without `launcher: ray`; add it"
         if not problems:
             problems |= self._of_steps()
         if problems:
@@ -170,38 +184,35 @@ class StudySpec(Section):
         """Return mistakes in steps as the measure."""
         if self.objective.metric != "steps_per_second":
             return {}
-        if self.workload.command:
-            return {("objective", "metric"): "is for scripts: the steps of a command are not seen"}
+        if not self.workload.observable:
+            text = f"is for scripts: the steps of a {self.workload.noun} are not seen"
+            return {("objective", "metric"): text}
         if self.objective.global_batch == FREE:
             text = "must be kept with steps_per_second: steps of other samples do not compare"
             return {("objective", "global_batch"): text}
         return {}
 
-    def _of_turned(self) -> mistakes.Problems:
-        """Return mistakes: knobs that nothing can set."""
-        values, fixed_batch = self.values(), self.objective.global_batch not in ("free", None)
-        if self.workload.command:
-            return commands.of_knobs(
-                self.workload,
-                values,
-                self.knobs,
-                self.baseline,
-                fields=self.flags,
-                fixed_batch=fixed_batch,
-            )
-        return scripts.of_knobs(
-            self.workload,
-            {name: given for name, given in values.items() if name not in self.knobs},
-            self.baseline,
-            self.full_baseline(),
-            fixed_batch=fixed_batch,
-        )
+    def _of_resources(self) -> mistakes.Problems:
+        """Return conflicts between resources and the launcher of ranks."""
+        workers, nodes = self.resources.known_workers, self.resources.nodes or 1
+        if wrong := self.workload.workers_problem(workers):
+            return {("resources", "workers"): wrong}
+        if wrong := self.workload.nodes_problem(nodes):
+            return {("resources", "nodes"): wrong}
+        if nodes > 1 and not self.launcher.spans_nodes:
+            kind = self.launcher.kind
+            text = f"is {nodes}, and `launcher: {kind}` has this machine alone; say {SPANNING}"
+            return {("resources", "nodes"): text}
+        if workers and workers % nodes:
+            text = f"is {nodes}, which {workers} workers cannot be spread over"
+            return {("resources", "nodes"): text}
+        return {}
 
     def _of_own(self, others: mistakes.Problems) -> mistakes.Problems:
         """Return mistakes in the study's own knobs; `others`: mistakes elsewhere."""
-        if self.knobs and self.workload.name is not None:
-            return {("knobs",): "are arguments of a script, and no script is trained; take it out"}
-        problems = own_knobs.of_knobs(self.knobs, of_command=self.workload.command is not None)
+        if self.knobs and self.workload.own_knobs_refused:
+            return {("knobs",): self.workload.own_knobs_refused}
+        problems = own_knobs.of_knobs(self.knobs, self.workload.own_flag_problem)
         if problems or any(path[0] == "workload" for path in others):
             return problems
         return own_knobs.of_values_today(
@@ -209,16 +220,12 @@ class StudySpec(Section):
         )
 
     def _of_constraints(self) -> mistakes.Problems:
-        batch_known = not self.workload.is_script or "micro_batch" in {
-            *self.workload.settings_by_knob,
-            *self.baseline,
-        }
         return own_knobs.of_constraints(
             self.constraints,
             self.values(),
             self.full_baseline(),
             self.resources.known_workers,
-            batch_known=batch_known,
+            batch_known=self.workload.knows_batch(self.baseline),
         )
 
     @property
@@ -229,14 +236,14 @@ class StudySpec(Section):
         batch is kept, samples are comparable, and tokens are not.
         """
         metric, keeps = self.objective.metric, self.objective.global_batch != FREE
-        if metric == "tokens_per_second" and keeps and self.workload.is_script:
+        if metric == "tokens_per_second" and keeps and self.workload.pads:
             return "samples"
         return _COUNTS[metric]
 
     @property
     def note_on_tokens(self) -> str:
         """Return a sentence on how a script's tokens are counted; empty for other metrics."""
-        if self.objective.metric != "tokens_per_second" or not self.workload.is_script:
+        if self.objective.metric != "tokens_per_second" or not self.workload.pads:
             return ""
         if self.counts == "samples":
             return (
@@ -266,9 +273,22 @@ class StudySpec(Section):
         return {**self.workload.settings_by_knob, **own_flags}
 
     @property
+    def taken(self) -> StudyKnobs:
+        """Return the knobs of the study, as its workload is given them."""
+        return StudyKnobs(
+            values=self.values(),
+            own=self.knobs,
+            flags=self.flags,
+            given=self.baseline,
+            baseline=self.full_baseline(),
+            fixed_batch=self.objective.global_batch != FREE,
+            counts=self.counts,
+        )
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """Return the study's constraints, and those that keep all settings of a knob whole."""
-        return (*self.constraints, *proportion.rules(self.workload, self.full_baseline()))
+        return (*self.constraints, *self.workload.rules(self.full_baseline()))
 
     @property
     def harmless(self) -> frozenset[str]:
@@ -294,7 +314,7 @@ class StudySpec(Section):
 
     def full_baseline(self) -> dict[str, Any]:
         """Return the baseline with a value for every knob, including those in a script's arguments."""
-        known = {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
+        known = {**defaults(), **self.workload.present(), **self.baseline}
         return known | own_knobs.today(self.knobs, self.workload.arguments, self.env, self.baseline)
 
 
@@ -340,21 +360,10 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
         raise SpecError(
             [f"{written.where(())}: a study file is a mapping with at least `name` and `workload`"]
         )
-    data = dict(written.data)
-    if isinstance(data.get("workload"), str):
-        data["workload"] = {"name": data["workload"]}
-    if isinstance(space := data.get("search_space"), dict):
-        data["search_space"] = {
-            name: values if isinstance(values, list) else [values] for name, values in space.items()
-        }
-    if data.get("knobs") and "search_space" not in data:
-        data["search_space"] = {}
+    data = _in_full(written.data)
     data, problems = known.with_files(data, folders) if folders else (data, {})
-    objective = data.get("objective")
-    if isinstance(objective, dict) and objective.get("global_batch", "") is None:
-        # In records of earlier versions null means `free`.
-        text = "is empty; say keep or free, or leave it out"
-        problems = {**problems, ("objective", "global_batch"): text}
+    data, misplaced = _placed(data)
+    problems |= misplaced
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
@@ -371,24 +380,64 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     )
 
 
+def _in_full(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a study file with its short forms written out."""
+    data = dict(given)
+    if isinstance(data.get("workload"), str):
+        data["workload"] = {"name": data["workload"]}
+    if isinstance(space := data.get("search_space"), dict):
+        data["search_space"] = {
+            name: values if isinstance(values, list) else [values] for name, values in space.items()
+        }
+    if data.get("knobs") and "search_space" not in data:
+        data["search_space"] = {}
+    return data
+
+
+def _placed(data: dict[str, Any]) -> tuple[dict[str, Any], mistakes.Problems]:
+    """Return a study without fields that are in the wrong place, and the mistake in each.
+
+    They are fields of former versions, and those of a workload of another kind.
+    """
+    problems: mistakes.Problems = {(name,): MOVED[name] for name in MOVED.keys() & data.keys()}
+    objective = data.get("objective")
+    if isinstance(objective, dict) and objective.get("global_batch", "") is None:
+        # In records of earlier versions null means `free`.
+        problems["objective", "global_batch"] = "is empty; say keep or free, or leave it out"
+    data = {name: value for name, value in data.items() if name not in MOVED}
+    if wrong := of_one_kind(data.get("workload"))[1]:
+        return _rest(data, {"workload"}), problems | wrong
+    return data, problems
+
+
 def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Problems:
     """Return mistakes that concern several fields, in a study without the fields wrong by themselves."""
-    wrong = {path[0] for path in problems if path}
+    try:
+        rest = _rest(data, {str(path[0]) for path in problems if path})
+        StudySpec.model_validate({"name": "a", **rest})
+    except mistakes.Inconsistent as inconsistent:
+        return inconsistent.problems
+    except ValidationError:
+        pass
+    return {}
+
+
+def _rest(data: dict[str, Any], wrong: set[str]) -> dict[str, Any]:
+    """Return a study without wrong fields, and without what makes no sense without them.
+
+    Args:
+        data: of the study.
+        wrong: names of the wrong fields.
+    """
+    wrong = wrong | ({"resources"} if "launcher" in wrong else set())
     wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
-    wrong |= {"ray_address"} if "launcher" in wrong else set()
     if data.get("knobs") and wrong & {"workload", "env", "knobs"}:
         wrong |= {"knobs", "search_space", "baseline", "workload"}
     wrong |= (
         {"constraints"} if wrong & {"workload", "search_space", "baseline", "resources"} else set()
     )
     rest = {name: value for name, value in data.items() if name not in wrong}
-    try:
-        StudySpec.model_validate({"name": "a", "workload": {"name": "gpt"}, **rest})
-    except mistakes.Inconsistent as inconsistent:
-        return inconsistent.problems
-    except ValidationError:
-        pass
-    return {}
+    return {"workload": {"name": "gpt"}, **rest}
 
 
 def json_schema() -> dict[str, Any]:
@@ -399,6 +448,10 @@ def json_schema() -> dict[str, Any]:
         "anyOf": [{"type": "string"}, properties["workload"]],
         "description": "A built-in workload or module:function; or a mapping with name and args.",
     }
+    properties["launcher"]["anyOf"] = [
+        {"type": "string", "enum": list(KINDS)},
+        {"oneOf": properties["launcher"].pop("oneOf")},
+    ]
     knobs = {name: {"description": knob.summary} for name, knob in CATALOGUE.items()}
     space = {"type": "object", "properties": knobs, "additionalProperties": False}
     properties["search_space"]["anyOf"] = [{"type": "string", "enum": preset_names()}, space]

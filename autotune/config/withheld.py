@@ -19,8 +19,6 @@ WITHHELD = "(not stored)"
 _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY")
 _ABBREVIATED = {"PAT", "PWD", "AUTH"}
 _FOLDERS = {"PWD", "OLDPWD"}
-_AGAIN = re.compile(r"(-\d{8}-\d{6})*$")
-"""Ending of the name of a study that was queued once more: see `autotune.service.resubmit`."""
 _WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 
@@ -85,7 +83,7 @@ def restored(
 
 
 def _written(file: Path | None, name: str) -> dict[str, str]:
-    """Return the variables that a study file gives this study, or the one that it repeats.
+    """Return the variables that a study file gives this study.
 
     They are none if the file is gone, or of another study now.
     """
@@ -93,7 +91,7 @@ def _written(file: Path | None, name: str) -> dict[str, str]:
         data = document.read(file).data if file and file.is_file() else None
     except (SpecError, OSError):
         return {}
-    if not isinstance(data, dict) or data.get("name") not in (name, _AGAIN.sub("", name)):
+    if not isinstance(data, dict) or data.get("name") != name:
         return {}
     env = data.get("env")
     return {n: v for n, v in env.items() if isinstance(v, str)} if isinstance(env, dict) else {}

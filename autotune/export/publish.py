@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.verdict import Verdict
-from autotune.config import StudySpec, scripts
+from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export.tuned_job import script_of
 from autotune.export.writing import document, of_today, write
@@ -33,9 +33,10 @@ def content_of(
         world_size: ranks that it was measured with.
         environment: that it was measured in.
     """
-    own = {*spec.values(), *spec.baseline, *scripts.of_arguments(spec.workload)}
+    own = {*spec.values(), *spec.baseline, *spec.workload.present()}
     knobs = verdict.knobs or {}
-    if spec.workload.is_script:
+    script = script_of(spec, verdict.knobs, Path(study.workdir), world_size)
+    if script is not None:  # which sets all others by itself
         knobs = {name: value for name, value in knobs.items() if name in own}
     content = document(
         verdict=dataclasses.replace(verdict, knobs=knobs),
@@ -44,7 +45,7 @@ def content_of(
         world_size=world_size,
         environment=environment,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        script=script_of(spec, verdict.knobs, Path(study.workdir), world_size),
+        script=script,
     )
     return {**content, "own": sorted(own)}
 

@@ -1,10 +1,8 @@
 """Command of a study with the recommended values."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from autotune.config import StudySpec, commands, fields
+from autotune.config import commands, fields
 from autotune.errors import BadInput
 from autotune.export import config_copies
 from autotune.export.best import BestConfig
@@ -12,19 +10,6 @@ from autotune.paths import tuned_files
 
 HERE = "."
 """Folder that replaces a trial's folder outside a study."""
-
-
-def command_of(spec: StudySpec, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry `script` of best.yaml for a study over a command.
-
-    Args:
-        spec: over a command.
-        knobs: recommended values.
-    """
-    assert spec.workload.command is not None
-    command, baseline = spec.workload.command, spec.full_baseline()
-    turned = {name: value for name, value in knobs.items() if value != baseline[name]}
-    return {"command": list(command), "turned": turned, "flags": spec.flags, "changes": []}
 
 
 def is_of_command(best: BestConfig) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from autotune.config.withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
-from autotune.export.recommended_command import command_of, is_of_command, recommended
+from autotune.export.recommended_command import is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.worker.inject import job_order
-from autotune.worker.protocol import FileCopy
+from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import letters_of, parsed
 from search_spaces import defaults
 from search_spaces.knob import written
@@ -129,7 +129,7 @@ def script_job(
         ),
         (
             *launch_settings.other_batch(script, now),
-            *_other_ranks(best, ranks),
+            *_other_ranks(best, None if script.get("launch") == SPAWN else ranks),
             *_other_launch(script, launch),
         ),
     )
@@ -161,7 +161,7 @@ def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
 
 def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str]:
     then = script.get("launch", launch)  # a file of an earlier version does not say
-    if launch is not None and launch != then:
+    if launch is not None and launch != (PYTHON if then == SPAWN else then):
         yield (
             f"the command starts its script as {launch} does, and the study as {then} does: scripts "
             "take another path by the variables of ranks"
@@ -287,7 +287,8 @@ def script_of(
         folder: that the script is in.
         workers: ranks that it was measured with.
     """
-    if not spec.workload.is_script or knobs is None:
+    entry = None if knobs is None else spec.workload.entry(knobs, spec.taken, workers)
+    if entry is None:
         return None
     turned = {flag.removeprefix("$") for flag in spec.flags.values()}
     env = {
@@ -295,24 +296,28 @@ def script_of(
         for name, text in spec.env.items()
         if name not in turned and text != WITHHELD and not looks_secret(name, text)
     }
-    shared_env = {"env": env} if env else {}
-    if spec.workload.command:
-        return {**command_of(spec, knobs), **shared_env}
-    recipe = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
-    path = folder / recipe.target
-    digest = _digest(path) if not recipe.is_module and path.is_file() else None
-    found = {**asdict(recipe), "changes": list(recipe.changes), "digest": digest, **shared_env}
-    present = launch_settings.today(recipe.flags, spec.workload.arguments, spec.env, folder)
-    found["launch"] = scripts.launch_of(spec.workload, workers)
-    found["today"] = present | {name: spec.full_baseline()[name] for name in recipe.changes}
-    of_all = {*spec.workload.over_all_ranks} & {*recipe.turned}
-    if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:
-        found["over_all_ranks"] = {"flags": shared, "ranks": workers}
-    if settings := fields.files(recipe.flags, spec.workload.arguments, spec.env):
+    present = _present(entry, spec, folder) if "target" in entry else {}
+    return entry | ({"env": env} if env else {}) | present
+
+
+def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[str, Any]:
+    """Return the settings and files of a script as they are now.
+
+    Args:
+        entry: of the script in best.yaml.
+        spec: settings of the study.
+        folder: folder of the script.
+    """
+    path = folder / entry["target"]
+    words, flags = spec.workload.arguments, entry["flags"]
+    today = launch_settings.today(flags, words, spec.env, folder)
+    found: dict[str, Any] = {
+        "digest": _digest(path) if not entry["is_module"] and path.is_file() else None,
+        "today": today | {name: spec.full_baseline()[name] for name in entry["changes"]},
+    }
+    if settings := fields.files(flags, words, spec.env):
         read = {holder: folder / file for holder, file in settings.items()}
         found["files"] = {holder: _digest(one) for holder, one in read.items() if one.is_file()}
-    if samples := scripts.samples_of_step(spec.workload, spec.full_baseline(), knobs):
-        found["samples"] = samples
     return found
 
 

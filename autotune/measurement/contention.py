@@ -4,12 +4,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from autotune.measurement.policy import MEASUREMENT
 from autotune.worker.protocol import BlockReport
-
-_BUSY = 0.90
-_FOREIGN = 0.10
-_STRAGGLING = 1.5
-_ENOUGH = 3
 
 
 class Timed(Protocol):
@@ -38,13 +34,13 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     if seen.get("throttled") or seen.get("foreign_processes"):
         return True
     busy = 1 - seen.get("idle_cpu", 1.0)
-    if busy >= _BUSY and seen.get("foreign_cpu", 0.0) > _FOREIGN:
+    if busy >= MEASUREMENT.busy and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign:
         return True
     usual = [ratio for ratio in map(straggler_ratio, before) if ratio is not None]
     now = straggler_ratio(block)
-    if now is None or len(usual) < _ENOUGH:
+    if now is None or len(usual) < MEASUREMENT.enough_disturbed:
         return False
-    return now > _STRAGGLING * statistics.median(usual)
+    return now > MEASUREMENT.straggling * statistics.median(usual)
 
 
 def straggler_ratio(block: Timed) -> float | None:

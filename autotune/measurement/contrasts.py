@@ -9,14 +9,11 @@ import numpy as np
 from scipy import special
 
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.policy import MEASUREMENT
 
 Rates = Mapping[int, Mapping[int, float]]
 """Rates by round and arm."""
 
-_PRIOR_DF = 2.0
-"""Largest weight, in degrees of freedom, of all other arms in the variance of a pair.
-
-Arms need not have the same noise."""
 _NO_NOISE = 1e-9
 
 
@@ -125,7 +122,7 @@ class Contrast:
         return self.error * (beyond - z * float(special.stdtr(self.df, -z)))
 
 
-def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_DF) -> Contrast:
+def contrast(rates: Rates, one: int, other: int, others: float = MEASUREMENT.others_df) -> Contrast:
     """Return the contrast of two arms over the rounds that both ran, at least one.
 
     The variance is that of the pair's own differences, drawn towards that of all other arms.

@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-CHECKS_IN_A_ROW = 3
-"""Number of consecutive checks on one side with which a drift begins or is over."""
-FEWEST_BLOCKS = 5
-"""Fewest blocks of a rank for a check."""
+from autotune.measurement.policy import MEASUREMENT
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Drift:
         """Take in the rate of another minute; return a change if there is one."""
         below = rate < self._bound
         self._beyond = self._beyond + 1 if below != self.drifted else 0
-        if self._beyond < CHECKS_IN_A_ROW:
+        if self._beyond < MEASUREMENT.checks_in_a_row:
             return None
         self._beyond, self.drifted = 0, below
         return Change.BEGAN if below else Change.OVER
@@ -82,7 +79,11 @@ def rate_of_job(rates: Mapping[int, list[float]], world_size: int) -> float | No
         rates: rates of blocks by rank, for the ranks on this node.
         world_size: number of ranks of the job.
     """
-    medians = [statistics.median(told) for told in rates.values() if len(told) >= FEWEST_BLOCKS]
+    medians = [
+        statistics.median(told)
+        for told in rates.values()
+        if len(told) >= MEASUREMENT.fewest_blocks_of_check
+    ]
     if not medians:
         return None
     # Where some ranks draw samples for others, ranks of other nodes get theirs from them, too.

@@ -9,16 +9,7 @@ from enum import Enum
 from scipy import special
 
 from autotune.measurement.estimate import lag_one
-
-LEVEL = 0.05
-"""Chance to call curves equivalent that lie just a margin apart, over all looks together."""
-_DIFFERENT = 0.01
-"""Chance to call curves different, before the last look, that lie just a margin apart."""
-_SCATTER = 0.15
-"""Least standard deviation between the distances of equal curves with other seeds, as a share of
-the margin.
-
-One pair tells nothing about it, and two or three little."""
+from autotune.measurement.policy import PROOF, ProofPolicy
 
 
 class Equivalence(Enum):
@@ -45,25 +36,26 @@ class Distance:
     df: float
     runs: int = 1
 
-    def within(self, margin: float, looks: int) -> Equivalence:
+    def within(self, margin: float, looks: int, policy: ProofPolicy = PROOF) -> Equivalence:
         """Return whether the curves lie within a margin of each other.
+
+        One pair tells nothing about the scatter between seeds, and two or three little: a part of
+        the margin is taken for granted.
 
         Args:
             margin: margin in units of the loss.
             looks: largest number of tests, which share the level (Bonferroni).
+            policy: levels, and scatter between seeds.
         """
-        if abs(self.mean) + self.half_width(margin, looks) < margin:
+        if abs(self.mean) + self.half_width(margin, policy.level / looks, policy) < margin:
             return Equivalence.EQUIVALENT
-        if abs(self.mean) - self._half_width(margin, _DIFFERENT) > margin:
+        if abs(self.mean) - self.half_width(margin, policy.surely_different, policy) > margin:
             return Equivalence.DIFFERENT
         return Equivalence.OPEN
 
-    def half_width(self, margin: float, looks: int) -> float:
-        """Return the half-width of the interval that has to lie within the margin."""
-        return self._half_width(margin, LEVEL / looks)
-
-    def _half_width(self, margin: float, level: float) -> float:
-        error = math.hypot(self.error, _SCATTER * margin / math.sqrt(self.runs))
+    def half_width(self, margin: float, level: float, policy: ProofPolicy = PROOF) -> float:
+        """Return the half-width of the interval with this one-sided error."""
+        error = math.hypot(self.error, policy.seed_scatter * margin / math.sqrt(self.runs))
         return float(special.stdtrit(self.df, 1 - level)) * error
 
 

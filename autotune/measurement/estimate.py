@@ -13,19 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-CONFIDENCE = 0.95
-STEADY_BLOCKS = 5
-_MIN_DF = 2
-"""Least degrees of freedom for three blocks or more.
+from autotune.measurement.policy import MEASUREMENT
 
-With one, as five blocks sometimes have, one interval in twenty is three times as wide, and no more
-of them hold the truth."""
-_STEADY_VARIATION = 0.02
-_STEADY_DRIFT = 0.01
-_FINE = 0.1
-_LEAST_CERTAIN = 0.5
-_HIGHEST_CORRELATION = 0.9
-"""Upper limit of the correlation: a few values that all rise would otherwise count for nothing."""
+CONFIDENCE = 0.95
+STEADY_BLOCKS = MEASUREMENT.steady_blocks
+_MIN_DF = MEASUREMENT.least_block_df
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ def lag_one(runs: Sequence[Sequence[float]]) -> float:
         return 0.0
     seen = products / squares
     length = statistics.fmean(map(len, runs))
-    return min(_HIGHEST_CORRELATION, max(0.0, seen + (1 + 4 * seen) / length))
+    return min(MEASUREMENT.most_block_correlation, max(0.0, seen + (1 + 4 * seen) / length))
 
 
 def effective_sample_size(values: int, correlation: float) -> float:
@@ -126,11 +118,11 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     if len(seconds_per_step) < STEADY_BLOCKS:
         return False
     last = np.asarray(seconds_per_step[-STEADY_BLOCKS:], dtype=float)
-    if np.std(last, ddof=1) > _STEADY_VARIATION * np.mean(last):
+    if np.std(last, ddof=1) > MEASUREMENT.steady_variation * np.mean(last):
         return False
     first, second = np.triu_indices(STEADY_BLOCKS, k=1)
     slope = float(np.median((last[second] - last[first]) / (second - first)))
-    return abs(slope) * STEADY_BLOCKS <= _STEADY_DRIFT * float(np.median(last))
+    return abs(slope) * STEADY_BLOCKS <= MEASUREMENT.steady_drift * float(np.median(last))
 
 
 def student(df: float) -> float:
@@ -156,7 +148,9 @@ class Ratio:
         if self.low <= 0 or not math.isfinite(self.high):
             return True
         half_width = math.log(self.high / self.low) / 2
-        return half_width > max(_FINE, _LEAST_CERTAIN * abs(math.log(self.value)))
+        return half_width > max(
+            MEASUREMENT.fine, MEASUREMENT.least_certain * abs(math.log(self.value))
+        )
 
 
 def clearly_faster(ratio: Ratio) -> bool:
@@ -167,6 +161,13 @@ def clearly_faster(ratio: Ratio) -> bool:
 def half_width_of(spread: float, count: int) -> float:
     """Return the half-width of the 95 % interval of a mean."""
     return student(count - 1) * spread / math.sqrt(count)
+
+
+def half_width_of_mean(values: np.ndarray) -> float:
+    """Return the half-width of the 95 % interval of the mean of correlated values, at least three."""
+    effective = effective_size(values)
+    df = max(effective - 1, _MIN_DF)
+    return student(df) * float(np.std(values, ddof=1)) / math.sqrt(effective)
 
 
 def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:

@@ -5,47 +5,29 @@ Both start from equal weights and batches. Pure functions over sketches
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from autotune.measurement.policy import PROOF
 
 NULL = {
-    ("precision", "fp32"): 1e-3,
-    ("precision", "tf32"): 2e-3,
-    ("precision", "fp16"): 0.015,
-    ("precision", "bf16"): 0.05,
-    ("precision", "pure_bf16"): 0.06,
-    ("gradient_compression", "fp16"): 0.003,
-    ("gradient_compression", "bf16"): 0.01,
-    ("fsdp_reduce_dtype", "bf16"): 0.01,
-    ("float8", "tensorwise"): 0.10,
-    ("float8", "rowwise"): 0.10,
+    ("precision", "fp32"): PROOF.null_fp32,
+    ("precision", "tf32"): PROOF.null_tf32,
+    ("precision", "fp16"): PROOF.null_fp16,
+    ("precision", "bf16"): PROOF.null_bf16,
+    ("precision", "pure_bf16"): PROOF.null_pure_bf16,
+    ("gradient_compression", "fp16"): PROOF.null_sent_fp16,
+    ("gradient_compression", "bf16"): PROOF.null_sent_bf16,
+    ("fsdp_reduce_dtype", "bf16"): PROOF.null_sent_bf16,
+    ("float8", "tensorwise"): PROOF.null_float8,
+    ("float8", "rowwise"): PROOF.null_float8,
 }
 """Relative error of the whole gradient that a number format causes where all is well.
 
-It is the largest that benchmarks/gate.py has seen or, where no device was at hand, what follows
-from the format. Other knobs and values cause no more than fp32, whose convolutions cuDNN may
-compute in TF32."""
-FACTOR = 3.0
-"""Factor above that error at which a configuration is refused."""
-_TENSOR_FACTOR = 3.0
-"""Ratio of the largest allowed error of a single tensor, relative to its own norm, to that of the
-whole."""
-_NEGLIGIBLE = 0.02
-"""Least norm for the error of a tensor, as a share of the norm of the whole gradient."""
-_SECOND_FACTOR = 3.0
-"""Factor of the allowed error in the second step, whose weights differ by the first step's."""
-_MOVE_TOLERANCE = 0.15
-"""Largest relative difference of the distance by which the weights are moved."""
-_TENSOR_MOVE_TOLERANCE = 0.35
-"""Largest such difference of a single tensor, whose sketch tells its norm to within 12 %."""
-_KNOWN_DIRECTION = 0.5
-"""Largest relative error of a tensor's gradient with which its move is compared.
-
-An optimizer that divides by the gradient's own size moves a tensor by its noise where there is
-nothing else."""
-_MOST_TOLERANCE = 0.5
+Other knobs and values cause no more than fp32, whose convolutions cuDNN may compute in TF32."""
 _TINY = 1e-30
+_SMALLEST_PERCENTAGE = 1e-4
 _BF16_STEP = 2.0**-8
 """Relative distance of neighbouring bf16 numbers: weights in that format move in such steps."""
 
@@ -101,25 +83,38 @@ class FirstSteps:
         )
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Comparison of a run's first steps with those of its reference.
+class Deviation(NamedTuple):
+    """Distance of a run from its reference in one respect, with the largest allowed one.
 
     Attributes:
-        problem: reason for a refusal; empty if there is none.
-        error: relative error of the whole first gradient.
-        limit: limit of `error`.
-        tensor_error: largest relative error of a relevant tensor.
-        second_error: relative error of the whole last gradient.
-        moved: distance by which the weights are moved, over that of the reference.
+        what: respect, as the subject of a sentence.
+        size: relative distance; not a number where it cannot be told.
+        limit: largest distance with which the run passes.
+        other: what it is compared with.
     """
 
-    problem: str
-    error: float
+    what: str
+    size: float
     limit: float
-    tensor_error: float = math.nan
-    second_error: float = math.nan
-    moved: float = math.nan
+    other: str = "the reference's"
+
+    @property
+    def problem(self) -> str:
+        """Reason for a refusal; empty if the distance is within the limit."""
+        if self.size <= self.limit:
+            return ""
+        return (
+            f"{self.what} lies {_share(self.size)} from {self.other} (limit {_share(self.limit)})"
+        )
+
+
+def _share(number: float) -> str:
+    return f"{number:.1e}" if 0 < number < _SMALLEST_PERCENTAGE else f"{number:.2%}"
+
+
+def first_problem(several: Iterable[Deviation]) -> str:
+    """Return the problem of the first deviation beyond its limit; empty if there is none."""
+    return next((one.problem for one in several if one.problem), "")
 
 
 def tolerance(*configurations: Mapping[str, Any]) -> float:
@@ -133,7 +128,7 @@ def tolerance(*configurations: Mapping[str, Any]) -> float:
         for name, value in knobs.items()
         if isinstance(value, str)
     ]
-    return min(_MOST_TOLERANCE, FACTOR * math.hypot(NULL["precision", "fp32"], *nulls))
+    return min(PROOF.largest_limit, PROOF.limit * math.hypot(NULL["precision", "fp32"], *nulls))
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
@@ -145,106 +140,70 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
     return [t.size for t in run.moved] == [t.size for t in reference.moved]
 
 
-def compared(
+def deviations(
     run: FirstSteps, reference: FirstSteps, limit: float, *, weights_in_bf16: bool = False
-) -> Compared:
+) -> list[Deviation]:
     """Compare the first steps of a run with those of its reference.
+
+    Return, for the first step and for the last, the deviation of the whole gradient and of the
+    tensor that is furthest off; then those of the updates of the weights, where these tell.
 
     Args:
         limit: largest relative error of the whole gradient.
         weights_in_bf16: ignore weights that move by less than the resolution of bf16.
     """
-    first, last = (_Errors(run.gradients[step], reference.gradients[step]) for step in (0, -1))
-    moved = _Moves(run, reference, first, weights_in_bf16)
-    problem = (
-        first.problem("first", limit)
-        or last.problem("second", min(_MOST_TOLERANCE, _SECOND_FACTOR * limit))
-        or moved.problem()
-    )
-    return Compared(problem, first.whole, limit, first.worst, last.whole, moved.whole)
+    last = PROOF.limit_of_second * limit
+    return [
+        *_of_gradient("first", run.gradients[0], reference.gradients[0], limit),
+        *_of_gradient("second", run.gradients[-1], reference.gradients[-1], last),
+        *_of_updates(run, reference, _BF16_STEP if weights_in_bf16 else 0.0),
+    ]
 
 
-class _Errors:
-    """Errors of the gradient of a step."""
-
-    def __init__(self, run: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
-        self._reference = reference
-        self._size = max(_norm(reference), _TINY)
-        self._of_tensors = [a.distance(b) for a, b in zip(run, reference, strict=True)]
-        self.whole = math.hypot(*self._of_tensors) / self._size
-        self._worst = max(range(len(reference)), key=self._rank)
-
-    @property
-    def worst(self) -> float:
-        """Largest relative error of a tensor."""
-        return self._relative(self._worst)
-
-    def direction_known(self, place: int) -> bool:
-        """Return whether the gradient of a tensor is more than noise."""
-        own = self._reference[place].norm
-        return own > 0 and self._of_tensors[place] <= _KNOWN_DIRECTION * own
-
-    def problem(self, which: str, limit: float) -> str:
-        """Return the reason for a refusal; empty if there is none."""
-        most = min(_MOST_TOLERANCE, _TENSOR_FACTOR * limit)
-        name = self._reference[self._worst].name
-        if not self.whole <= limit:
-            return (
-                f"its gradient in the {which} step lies {self.whole:.2%} of its norm from the "
-                f"reference's (limit {limit:.2%} for these number formats; most in {name}: "
-                f"{self.worst:.2%})"
-            )
-        if not self.worst <= most:
-            return (
-                f"its gradient of {name} in the {which} step lies {self.worst:.2%} of its norm from "
-                f"the reference's (limit {most:.2%} for these number formats)"
-            )
-        return ""
-
-    def _relative(self, place: int) -> float:
-        own = max(self._reference[place].norm, _NEGLIGIBLE * self._size)
-        return self._of_tensors[place] / own
-
-    def _rank(self, place: int) -> float:
-        found = self._relative(place)
-        return math.inf if math.isnan(found) else found
+def _of_gradient(
+    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limit: float
+) -> Iterator[Deviation]:
+    whole = max(_norm(reference), _TINY)
+    errors = [a.distance(b) for a, b in zip(run, reference, strict=True)]
+    relative = [
+        error / max(tensor.norm, PROOF.negligible * whole)
+        for error, tensor in zip(errors, reference, strict=True)
+    ]
+    place = _furthest(relative)
+    name = reference[place].name
+    what = f"its gradient in the {step} step, most of all in {name},"
+    yield Deviation(what, math.hypot(*errors) / whole, min(PROOF.largest_limit, limit))
+    what = f"its gradient of {name} in the {step} step"
+    yield Deviation(what, relative[place], min(PROOF.largest_limit, PROOF.limit_of_tensor * limit))
 
 
-class _Moves:
-    """Moves of the weights over the first steps."""
+def _of_updates(run: FirstSteps, reference: FirstSteps, finest: float) -> Iterator[Deviation]:
+    """Yield the deviations of how far the weights are moved, where gradients are more than noise."""
+    told = [
+        place
+        for place, moved in enumerate(reference.moved)
+        if _direction_known(run, reference, place)
+        and moved.norm > finest * reference.weights[place]
+    ]
+    if not told:
+        return
+    own, other = [run.moved[p] for p in told], [reference.moved[p] for p in told]
+    what = "the distance by which its first steps move"
+    yield Deviation(f"{what} the weights", abs(_norm(own) / _norm(other) - 1), PROOF.update)
+    ratios = [abs(a.norm / max(b.norm, _TINY) - 1) for a, b in zip(own, other, strict=True)]
+    place = _furthest(ratios)
+    yield Deviation(f"{what} {other[place].name}", ratios[place], PROOF.update_of_tensor)
 
-    def __init__(
-        self, run: FirstSteps, reference: FirstSteps, first: _Errors, weights_in_bf16: bool
-    ) -> None:
-        self._run, self._reference = run.moved, reference.moved
-        finest = _BF16_STEP if weights_in_bf16 else 0.0
-        self._told = [
-            place
-            for place, moved in enumerate(reference.moved)
-            if first.direction_known(place) and moved.norm > finest * reference.weights[place]
-        ]
-        sizes = [_norm([of[place] for place in self._told]) for of in (run.moved, reference.moved)]
-        self.whole = sizes[0] / sizes[1] if self._told and sizes[1] else math.nan
 
-    def problem(self) -> str:
-        """Return the reason for a refusal; empty if there is none."""
-        if not self._told:
-            return ""
-        if not abs(self.whole - 1) <= _MOVE_TOLERANCE:
-            return (
-                f"its first steps move the weights {self.whole:.2f} times as far as the reference's "
-                f"(limit {_MOVE_TOLERANCE:.0%} off)"
-            )
-        place = max(self._told, key=lambda place: abs(self._ratio(place) - 1))
-        if abs(self._ratio(place) - 1) <= _TENSOR_MOVE_TOLERANCE:
-            return ""
-        return (
-            f"its first steps move {self._reference[place].name} {self._ratio(place):.2f} times as far "
-            f"as the reference's (limit {_TENSOR_MOVE_TOLERANCE:.0%} off)"
-        )
+def _direction_known(run: FirstSteps, reference: FirstSteps, place: int) -> bool:
+    """Return whether the first gradient of a tensor is more than noise."""
+    own, other = run.gradients[0][place], reference.gradients[0][place]
+    return other.norm > 0 and own.distance(other) <= PROOF.known_direction * other.norm
 
-    def _ratio(self, place: int) -> float:
-        return self._run[place].norm / max(self._reference[place].norm, _TINY)
+
+def _furthest(sizes: Sequence[float]) -> int:
+    """Return the index of the largest number; one that is none counts as infinite."""
+    return max(range(len(sizes)), key=lambda i: math.inf if math.isnan(sizes[i]) else sizes[i])
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -12,16 +12,13 @@ import numpy as np
 from scipy import special
 
 from autotune.measurement.estimate import CONFIDENCE, student
+from autotune.measurement.policy import MEASUREMENT
 
-PRIOR_SIGMA = 0.02
-"""Assumed before any measurement: two shared cores showed 3 to 4 %, a quiet node below 1 %."""
-_PRIOR_WEIGHT = 2.0
-"""Weight of the prior, in runs."""
+PRIOR_SIGMA = MEASUREMENT.prior_sigma
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
-FEWEST_FOR_DRIFT = 5
-SHORTEST_FOR_DRIFT = 1800.0
-"""Shortest time from the first run to the last, in seconds: minutes show no hourly drift."""
+FEWEST_FOR_DRIFT = MEASUREMENT.fewest_for_drift
+SHORTEST_FOR_DRIFT = MEASUREMENT.shortest_for_drift
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class RunNoise:
     sigma_run: float
     runs: int
     drift_per_hour: float | None
-    df: float = _PRIOR_WEIGHT
+    df: float = MEASUREMENT.prior_weight
 
     @property
     def error(self) -> float:
@@ -92,13 +89,15 @@ def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> 
     between = max(0.0, scatter - within)
     visible = max(prior_sigma**2, between)
     weight = df * (visible / (visible + within)) ** 2
-    pooled = (_PRIOR_WEIGHT * prior_sigma**2 + weight * between) / (_PRIOR_WEIGHT + weight)
-    return RunNoise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
+    pooled = (MEASUREMENT.prior_weight * prior_sigma**2 + weight * between) / (
+        MEASUREMENT.prior_weight + weight
+    )
+    return RunNoise(math.sqrt(pooled), len(runs), drift, MEASUREMENT.prior_weight + weight)
 
 
 def run_df(runs: int) -> float:
     """Return the most degrees of freedom of the noise of this many equal runs, the prior included."""
-    return _PRIOR_WEIGHT + max(0, runs - 1)
+    return MEASUREMENT.prior_weight + max(0, runs - 1)
 
 
 def _drift(runs: Sequence[RepeatedRun], logs: np.ndarray) -> float | None:

@@ -1,7 +1,8 @@
 """Comparison of a configuration's training with that of the reference. Pure.
 
-The first steps are compared gradient by gradient (measurement.gradients), the rest as a loss curve.
-The tolerance there is a share of the reference's progress, not of the level of its loss.
+There are two criteria. No gradient may deviate from the reference's by more than its limit
+(measurement.gradients). The loss curve must follow the reference's; the tolerance is a share of the
+reference's progress, not of the level of its loss.
 """
 
 import dataclasses
@@ -13,26 +14,8 @@ from typing import Any, Protocol
 
 from autotune.measurement import gradients
 from autotune.measurement.equivalence import Distance, Equivalence, distance
-from autotune.measurement.gradients import Compared, FirstSteps
-
-FEWEST_STEPS = 32
-"""Fewest optimizer steps of a trajectory."""
-STEPS = 96
-"""Most optimizer steps: a reference goes on until its loss has fallen by ENOUGH."""
-ENOUGH = 0.10
-"""Progress of a reference with which its loss curve is compared, as a share of the loss at the
-start."""
-MARGIN = 0.05
-"""Share of the reference's progress by which the loss of the last quarter may differ."""
-MOST_SEEDS = 3
-"""Most pairs of runs, each with another seed, while the result is open."""
-NORM_TOLERANCE = 0.25
-"""Largest relative distance of the median gradient norm."""
-SPREAD_TOLERANCE = 1e-9
-_WINDOW = 3
-_START = 4
-"""Number of steps whose mean loss is that of the start."""
-_LOOK_EVERY = 8
+from autotune.measurement.gradients import Deviation, FirstSteps, first_problem
+from autotune.measurement.policy import PROOF
 
 
 @dataclass(frozen=True)
@@ -54,12 +37,12 @@ class Trajectory:
     @property
     def progress(self) -> float:
         """Fall of the loss from the first steps to the last quarter."""
-        return statistics.fmean(self.losses[:_START]) - statistics.fmean(_last(self.losses))
+        return statistics.fmean(self.losses[: PROOF.start]) - statistics.fmean(_last(self.losses))
 
     @property
     def wanted(self) -> float:
         """Progress that suffices."""
-        return ENOUGH * abs(statistics.fmean(self.losses[:_START]))
+        return PROOF.progress * abs(statistics.fmean(self.losses[: PROOF.start]))
 
     @property
     def fallen(self) -> bool:
@@ -88,7 +71,7 @@ def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
 
 def long_enough(losses: Sequence[float]) -> bool:
     """Return whether a reference may end after these steps."""
-    if len(losses) < FEWEST_STEPS or len(losses) % _LOOK_EVERY:
+    if len(losses) < PROOF.fewest_steps or len(losses) % PROOF.look_every:
         return False
     return Trajectory(tuple(losses), (), 0.0).fallen
 
@@ -101,9 +84,12 @@ def not_to_compare(reference: Trajectory) -> str:
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
-    share = reference.progress / max(abs(statistics.fmean(reference.losses[:_START])), 1e-30)
+    share = reference.progress / max(abs(statistics.fmean(reference.losses[: PROOF.start])), 1e-30)
     steps = len(reference.losses)
-    return f"the loss of the reference fell by {share:.1%} in {steps} steps, less than {ENOUGH:.0%}"
+    return (
+        f"the loss of the reference fell by {share:.1%} in {steps} steps, less than "
+        f"{PROOF.progress:.0%}"
+    )
 
 
 @dataclass(frozen=True)
@@ -155,24 +141,24 @@ def agreement(
     run = _cut(run, len(reference.losses))
     losses = reference.losses[: len(run.losses)]
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
-    first = _first(run, reference, formats)
+    early = _of_first_steps(run, reference, formats)
     ratio = _median_norm(run) / _median_norm(reference)
-    course = _LossComparison([*earlier, (run, reference)]) if whole else None
+    curve = _LossComparison([*earlier, (run, reference)]) if whole else None
+    norms = Deviation("the median norm of its gradients", abs(ratio - 1), PROOF.norm)
     problem = (
-        _apart(run)
-        or (first.problem if first else "")
-        or (course.problem if course else "its loss does not stay finite")
-        or _wrong_norm(ratio)
+        first_problem([_of_replicas(run), *early])
+        or (curve.problem if curve else "its loss does not stay finite")
+        or norms.problem
     )
     return Agreement(
         problem,
         max([*_distances(run.losses, losses), *map(_furthest, earlier)]),
         ratio,
-        open=not problem and course is not None and course.open,
+        open=not problem and curve is not None and curve.open,
         steps=len(run.losses),
-        gradient_error=first.error if first else None,
-        share_of_progress=course.share if course else None,
-        unproven=_unproven(reference) if first is None and not reference.fallen else "",
+        gradient_error=early[0].size if early else None,
+        share_of_progress=curve.share if curve else None,
+        unproven=_unproven(reference) if not early and not reference.fallen else "",
     )
 
 
@@ -184,8 +170,7 @@ def _unproven(reference: Trajectory) -> str:
 
 def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:
     """Return why a run need not go on, by its first steps; empty if it must."""
-    first = _first(run, reference, formats)
-    return _apart(run) or (first.problem if first else "")
+    return first_problem([_of_replicas(run), *_of_first_steps(run, reference, formats)])
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:
@@ -193,35 +178,22 @@ def _cut(run: Trajectory, steps: int) -> Trajectory:
     return dataclasses.replace(run, losses=run.losses[:steps], norms=run.norms[:steps])
 
 
-def _first(
+def _of_first_steps(
     run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]
-) -> Compared | None:
+) -> list[Deviation]:
+    """Return the deviations of gradients and updates; none where they cannot be compared."""
     if run.first is None or reference.first is None:
-        return None
+        return []
     if not gradients.comparable(run.first, reference.first):
-        return None
+        return []
     in_bf16 = any(knobs.get("precision") == "pure_bf16" for knobs in formats)
-    return gradients.compared(
-        run.first, reference.first, gradients.tolerance(*formats), weights_in_bf16=in_bf16
-    )
+    limit = gradients.tolerance(*formats)
+    return gradients.deviations(run.first, reference.first, limit, weights_in_bf16=in_bf16)
 
 
-def _apart(run: Trajectory) -> str:
-    if run.spread <= SPREAD_TOLERANCE:
-        return ""
-    return (
-        f"the ranks' models drift apart (relative difference {run.spread:.1e}): gradients are "
-        "not exchanged"
-    )
-
-
-def _wrong_norm(ratio: float) -> str:
-    if abs(ratio - 1) <= NORM_TOLERANCE:
-        return ""
-    return (
-        f"its gradients have {ratio:.2f} times the norm of the reference's (more than "
-        f"{NORM_TOLERANCE:.0%} off)"
-    )
+def _of_replicas(run: Trajectory) -> Deviation:
+    other = "another rank's, as if gradients were not exchanged,"
+    return Deviation("the model of one rank", run.spread, PROOF.replicas, other)
 
 
 class _LossComparison:
@@ -231,7 +203,7 @@ class _LossComparison:
         pairs = _different(every)
         self._references = [reference for _, reference in pairs]
         self._fallen = all(reference.fallen for reference in self._references)
-        self._last = len(every) >= MOST_SEEDS
+        self._last = len(every) >= PROOF.most_seeds
         progress = statistics.fmean(r.progress for r in self._references)
         wanted = statistics.fmean(r.wanted for r in self._references)
         self._progress = progress if self._fallen else max(progress, wanted)
@@ -241,8 +213,8 @@ class _LossComparison:
                 for run, reference in pairs
             ]
         )
-        self._margin = MARGIN * self._progress
-        self._answer = self._distance.within(self._margin, MOST_SEEDS)
+        self._margin = PROOF.margin * self._progress
+        self._answer = self._distance.within(self._margin, PROOF.most_seeds)
 
     @property
     def share(self) -> float | None:
@@ -264,11 +236,13 @@ class _LossComparison:
         if self._answer is not Equivalence.DIFFERENT and not unproven:
             return ""
         share = self._distance.mean / self._progress
-        about = self._distance.half_width(self._margin, MOST_SEEDS) / self._progress
+        about = (
+            self._distance.half_width(self._margin, PROOF.level / PROOF.most_seeds) / self._progress
+        )
         what = "cannot be shown to follow" if unproven else "leaves"
         return (
             f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} (+-{about:.1%}) "
-            f"of the reference's progress {'above' if share > 0 else 'below'} (limit {MARGIN:.0%})"
+            f"of the reference's progress {'above' if share > 0 else 'below'} (limit {PROOF.margin:.0%})"
         )
 
 
@@ -285,7 +259,7 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _last(losses: Sequence[float]) -> Sequence[float]:
     """Return the last quarter."""
-    return losses[-max(_START, len(losses) // 4) :]
+    return losses[-max(PROOF.start, len(losses) // 4) :]
 
 
 def _furthest(pair: Pair) -> float:
@@ -298,7 +272,7 @@ def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[floa
     """Return the relative distance step by step, of means over a few steps, as single batches jump."""
     size = statistics.fmean(map(abs, reference))
     both = list(zip(losses, reference, strict=True))
-    windows = [both[max(0, end - _WINDOW) : end] for end in range(1, len(both) + 1)]
+    windows = [both[max(0, end - PROOF.window) : end] for end in range(1, len(both) + 1)]
     return [
         abs(statistics.fmean(a - b for a, b in window)) / size
         if all(_finite(pair) for pair in window)

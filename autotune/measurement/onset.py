@@ -8,18 +8,8 @@ earlier runs of the same study.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.measurement.policy import MEASUREMENT
 from autotune.worker.protocol import BlockReport
-
-_FIRST_TIMES = 5.0
-_FIRST_SECONDS = 10.0
-"""Prior: a first step takes up to five steady ones, or ten seconds more than one."""
-_MARGIN = 2.0
-"""Factor over the worst first step of the study."""
-_FEW = 5
-_EARLY_TIMES = 3.0
-"""Ratio of one of the first five steps to a steady one: gradient compression begins after them."""
-_LATE_TIMES = 1.3
-"""Ratio of a later step of the warm-up to a steady one."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +34,8 @@ class OnsetBound:
         seconds: bound in seconds; of the two the one that allows for the faster run counts.
     """
 
-    times: float = _FIRST_TIMES
-    seconds: float = _FIRST_SECONDS
+    times: float = MEASUREMENT.first_step
+    seconds: float = MEASUREMENT.first_step_seconds
 
     @classmethod
     def of(cls, earlier: Sequence[Onset]) -> "OnsetBound":
@@ -54,7 +44,10 @@ class OnsetBound:
             return cls()
         times = max(run.first / run.steady for run in earlier)
         seconds = max(run.first - run.steady for run in earlier)
-        return cls(_MARGIN * max(times, 1.0), _MARGIN * max(seconds, 0.0))
+        return cls(
+            MEASUREMENT.first_step_margin * max(times, 1.0),
+            MEASUREMENT.first_step_margin * max(seconds, 0.0),
+        )
 
     def fastest_step(self, blocks: Sequence[BlockReport]) -> float:
         """Return the least seconds of a steady step; 0 where the blocks tell nothing.
@@ -75,4 +68,6 @@ class OnsetBound:
         """Return the least seconds of a steady step, by a step after this many."""
         if done == 0:
             return min(step / self.times, step - self.seconds)
-        return step / (_EARLY_TIMES if done < _FEW else _LATE_TIMES)
+        return step / (
+            MEASUREMENT.early_step if done < MEASUREMENT.early_steps else MEASUREMENT.late_step
+        )

@@ -12,38 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from autotune.measurement.estimate import Estimate, effective_sample_size, estimate, student
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.units import Counted, units
-
-_MOST_CORRELATION = 0.9
-_USUAL_CORRELATION, _WEIGHT = 0.4, 8.0
-"""Correlation of neighbouring steps before any was seen (measured, one H200: median 0.4 of 35 series),
-and the pairs of steps for which it counts (judgement)."""
-_LEAST_DF = 2.0
-"""Least degrees of freedom, as for blocks: with one, intervals are too wide to use, and hold no more
-often."""
-
-
-@dataclass(frozen=True)
-class ProcessPolicy:
-    """Numbers of the spread between processes of one configuration on a CUDA device.
-
-    Attributes:
-        jitter: relative scatter between neighbouring steps from which on a device waits for its host
-            (measured, one H200: at most 0.019 in configurations that compute, at least 0.030 in those
-            that wait).
-        waiting: standard deviation of the log rate between processes that wait for the host (measured,
-            one H200: 113, 126 and 185 ms in three processes).
-        computing: the same of processes that compute (measured, one H200: 79.4 to 80.4 ms).
-        df: degrees of freedom that these priors count for beside measured runs (judgement).
-    """
-
-    jitter: float = 0.025
-    waiting: float = 0.2
-    computing: float = 0.005
-    df: float = 2.0
-
-
-PROCESSES = ProcessPolicy()
 
 
 class TimedBlock(Counted, Protocol):
@@ -103,9 +73,10 @@ class StepSeries:
         """Relative scatter between neighbouring steps, over the square root of two."""
         return math.sqrt(self.variance * max(0.0, 1.0 - self.correlation)) / self.mean
 
-    def process_sigma(self, policy: ProcessPolicy = PROCESSES) -> float:
-        """Return how far the log rates of processes of this configuration are taken to lie apart."""
-        return policy.waiting if self.jitter > policy.jitter else policy.computing
+    def process_sigma(self) -> float:
+        """Return the standard deviation that log rates of its processes are taken to have."""
+        waits = self.jitter > MEASUREMENT.waiting_jitter
+        return MEASUREMENT.waiting_processes if waits else MEASUREMENT.computing_processes
 
     @property
     def half_width(self) -> float:
@@ -115,13 +86,14 @@ class StepSeries:
     @property
     def df(self) -> float:
         """Degrees of freedom of that interval."""
-        return max(_LEAST_DF, self._effective - 1)
+        return max(MEASUREMENT.least_df, self._effective - 1)
 
     @property
     def _effective(self) -> float:
         seen = self.correlation + (1 + 4 * self.correlation) / self.count  # Kendall 1954
-        likely = (self.pairs * seen + _WEIGHT * _USUAL_CORRELATION) / (self.pairs + _WEIGHT)
-        correlation = min(_MOST_CORRELATION, max(0.0, likely))
+        weight, usual = MEASUREMENT.correlation_weight, MEASUREMENT.usual_correlation
+        likely = (self.pairs * seen + weight * usual) / (self.pairs + weight)
+        correlation = min(MEASUREMENT.most_correlation, max(0.0, likely))
         return effective_sample_size(int(self.count), correlation)
 
 

@@ -16,7 +16,7 @@ BLOCKS_FOR_PROOF = 10
 """Fewest blocks for a proof.
 
 Fewer tell too little of the correlation of neighbours: their interval is too narrow."""
-_STEPS_FOR_PROOF = 20
+STEPS_FOR_PROOF = 20
 """Fewest steps, timed one by one, that tell as much of the correlation of neighbours (judgement)."""
 _TOLERANCE = 1.1
 """Factor of the time limit within which another block must end to be begun."""
@@ -150,10 +150,13 @@ class StopRule:
     @property
     def _several(self) -> bool:
         """True if enough has come for an interval: blocks, or steps that were timed one by one."""
+        return len(self.kept) >= self._limits.fewest or (self.steps or 0.0) >= STEPS_FOR_PROOF
+
+    @property
+    def steps(self) -> float | None:
+        """Number of steps that count; None where they were not timed one by one."""
         series = StepSeries.of(self.kept)
-        return len(self.kept) >= self._limits.fewest or (
-            series is not None and series.count >= _STEPS_FOR_PROOF
-        )
+        return None if series is None else series.count
 
     def take(self, block: BlockReport) -> None:
         """Keep a block after the warm-up, whatever it shows: an outer schedule decides on the end."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measurement import cycles
-from autotune.measurement.stop_rule import Limits, StopRule
+from autotune.measurement.stop_rule import STEPS_FOR_PROOF, Limits, StopRule
 from autotune.measurement.units import units
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
@@ -41,13 +41,15 @@ class InterleavedSchedule:
     fewest_cycles = 5
     """Fewest cycles of which an interval is meaningful."""
 
-    def __init__(self, limits: Sequence[Limits]) -> None:
+    def __init__(self, limits: Sequence[Limits], *, at_once: bool = False) -> None:
         """Prepare the schedule before anything is launched.
 
         Args:
             limits: limits of each member, its share of the time included. `longest`, `precision`
                 (of the ratios) and the unit are those of the first.
+            at_once: True if the members build at the same time.
         """
+        self.at_once = at_once
         self._limits = limits[0]
         self._whole = sum(each.limit.soft for each in limits)
         self._rules = [StopRule(each) for each in limits]
@@ -127,8 +129,18 @@ class InterleavedSchedule:
         timed = max(sum(b.seconds for b in self._rules[n].kept) for n in members)
         if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True
-        known = len(found) >= self.fewest_cycles
-        return known and cycles.half_width(found) <= self._precision(members)
+        return len(found) >= self.fewest_cycles and self._exact(members, found)
+
+    def _exact(self, members: list[int], found: cycles.Cycles) -> bool:
+        """Return whether the ratios are known as exactly as is wanted.
+
+        Where steps are timed by the device there have to be enough of them to show the slow ones, too.
+        """
+        steps = [self._rules[n].steps for n in members]
+        if any(count is not None and count < STEPS_FOR_PROOF for count in steps):
+            return False
+        stepwise = None not in steps
+        return cycles.half_width(found, correlated=stepwise) <= self._precision(members)
 
     def _precision(self, members: list[int]) -> float:
         """Return the half-width of a ratio below which more cycles change nothing.
@@ -150,7 +162,9 @@ def turn_blocks(
         counts: samples, tokens or steps.
     """
     return [
-        cycles.TurnBlock(b.observed["turn"], units(b, counts), b.seconds)
+        cycles.TurnBlock(
+            b.observed["turn"], units(b, counts), b.seconds, bool(b.observed.get("step_moments"))
+        )
         for b in blocks
         if "turn" in b.observed
     ]

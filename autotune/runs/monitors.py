@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import (
-    FEWEST_STEPS,
     Pair,
     Trajectory,
     agreement,
@@ -15,8 +14,16 @@ from autotune.measurement.numerics import (
     refuted,
     trajectory,
 )
-from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
-from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Knobs, TrialReport
+from autotune.measurement.policy import PROOF
+from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
+from autotune.worker.protocol import (
+    SCRIPT_ENDED,
+    STEPS_WITHOUT_DROPOUT,
+    BlockReport,
+    Knobs,
+    Outcome,
+    TrialReport,
+)
 from storage import AttemptResult, AttemptState, Fault
 
 NOT_ITS_OWN = "not of its own making: "
@@ -48,9 +55,13 @@ class TimedMonitor:
         return self._rule(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE or PRUNED with the throughput, or the failure."""
+        """Return COMPLETE or PRUNED with the throughput, or the failure.
+
+        A script that came to its end counts by its blocks, if there are enough.
+        """
         rule, common = self._rule, _common(report)
-        if failed := _failure(report):
+        failed = _failure(report)
+        if failed and not (_came_to_its_end(report) and len(rule.kept) >= FEWEST_BLOCKS):
             return failed
         if rule.problem:
             return AttemptResult(AttemptState.ERROR, rule.problem, **common)
@@ -142,7 +153,7 @@ class TrajectoryMonitor:
 
     def _incomplete(self) -> str:
         """Return why there is nothing to judge, or to compare with; empty if there is."""
-        needed = len(self._reference.losses) if self._reference else FEWEST_STEPS
+        needed = len(self._reference.losses) if self._reference else PROOF.fewest_steps
         if len(self.seen) < needed:
             if self._reference and self.seen and refuted(self._run, self._reference, self._formats):
                 return ""
@@ -183,6 +194,11 @@ class FitMonitor(_FullRunMonitor):
             cause = "ended before everything that training keeps in memory was allocated"
             return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
         return AttemptResult(AttemptState.COMPLETE, **_common(report))
+
+
+def _came_to_its_end(report: TrialReport) -> bool:
+    """Return whether the script trained to its end, without an error."""
+    return report.outcome == Outcome.ERROR and SCRIPT_ENDED in report.cause
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

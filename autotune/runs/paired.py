@@ -6,14 +6,10 @@ times the rate of the baseline's own trial.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from autotune.measurement import cycles
-from autotune.measurement.estimate import half_width_of
 from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, HOPELESS, Limits
 from autotune.runs.interleaved import InterleavedSchedule, MemberMonitor
@@ -63,11 +59,11 @@ def ratio_to_baseline(
     None if there are fewer than two cycles.
     """
     found = cycles.complete_cycles([trial, baseline])
-    if len(found) < 2:
+    rates = cycles.rates([trial, baseline])
+    if len(found) < 2 or rates is None:
         return None
-    differences = found[:, 0] - found[:, 1]
-    half_width = half_width_of(float(np.std(differences, ddof=1)), len(found))
-    return PairedRatio(math.exp(cycles.hodges_lehmann(differences)), half_width, len(found) - 1.0)
+    half_width = cycles.half_width(found)
+    return PairedRatio(rates[0] / rates[1], half_width, len(found) - 1.0)
 
 
 class PairedSchedule(InterleavedSchedule):
@@ -79,13 +75,16 @@ class PairedSchedule(InterleavedSchedule):
     least_cycles = 2
     fewest_cycles = FEWEST_BLOCKS
 
-    def __init__(self, trial: Limits, baseline: Limits, baseline_rate: float) -> None:
+    def __init__(
+        self, trial: Limits, baseline: Limits, baseline_rate: float, *, at_once: bool = False
+    ) -> None:
         """Prepare the schedule before anything is launched.
 
         Args:
             trial: limits of the trial, with the rate that it races against.
             baseline: limits of the baseline.
             baseline_rate: rate of the baseline's own trial, units per second.
+            at_once: True if both build at the same time.
         """
         known = trial.sigma_run
         sigma = max(known / _PAIRING_GAIN, min(known, PRIOR_SIGMA))
@@ -93,7 +92,8 @@ class PairedSchedule(InterleavedSchedule):
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
         hopeless = trial.incumbent_low / _SLOWER
-        super().__init__([dataclasses.replace(trial, incumbent_low=hopeless), baseline])
+        racing = dataclasses.replace(trial, incumbent_low=hopeless)
+        super().__init__([racing, baseline], at_once=at_once)
 
     @property
     def sigma(self) -> float:

@@ -7,29 +7,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.config import StudySpec, fields, scripts
+from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.measurement import numerics
 from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.onset import OnsetBound
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
-from autotune.runs import command_request
 from autotune.search.space import Space
 from autotune.worker import interpreter
-from autotune.worker.files import COMPILER_CACHES, TrialFiles
+from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
-    PYTHON,
     BlockPlan,
     Deadlines,
-    Script,
     TimeLimit,
     TrialRequest,
 )
-from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
+from launchers import Busy, Launcher, Resources, Site, Slot, refuse
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import global_batch, runs_slowly
+from search_spaces.constraints import runs_slowly
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
@@ -77,16 +74,16 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
         LauncherError: the resources are not available.
     """
     env = {**_caches(spec, folder), **spec.env}
-    if spec.workload.is_script:
-        options = scripts.options_of(spec.workload, spec.resources.known_workers)
+    options = spec.workload.interpreter_options(spec.resources.known_workers)
+    if options is not None:
         env |= interpreter.agent_variables(options)
-    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
+    return spec.launcher.open(resources(spec), str(folder), busy, env)
 
 
 def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:
     """Name the folders of compiled code. Where trials may write, the user's own ones serve as well."""
     ours = {name: str(compiled(folder) / below) for name, below in COMPILER_CACHES.items()}
-    if spec.workload.is_script and not spec.workload.may_write:
+    if spec.workload.discards_writes:
         return ours
     return {_INDUCTOR_CACHE: os.environ.get(_INDUCTOR_CACHE, ours[_INDUCTOR_CACHE])}
 
@@ -94,15 +91,14 @@ def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:
 def resources(spec: StudySpec) -> Resources:
     """Return the resources of one trial of a study."""
     wanted = spec.resources
-    workers = 1 if spec.workload.launch == PYTHON else wanted.known_workers
     return Resources(
-        workers=workers,
+        workers=spec.workload.ranks(wanted.known_workers),
         gpus_per_worker=wanted.gpus_per_worker,
         cpus_per_worker=wanted.cpus_per_worker,
         slots=wanted.slots,
         device=wanted.device,
         nodes=wanted.nodes,
-        shares_cpus=spec.workload.is_script and "cpus_per_worker" not in wanted.model_fields_set,
+        shares_cpus=spec.workload.shares_cpus and "cpus_per_worker" not in wanted.model_fields_set,
     )
 
 
@@ -119,7 +115,7 @@ class Plan:
         self.spec = spec
         self.launcher = launcher
         self.facts = dataclasses.replace(
-            facts_of(launcher),
+            facts_of(launcher.site),
             global_batch=spec.global_batch(launcher.workers),
             rules=spec.rules,
             slow_pairs=runs_slowly(spec.full_baseline()),
@@ -165,11 +161,10 @@ class Plan:
 
         On the CPU the limit counts what a rank has requested, and its peak what it has touched.
         """
-        slot = self.launcher.slots[0]
-        if slot.device != "cuda":
+        site = self.launcher.site
+        if not site.on_device:
             return None
-        device: int = min(device["memory_bytes"] for device in slot.environment["devices"])
-        own = device * min(1.0, slot.devices_per_rank)
+        own = site.bytes_of_rank
         return min(own, self.spec.resources.memory_per_worker or own)
 
     def request(
@@ -185,8 +180,8 @@ class Plan:
         measurement, spec = self.spec.measurement, self.spec
         asked = TrialRequest(
             trial=name,
-            factory=spec.workload.factory,
-            args=dict(spec.workload.args) if isinstance(spec.workload.args, dict) else {},
+            factory="",
+            args={},
             knobs=knobs,
             world_size=self.launcher.workers,
             seed=spec.seed,
@@ -200,55 +195,9 @@ class Plan:
             import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
             log_dir=str(log_dir),
-            may_write=not spec.workload.is_script or spec.workload.may_write,
+            may_write=not spec.workload.discards_writes,
         )
-        if spec.workload.command:
-            return command_request.build(asked, spec, self.launcher.workers)
-        return spread(asked) if not spec.workload.is_script else self._of_script(asked)
-
-    def _of_script(self, asked: TrialRequest) -> TrialRequest:
-        """Return the request of a script's trial.
-
-        What differs from the baseline reaches the script through its arguments, or acts from
-        outside. The baseline is the script as it is.
-        """
-        workload = self.spec.workload
-        recipe = scripts.recipe(
-            workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
-        )
-        counted = scripts.samples_of_step(workload, self.baseline, asked.knobs)
-        if counted is None and "micro_batch" in {*workload.settings_by_knob, *self.spec.baseline}:
-            counted = global_batch(asked.knobs, 1)
-        given = fields.given(
-            workload.arguments,
-            recipe.flags,
-            recipe.turned,
-            variables=asked.env,
-            workdir=Path(asked.workdir),
-            folder=TrialFiles(Path(asked.log_dir)).copies(),
-        )
-        return dataclasses.replace(
-            asked,
-            import_paths=(),
-            env={**asked.env, **given.variables},
-            copies=given.copies,
-            script=Script(
-                path=recipe.target,
-                args=given.arguments,
-                is_module=recipe.is_module,
-                launch=scripts.launch_of(workload, self.launcher.workers),
-                changes=recipe.changes,
-                samples=counted or 0,
-                draws_none=workload.samples is not None,
-                counts=self.spec.counts,
-                turned=tuple(
-                    f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
-                ),
-                fixed_samples=workload.samples is not None
-                and scripts.samples_are_fixed(recipe.flags),
-                kept=tuple(sorted({*self.spec.values()} - {*recipe.flags, *recipe.changes})),
-            ),
-        )
+        return spec.workload.request(asked, spec.taken)
 
     def _blocks(self) -> BlockPlan:
         """Return the blocks as configured, if that leaves enough of them for warm-up and timing."""
@@ -284,7 +233,7 @@ class Plan:
     @property
     def _on_device(self) -> bool:
         """True if trials run on CUDA devices."""
-        return self.launcher.slots[0].device == "cuda"
+        return self.launcher.site.on_device
 
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
         """Return the deadline of the first step, in seconds.
@@ -401,34 +350,15 @@ def stepwise(asked: TrialRequest) -> TrialRequest:
     """
     longest = max(asked.deadlines.startup, asked.deadlines.step)
     deadlines = dataclasses.replace(asked.deadlines, step=longest)
-    return dataclasses.replace(asked, trajectory=numerics.STEPS, deadlines=deadlines)
+    return dataclasses.replace(asked, trajectory=PROOF.most_steps, deadlines=deadlines)
 
 
-def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the CUDA compute capability of a node's oldest device; None without a device."""
-    return min((tuple(device["capability"]) for device in environment["devices"]), default=None)
-
-
-def facts_of(launcher: Launcher) -> Facts:
-    slot = launcher.slots[0]
+def facts_of(site: Site) -> Facts:
+    """Return the facts for the constraints that follow from where trials run."""
     return Facts(
-        device=slot.device,
-        world_size=launcher.workers,
-        backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
-        capability=lowest_capability(slot.environment) if slot.device == "cuda" else None,
-        nodes=slot.nodes,
-    )
-
-
-def spread(asked: TrialRequest) -> TrialRequest:
-    """Return the trial; under DataParallel one rank does all work with the resources of all."""
-    if asked.knobs["parallelism"] != "data_parallel":
-        return asked
-    ranks, limit = asked.world_size, asked.memory_per_rank
-    return dataclasses.replace(
-        asked,
-        world_size=1,
-        replicas=ranks,
-        cpus_per_rank=ranks * asked.cpus_per_rank,
-        memory_per_rank=ranks * limit if limit and asked.device == "cpu" else limit,
+        device=site.device,
+        world_size=site.ranks,
+        backend=site.backend,
+        capability=site.capability,
+        nodes=site.nodes,
     )

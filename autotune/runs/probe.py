@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec
 from autotune.runs.monitors import RunMonitor
 from autotune.runs.plan import Plan
 from autotune.worker.files import TrialFiles
@@ -54,6 +55,10 @@ class Probe:
             slot, knobs, name=name, workdir=self._workdir, log_dir=self.folder / name
         )
         return monitor.result(slot.run_solo(shape(asked), monitor))
+
+    def of(self, spec: StudySpec) -> "Probe":
+        """Return this probe with other settings."""
+        return Probe(self.plan.of(spec), self.folder, self._workdir)
 
     def files(self, name: str) -> TrialFiles:
         """Return the files of a run's ranks."""

@@ -12,13 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
-
-_ALONE, _TOGETHER, _CHANCE = 1.0, 0.5, 1.0
-"""Prior weight of each kind of cause."""
-_SHARED = 4.0
-"""Factor by which each further failure that it would explain raises a cause's weight."""
-_MOST = 50
-"""Number of failures that are considered, the latest."""
+from autotune.search.policy import SEARCH
 
 
 class FaultModel:
@@ -34,9 +28,10 @@ class FaultModel:
         """
         width = len(grid.names)
         # (knob, knob): a value alone on the diagonal, two together above it.
-        self._prior = _ALONE * np.eye(width) + _TOGETHER * np.triu(np.ones((width, width)), 1)
+        pairs = np.triu(np.ones((width, width)), 1)
+        self._prior = SEARCH.cause_alone * np.eye(width) + SEARCH.cause_together * pairs
         self._worked = worked
-        self._failed = failed[-_MOST:]
+        self._failed = failed[-SEARCH.most_failures :]
 
     def risk(self, rows: Rows) -> Vector:
         """Return the probability of each row to fail."""
@@ -45,14 +40,14 @@ class FaultModel:
             causes = self._causes(failure)
             has = (rows == failure).astype(float)
             mass = ((has @ causes) * has).sum(axis=1)
-            sound *= 1 - mass / (_CHANCE + causes.sum())
+            sound *= 1 - mass / (SEARCH.cause_chance + causes.sum())
         return 1 - sound
 
     def _causes(self, failure: NDArray[np.int64]) -> Matrix:
         """Return the weight of each cause; 0: a configuration that worked has it, too."""
         harmless = _together(self._worked, failure) > 0
         further = _together(self._failed, failure) - 1
-        weights: Matrix = np.where(harmless, 0.0, self._prior * _SHARED**further)
+        weights: Matrix = np.where(harmless, 0.0, self._prior * SEARCH.cause_shared**further)
         return weights
 
 

@@ -13,6 +13,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from autotune.search.policy import SEARCH
+
 Params = Mapping[str, Any]
 Rows = NDArray[np.int64]
 """(configurations, parameters): the index of each parameter's value."""
@@ -22,8 +24,6 @@ value."""
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-_MOST_CANDIDATES = 1500
-_MOST_VALUES = 17
 _MOST_NUMBERED = 1 << 62
 
 
@@ -93,9 +93,11 @@ class Grid:
     def candidates(self, random: np.random.Generator, best: Params | None) -> Rows:
         """Return all rows, or a random sample of a feasible size with the neighbours of the best."""
         sizes = [len(values) for values in self._values.values()]
-        if math.prod(sizes) <= _MOST_CANDIDATES:
+        if math.prod(sizes) <= SEARCH.most_candidates:
             return np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
-        drawn = np.stack([random.integers(0, size, _MOST_CANDIDATES) for size in sizes], axis=1)
+        drawn = np.stack(
+            [random.integers(0, size, SEARCH.most_candidates) for size in sizes], axis=1
+        )
         if best is None:
             return drawn
         here = self.encode(best)
@@ -179,12 +181,12 @@ def _values(distribution: BaseDistribution) -> list[Any]:
         return list(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     low, high, step = distribution.low, distribution.high, distribution.step
-    if step and (high - low) / step < _MOST_VALUES:
+    if step and (high - low) / step < SEARCH.most_values:
         numbers = low + step * np.arange(round((high - low) / step) + 1)
     elif low > 0:
-        numbers = np.geomspace(low, high, _MOST_VALUES)
+        numbers = np.geomspace(low, high, SEARCH.most_values)
     else:
-        numbers = np.linspace(low, high, _MOST_VALUES)
+        numbers = np.linspace(low, high, SEARCH.most_values)
     if isinstance(distribution, IntDistribution):
         step = distribution.step
         return sorted({int(low + step * round((value - low) / step)) for value in numbers})

@@ -8,14 +8,8 @@ import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.grid import Grid, Rows, Vector
+from autotune.search.policy import SEARCH
 
-UNKNOWN_NOISE = 0.03
-"""Relative standard deviation where it is unknown.
-
-Measured: 16 new processes of 1.5 s of one configuration differed by 3 to 4 % on two cores."""
-_MOST_OBSERVATIONS = 150
-_PRUNED_NOISE = 0.05
-"""Least relative standard deviation of a trial that was ended early, after few blocks."""
 NORMAL_95 = 1.96
 """Half of a 95 % interval, in standard errors that are known."""
 
@@ -59,8 +53,8 @@ class Observations:
             for t in trials
             if grid.covers(t.params) and (value := measured(t)) is not None
         ]
-        if len(timed) > _MOST_OBSERVATIONS:
-            half = _MOST_OBSERVATIONS // 2
+        if len(timed) > SEARCH.most_observations:
+            half = SEARCH.most_observations // 2
             older, newer = timed[:-half], timed[-half:]
             timed = sorted(older, key=lambda one: one[0])[:half] + newer
         running = [
@@ -102,5 +96,5 @@ def _relative_noise(trial: FrozenTrial, known: float | None) -> float:
     elif isinstance(half_width, int | float) and half_width > 0:
         noise = half_width / NORMAL_95
     else:
-        noise = UNKNOWN_NOISE
-    return max(noise, _PRUNED_NOISE) if trial.state == TrialState.PRUNED else noise
+        noise = SEARCH.unknown_noise
+    return max(noise, SEARCH.pruned_noise) if trial.state == TrialState.PRUNED else noise

@@ -25,6 +25,7 @@ from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.observations import Observations, measured
+from autotune.search.policy import SEARCH
 from autotune.search.splits import MICRO_BATCH
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
@@ -39,29 +40,6 @@ Seconds = Callable[[Params], float]
 
 OUT_OF_MEMORY = "out_of_memory"
 """Constraint (`trial.set_constraint`) that is above 0 for a trial that ran out of memory."""
-
-_FEW = 2
-"""Measured trials before the model is used; until then promising values come first."""
-_RISK = 0.2
-"""Largest risk to run out of memory before the model is used: four times what has fitted, no
-more."""
-_DOUBT = 0.5
-"""Largest risk of another failure before the model is used."""
-_LIKELY = 0.5
-"""Least probability to run of a configuration that is predicted as the best."""
-_RIVALS = 60
-"""Number of candidates in the prediction of how much faster than the finalists they may be."""
-_PRICED = 200
-"""Number of the most promising candidates whose gain is compared with their cost."""
-_CAUTION = 5
-"""Exponent of the probability to fit in memory.
-
-A trial that runs out of memory is avoided more than its own cost would suggest."""
-
-_MOST_TRIALS = 600
-"""Largest number of trials in the models; of more the fastest and the latest half."""
-_UNMEASURED = 100
-"""Number of earlier trials that failed or ran out of memory, in addition to those."""
 
 
 @dataclass(frozen=True)
@@ -186,14 +164,14 @@ class PerformanceModelSampler(BaseSampler):
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
         seen = Observations.of(telling, grid, rate=rate, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
-        if len(seen.times) < _FEW:
-            risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
+        if len(seen.times) < SEARCH.few_measured:
+            risky = (fits < 1 - SEARCH.risk_before_model) | (works < 1 - SEARCH.doubt_before_model)
             promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
         else:
             model = StepModel(grid, seen, self._profile)
-            promise = model.acquisition(candidates) * fits**_CAUTION * works
+            promise = model.acquisition(candidates) * fits**SEARCH.caution * works
         new = self._new(promise, candidates, grid, trials)
-        if self._seconds and len(seen.times) >= _FEW:
+        if self._seconds and len(seen.times) >= SEARCH.few_measured:
             chosen = _best_per_second(new, promise, candidates, grid, self._seconds)
         else:
             chosen = next(new, None)
@@ -243,7 +221,7 @@ class PerformanceModelSampler(BaseSampler):
         grid = Grid(search_space, self._follows)
         telling = _telling(trials, rate=rate)
         seen = Observations.of(telling, grid, rate=rate, errors=self._errors)
-        if len(seen.times) < _FEW:
+        if len(seen.times) < SEARCH.few_measured:
             return None
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
         model = StepModel(grid, seen, self._profile)
@@ -251,14 +229,16 @@ class PerformanceModelSampler(BaseSampler):
         promise = model.gain(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
         # The best is one that ran, or one that is allowed and likely to run.
-        likely = candidates[fits * works >= _LIKELY]
+        likely = candidates[fits * works >= SEARCH.likely]
         new = self._first_new(-model.expected(likely), likely, grid, trials)
         known = seen.rows if new is None else np.concatenate([seen.rows, likely[[new]]])
         expected = model.expected(known)
         best = int(np.argmin(expected))
         time = float(expected[best]) * seen.unit
         finalists = model.finalists(self._finalists)
-        rivals = itertools.islice(self._new(model.promise(likely), likely, grid, trials), _RIVALS)
+        rivals = itertools.islice(
+            self._new(model.promise(likely), likely, grid, trials), SEARCH.rivals
+        )
         return Prediction(
             params=grid.decode(known[best]),
             value=1 / time if rate else time,
@@ -314,7 +294,7 @@ def _best_per_second(
     def rate(number: int) -> float:
         return float(promise[number]) / seconds(grid.decode(candidates[number]))
 
-    return max(itertools.islice(new, _PRICED), key=rate, default=None)
+    return max(itertools.islice(new, SEARCH.priced), key=rate, default=None)
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
@@ -330,16 +310,16 @@ def _telling(trials: list[FrozenTrial], *, rate: bool) -> list[FrozenTrial]:
     These are all, or of very many the fastest, the latest, the running ones, and the latest of
     those without a speed.
     """
-    if len(trials) <= _MOST_TRIALS:
+    if len(trials) <= SEARCH.most_trials:
         return trials
-    half = _MOST_TRIALS // 2
+    half = SEARCH.most_trials // 2
     older, latest = trials[:-half], trials[-half:]
     speeds = [(measured(trial), trial) for trial in older]
     ranked = sorted((value, t.number) for value, t in speeds if value is not None)
     silent = [t for value, t in speeds if value is None]
     kept = {number for _, number in (ranked[-half:] if rate else ranked[:half])}
     kept |= {t.number for t in silent if not t.state.is_finished()}
-    kept |= {t.number for t in silent[-_UNMEASURED:]}
+    kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
     return [t for t in older if t.number in kept] + latest
 
 

@@ -11,14 +11,12 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
+from autotune.search.policy import SEARCH
 from autotune.search.space import Configuration, Space, key
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.needs import SHARDED
-
-_LOOK_AHEAD = 100_000
-_STARTUP_TRIALS = 8
 
 
 class Exhausted(Exception):
@@ -129,7 +127,7 @@ class FeasibleSampler(BaseSampler):
             params = self._ask_inner(study, trial, search_space) | settled
             if worth(params):
                 return params
-        candidates = itertools.islice(self._space.feasible(self._random), _LOOK_AHEAD)
+        candidates = itertools.islice(self._space.feasible(self._random), SEARCH.look_ahead)
         fitting = (params for params in candidates if params.items() >= settled.items())
         chosen = next((params for params in fitting if worth(params)), None)
         if chosen is None:
@@ -265,22 +263,21 @@ def sampler(
 
 
 def _tpe(seed: int) -> BaseSampler:
-    return TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
+    return TPESampler(seed=seed, multivariate=True, n_startup_trials=SEARCH.startup_trials)
 
 
 def _gp(seed: int) -> BaseSampler:
-    return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+    return GPSampler(seed=seed, n_startup_trials=SEARCH.startup_trials)
 
 
 def _random(seed: int) -> BaseSampler:
     return RandomSampler(seed)
 
 
-# Number of proposals before a random configuration is taken: a Gaussian process takes a second to
-# answer and then proposes much the same again.
+# Number of proposals before a random configuration is taken.
 _INNER: dict[str, tuple[Callable[[int], BaseSampler], int]] = {
-    "tpe": (_tpe, 50),
-    "gp": (_gp, 2),
-    "random": (_random, 50),
+    "tpe": (_tpe, SEARCH.patience),
+    "gp": (_gp, SEARCH.patience_of_gp),
+    "random": (_random, SEARCH.patience),
     "grid": (_random, 0),
 }

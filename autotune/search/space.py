@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
+from autotune.search.policy import SEARCH
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH, splits
 from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import written
 
 Configuration = tuple[tuple[str, KnobValue], ...]
-_ENUMERABLE = 200_000
-_SEARCHED_FOR_CONSTANTS = 20_000
-"""Largest number of combinations in the search for constants, which takes half a second."""
 
 
 class Space:
@@ -64,7 +62,7 @@ class Space:
     def _constants(self) -> dict[str, KnobValue]:
         """Return knobs with several values that are the same in all feasible configurations."""
         constant: dict[str, KnobValue] = {}
-        if self.size > _SEARCHED_FOR_CONSTANTS:
+        if self.size > SEARCH.searched_for_constants:
             return constant
         candidates = self.feasible(random.Random(0))
         constant = dict(next(candidates, {}))
@@ -132,7 +130,7 @@ class Space:
     @property
     def enumerable(self) -> bool:
         """True if all combinations can be enumerated."""
-        return self.size <= _ENUMERABLE
+        return self.size <= SEARCH.enumerable
 
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
         """Return whether some configuration passes; assumed of a space too large to enumerate."""

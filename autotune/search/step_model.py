@@ -10,7 +10,7 @@ posterior of the coefficients is approximated by a Gaussian around its mode (Lap
 come from draws, as the time is no linear function of the coefficients.
 
 Three of the numbers here were set with the recorded tables in sight (benchmarks/search.py,
-BUILT_ON): the size of an effect aside (step_parts._ASIDE), _SURE and _GROWTH.
+BUILT_ON): the size of an effect aside (step_parts._ASIDE), SEARCH.sure and SEARCH.growth.
 docs/results/README.md has how the sampler does on other tables.
 """
 
@@ -22,25 +22,10 @@ from numpy.typing import NDArray
 from scipy import linalg, special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
-from autotune.search.observations import UNKNOWN_NOISE, Observations
+from autotune.search.observations import Observations
+from autotune.search.policy import SEARCH
 from autotune.search.step_parts import Parts, Profile
 
-_KNOWN, _UNKNOWN = 0.12, 0.06
-"""Prior effect of a knob that is in the catalogue, and of one that is not."""
-_RESIDUAL = 0.03
-_EFFECT_WEIGHT, _RESIDUAL_WEIGHT, _NOISE_WEIGHT = 1.0, 4.0, 10.0
-"""Weight of these sizes and of the stated noise, in observations."""
-_RELEVANT = 0.1
-"""Size of an effect that makes rows as different for the residual as their sizes do."""
-_ROUNDS = 10
-"""Number of alternations between coefficients and sizes; later changes are far below the noise."""
-_FIRST_SIZED = 2
-_LONGEST_STEP = 1.5
-"""Largest change of a time's logarithm in a round."""
-_DRAWS = 64
-_SURE, _GROWTH = 0.4, 40.0
-"""Share of its spread that `acquisition` counts with at first, and the number of trials in which it
-grows by 1."""
 _JITTER = 1e-10
 _ROOT_2PI = math.sqrt(2 * math.pi)
 
@@ -73,7 +58,9 @@ class StepModel:
         if profile and (time := _time_of(profile, grid, seen)):
             self._parts.measure(profile, time)
         self._sizes = _Sizes(
-            np.where(self._parts.unknown, _UNKNOWN, _KNOWN) ** 2, _RESIDUAL**2, 1.0
+            np.where(self._parts.unknown, SEARCH.unknown_effect, SEARCH.known_effect) ** 2,
+            SEARCH.residual**2,
+            1.0,
         )
         self._coefficients = self._parts.mean.copy()
         self._measured = len(seen.times)
@@ -87,7 +74,7 @@ class StepModel:
             self._see(
                 np.concatenate([seen.rows, seen.running]),
                 np.concatenate([self._logs, guess]),
-                np.append(self._noise, np.full(len(guess), UNKNOWN_NOISE)),
+                np.append(self._noise, np.full(len(guess), SEARCH.unknown_noise)),
             )
             self._draw()
         known = self._known[: self._measured].mean(axis=1)
@@ -121,7 +108,7 @@ class StepModel:
         makes no difference to which row is fastest.
         """
         mean, own, shared, best = self._moments(rows)
-        sure = min(1.0, _SURE + self._measured / _GROWTH)
+        sure = min(1.0, SEARCH.sure + self._measured / SEARCH.growth)
         return _gain(
             mean - self._incumbent, sure * np.sqrt(np.maximum(own + best - 2 * shared, 0.0))
         )
@@ -178,9 +165,9 @@ class StepModel:
     def _fit(self) -> None:
         """Fit coefficients (Gauss-Newton) and sizes (MacKay's rule, with a prior) in turn."""
         alike = self._alike(self._rows, self._rows)
-        for number in range(_ROUNDS):
+        for number in range(SEARCH.rounds):
             prior, slopes, target = self._linear()
-            alike = self._alike(self._rows, self._rows) if number == _ROUNDS // 2 else alike
+            alike = self._alike(self._rows, self._rows) if number == SEARCH.rounds // 2 else alike
             self._error = self._sizes.residual * alike + self._own_noise()
             weighted = slopes * prior
             root = linalg.cho_factor(weighted @ slopes.T + self._error, lower=True)
@@ -188,9 +175,9 @@ class StepModel:
             change = self._parts.mean + weighted.T @ alpha - self._coefficients
             longest = float(np.abs(slopes @ change).max())
             self._coefficients = self._coefficients + change * min(
-                1.0, _LONGEST_STEP / max(longest, _JITTER)
+                1.0, SEARCH.longest_step / max(longest, _JITTER)
             )
-            if _FIRST_SIZED <= number < _ROUNDS - 1:
+            if SEARCH.first_sized <= number < SEARCH.rounds - 1:
                 inverse = linalg.cho_solve(root, np.eye(len(alpha)))
                 self._size(prior, weighted, alpha, inverse, alike)
 
@@ -215,17 +202,20 @@ class StepModel:
         found = ((self._coefficients - parts.mean) / parts.scale) ** 2
         effect = parts.knob >= 0
         owners, count = parts.knob[effect], len(parts.knobs)
-        before = _EFFECT_WEIGHT * np.where(parts.unknown, _UNKNOWN, _KNOWN) ** 2
+        before = (
+            SEARCH.effect_weight
+            * np.where(parts.unknown, SEARCH.unknown_effect, SEARCH.known_effect) ** 2
+        )
         sizes.effects = (before + np.bincount(owners, found[effect], count)) / (
-            _EFFECT_WEIGHT + np.bincount(owners, told[effect], count)
+            SEARCH.effect_weight + np.bincount(owners, told[effect], count)
         )
         residual = sizes.residual
         sizes.residual = (
-            _RESIDUAL_WEIGHT * _RESIDUAL**2 + residual**2 * float(alpha @ alike @ alpha)
-        ) / (_RESIDUAL_WEIGHT + residual * float((inverse * alike).sum()))
+            SEARCH.residual_weight * SEARCH.residual**2 + residual**2 * float(alpha @ alike @ alpha)
+        ) / (SEARCH.residual_weight + residual * float((inverse * alike).sum()))
         noise, own = sizes.noise, self._noise**2
-        sizes.noise = (_NOISE_WEIGHT + noise**2 * float(own @ alpha**2)) / (
-            _NOISE_WEIGHT + noise * float(own @ np.diag(inverse))
+        sizes.noise = (SEARCH.noise_weight + noise**2 * float(own @ alpha**2)) / (
+            SEARCH.noise_weight + noise * float(own @ np.diag(inverse))
         )
 
     def _draw(self) -> None:
@@ -297,7 +287,7 @@ class StepModel:
         sizes = [name for name in self._grid.names if name not in knobs]
         apart = self._grid.distance(rows, others, sizes)
         for name, variance in zip(knobs, self._sizes.effects, strict=True):
-            weight = min(1.0, math.sqrt(variance) / _RELEVANT)
+            weight = min(1.0, math.sqrt(variance) / SEARCH.relevant)
             apart = apart + weight * self._grid.distance(rows, others, [name])
         alike: Matrix = np.exp(-apart)
         return alike
@@ -313,7 +303,7 @@ def _time_of(profile: Profile, grid: Grid, seen: Observations) -> float | None:
 
 def _pairs(random: np.random.Generator, count: int) -> NDArray[np.float64]:
     """Return (count, draws) standard normal numbers, each with its opposite."""
-    half = random.normal(size=(count, _DRAWS // 2))
+    half = random.normal(size=(count, SEARCH.draws // 2))
     return np.concatenate([half, -half], axis=1)
 
 

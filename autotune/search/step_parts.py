@@ -22,30 +22,26 @@ import numpy as np
 from scipy import linalg
 
 from autotune.search.grid import Grid, Matrix, Params, Rows, Vector
+from autotune.search.policy import SEARCH
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 from search_spaces.knob import PRESSURE
 
 LOG_INTERVAL, CHECKPOINTING = "log_interval", "activation_checkpointing"
 _PHYSICAL = (MICRO_BATCH, ACCUMULATION, LOG_INTERVAL)
-_FORWARD_SHARE = 1 / 3
-"""Share of the forward pass in the arithmetic of a step.
-
-The backward pass has two matrix products for each one of the forward (Kaplan et al. 2020, Scaling
-Laws for Neural Language Models, section 2.1)."""
 _BASES: Mapping[str, tuple[float, float]] = {
-    "compute": (0.5, 0.8),
-    "loader": (0.03, 1.5),
-    "launching": (0.5, 2.0),
-    "communication": (0.5, 2.0),
-    "optimizer": (0.1, 1.5),
-    PRESSURE: (0.03, 1.5),
-    "synchronisation": (0.05, 1.5),
+    "compute": SEARCH.compute,
+    "loader": SEARCH.loader,
+    "launching": SEARCH.launching,
+    "communication": SEARCH.communication,
+    "optimizer": SEARCH.optimizer,
+    PRESSURE: SEARCH.pressure,
+    "synchronisation": SEARCH.synchronisation,
 }
 """Median of each part where its shape is 1, and standard deviation of its logarithm.
 
 The shape is 1 at the smallest micro-batch without accumulation (pressure: at the largest); the unit
-is the fastest time per sample. These are orders of magnitude only."""
+is the fastest time per sample."""
 _MEASURED: Mapping[str, tuple[str, ...]] = {
     "loader": ("loader", "copies"),
     "communication": ("communication",),
@@ -56,10 +52,6 @@ _MEASURED: Mapping[str, tuple[str, ...]] = {
 
 A profile does not tell how much of the forward and backward pass is the same for every micro-batch:
 compute, launching and pressure share the rest."""
-_PROFILE_ERROR, _PROFILE_LEAST = 0.3, 0.02
-"""Error of a part under the profiler, as a share of the part, and of the step."""
-_ASIDE = 0.5
-"""Size of an unexpected effect of a knob, in units of an expected one."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +115,14 @@ class Parts:
             for name in names:
                 count = grid.count(name)
                 mean += [0.0] * count
-                scale += [1.0 if name in CATALOGUE else _ASIDE] * count
+                scale += [1.0 if name in CATALOGUE else SEARCH.aside] * count
                 knob += [self.knobs.index(name)] * count
             self._slices[part] = slice(begin, len(mean))
         begin = len(mean)
         for number, name in enumerate(self.knobs):
             count = grid.count(name)
             mean += [0.0] * count
-            scale += [_ASIDE if name in CATALOGUE else 1.0] * count
+            scale += [SEARCH.aside if name in CATALOGUE else 1.0] * count
             knob += [number] * count
         self._common = slice(begin, len(mean))
         self.mean, self.scale, self.knob = np.array(mean), np.array(scale), np.array(knob)
@@ -151,9 +143,9 @@ class Parts:
             if part not in self._slices:
                 continue
             base = self._slices[part].start
-            share = max(_PROFILE_LEAST, sum(profile.shares.get(name, 0.0) for name in names))
+            share = max(SEARCH.profile_least, sum(profile.shares.get(name, 0.0) for name in names))
             told = math.log(share * time / float(shapes[part][0]))
-            error = math.hypot(_PROFILE_ERROR, _PROFILE_LEAST / share)
+            error = math.hypot(SEARCH.profile_error, SEARCH.profile_least / share)
             weight, before = error**-2, self.scale[base] ** -2
             self.mean[base] = (weight * told + before * self.mean[base]) / (weight + before)
             self.scale[base] = (weight + before) ** -0.5
@@ -211,7 +203,7 @@ class Parts:
         micro_batch = self._relative(rows, MICRO_BATCH)
         per_step = 1 / (micro_batch * self._relative(rows, ACCUMULATION))
         return {
-            "compute": 1 + _FORWARD_SHARE * self._recomputed(rows),
+            "compute": 1 + SEARCH.forward_share * self._recomputed(rows),
             "loader": np.ones(len(rows)),
             "launching": 1 / micro_batch,
             "communication": per_step,

@@ -58,11 +58,10 @@ log = logging.getLogger(__name__)
 def cluster_of(spec: StudySpec) -> str:
     """Return the queue that a study belongs to.
 
-    There is one per Ray cluster and one per machine, for each owner (see `owned`).
+    There is one per cluster and one per machine, for each owner (see `owned`).
     """
-    if spec.ray_address and spec.ray_address != "auto":
-        return owned(f"ray:{spec.ray_address}")
-    return this_cluster()
+    place = spec.launcher.place
+    return owned(place) if place else this_cluster()
 
 
 def this_cluster() -> str:
@@ -360,7 +359,7 @@ class _Session:
         A cluster may have devices of several kinds.
         """
         spec, where = self._spec, self._measured_in()
-        if not spec.ray_address or spec.resources.device or where is None:
+        if not spec.launcher.is_shared or spec.resources.device or where is None:
             return spec
         on_gpu = (self._study.facts or {}).get("device") == "cuda"
         kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
@@ -404,7 +403,6 @@ class _Session:
 
     def _tune(self, plan: Plan) -> Verdict:
         self._signals.check()
-        environment = plan.launcher.slots[0].environment
         self._say_where(plan.launcher)
         facts = dataclasses.asdict(plan.facts)
         self._repository.studies.record_facts(self._lease, self._study.id, facts)
@@ -413,7 +411,7 @@ class _Session:
             plan,
             self._lease,
             self._repository,
-            self._repository.environments.record(self._lease, environment),
+            self._repository.environments.record(self._lease, plan.launcher.site.environment),
         )
         resolved = LargestBatch(job, self._signals.check).resolved()
         # Its time has advanced; its settings stay those of the plan, and new ones apply later.
@@ -427,15 +425,14 @@ class _Session:
         return verdict
 
     def _say_where(self, launcher: Launcher) -> None:
-        first = launcher.slots[0]
-        devices = first.environment["devices"]
-        what = devices[0]["name"] if first.device == "cuda" else first.environment["cpu"]
+        site = launcher.site
+        what = site.devices[0] if site.on_device else site.environment["cpu"]
         count = len(launcher.slots)
         self._repository.messages.say(
             self._lease,
             self._study.id,
             f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
-            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher})."
+            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
             + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
 
@@ -446,7 +443,7 @@ class _Session:
             self._spec,
             text=text_of(verdict),
             world_size=launcher.workers,
-            environment=self._measured_in() or launcher.slots[0].environment,
+            environment=self._measured_in() or launcher.site.environment,
         )
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)

@@ -37,6 +37,7 @@ def follow(
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
     last_check = last_line = time.monotonic()
+    last_told = ""
     outage = _StorageOutage(console)
     daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
@@ -52,8 +53,9 @@ def follow(
                 if console.is_terminal:
                     headline.update(escape(plain(lines.headline())))
                 elif time.monotonic() - last_line > _SILENT_SECONDS:
-                    console.print(plain(lines.headline()), markup=False)
-                    last_line = time.monotonic()
+                    if (told := plain(lines.headline())) != last_told:
+                        console.print(told, markup=False)
+                    last_told, last_line = told, time.monotonic()
                 if keep_alive is None:
                     daemon.check(study)
                 elif time.monotonic() - last_check > _CHECK_SECONDS:

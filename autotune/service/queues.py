@@ -16,7 +16,7 @@ _DIGITS = 8
 
 
 def owned(place: str) -> str:
-    """Return this process's queue at a place (`host:NAME` or `ray:ADDRESS`).
+    """Return this process's queue at a place (`host:NAME` or `LAUNCHER:ADDRESS`).
 
     It depends on the user, Python and devices.
 

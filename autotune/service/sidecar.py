@@ -21,19 +21,24 @@ from typing import NoReturn
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.export.best import BestConfig
-from autotune.service.watch_options import WatchOptions
 from autotune.views.terminal import plain
 
 _LONGEST_FOLDER = 80
 """Longest path of the folder, in characters; the path of a socket may have 107."""
+_MINUTE = 60.0
 
 
 @contextlib.contextmanager
-def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
+def watched(best: BestConfig, port: int = 0, every: float = _MINUTE) -> Iterator[str]:
     """Have this process watched, which becomes the job inside.
 
     Yield the address for the reports of its ranks. If the body returns, the process has not become
     a job, and there is nothing to watch.
+
+    Args:
+        best: recommendation that the job runs with.
+        port: port of the metrics; 0: a free one.
+        every: seconds between two checks.
 
     Raises:
         BadInput: the port is taken, or a package is missing.
@@ -51,7 +56,7 @@ def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
     if not child:
         os.close(answers)
         os.close(here)
-        _detached(_Lines(job, answer, begun), folder, best, options)
+        _detached(_Lines(job, answer, begun), folder, best, port, every)
     for theirs in (job, answer, begun):
         os.close(theirs)
     os.waitpid(child, 0)
@@ -92,7 +97,7 @@ def _address(folder: str) -> str:
     return f"{folder}/socket"
 
 
-def _detached(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) -> NoReturn:
+def _detached(lines: _Lines, folder: str, best: BestConfig, port: int, every: float) -> NoReturn:
     """Run the watcher in the child; the process that it starts is an orphan in its own session."""
     try:
         os.setsid()  # a Ctrl-C is for the job
@@ -104,7 +109,7 @@ def _detached(lines: _Lines, folder: str, best: BestConfig, options: WatchOption
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        _watch(lines, folder, best, options)
+        _watch(lines, folder, best, port, every)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -112,18 +117,18 @@ def _detached(lines: _Lines, folder: str, best: BestConfig, options: WatchOption
         os._exit(0)
 
 
-def _watch(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) -> None:
+def _watch(lines: _Lines, folder: str, best: BestConfig, port: int, every: float) -> None:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     line.bind(_address(folder))
     problem = ""
     try:
         from autotune.service.watcher import Watcher
 
-        watcher = Watcher(best, options, say)
+        watcher = Watcher(best, say, port, every)
     except ModuleNotFoundError as error:
         problem = f"--watch needs {error.name}, which is not installed: pip install autotune"
     except OSError as error:
-        problem = f"--metrics-port {options.port}: {error.strerror}"
+        problem = f"--metrics-port {port}: {error.strerror}"
     os.write(lines.answer, json.dumps({"problem": problem}).encode())
     os.close(lines.answer)
     if problem or os.read(lines.begun, 1):

@@ -196,7 +196,7 @@ def _refuse_elsewhere(cluster: str) -> None:
 
 
 def move_to_this_machine(repository: Repository, name: str) -> None:
-    """Move a study into the queue of this machine; a study of a Ray cluster keeps its queue.
+    """Move a study into the queue of this machine; a study of a cluster keeps its queue.
 
     Raises:
         BadInput: a daemon elsewhere runs the study.

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 
 from autotune.analysis.wording import duration, quantity
-from autotune.errors import AutotuneError
 from autotune.export.best import BestConfig
-from autotune.measurement.drift import CHECKS_IN_A_ROW, Change, Drift, Promise, rate_of_job
+from autotune.measurement.drift import Change, Drift, Promise, rate_of_job
+from autotune.measurement.policy import MEASUREMENT
 from autotune.service.metrics import LOOPBACK, Metrics
-from autotune.service.watch_options import WatchOptions
 from autotune.worker.inject.speed_report import SpeedReport
 
 _LONGEST_REPORT = 65536
@@ -34,23 +33,25 @@ class Watcher:
     def __init__(
         self,
         best: BestConfig,
-        options: WatchOptions,
         say: Callable[[str], None],
+        port: int,
+        every: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the metrics.
 
         Args:
             best: recommendation that the job runs with.
-            options: options of the watching.
             say: prints a line.
+            port: port of the metrics; 0: a free one.
+            every: seconds between two checks.
             clock: returns a time in seconds.
 
         Raises:
             OSError: the port is taken.
         """
         self._best = best
-        self._options = options
+        self._every = every
         self._say = say
         self._clock = clock
         self._unit = str(best.throughput.get("unit", "samples/s"))
@@ -64,7 +65,7 @@ class Watcher:
         self._due: float | None = None
         self._began = 0.0
         self._told: set[str] = set()
-        self._port = self._metrics.serve(options.port)
+        self._port = self._metrics.serve(port)
 
     def begin(self) -> None:
         """Print where the metrics are, as the job begins."""
@@ -91,7 +92,6 @@ class Watcher:
                 if line in found:
                     self.hear(line.recv(_LONGEST_REPORT))
                 self.check()
-        self.ended()
 
     def _patience(self) -> float | None:
         """Return the seconds to the next check."""
@@ -108,7 +108,7 @@ class Watcher:
         self._problem = self._problem or pace.problem
         self._rates.setdefault(pace.rank, []).append(self._units(pace) / pace.seconds)
         if self._due is None:
-            self._due = self._clock() + self._options.every
+            self._due = self._clock() + self._every
 
     def _units(self, pace: SpeedReport) -> float:
         """Return what the promise counts, of one rank: its share of the steps, which all ranks take."""
@@ -121,7 +121,7 @@ class Watcher:
         """Compare the speeds, if the check is due and there are enough blocks."""
         if self._due is None or self._clock() < self._due:
             return
-        self._due = self._clock() + self._options.every
+        self._due = self._clock() + self._every
         rate = rate_of_job(self._rates, self._world_size)
         if rate is None:
             return
@@ -134,10 +134,11 @@ class Watcher:
         self._metrics.check(rate, self._drift.drifted)
         self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
         if change == Change.BEGAN:
-            self._began = self._clock() - CHECKS_IN_A_ROW * self._options.every
+            self._began = self._clock() - MEASUREMENT.checks_in_a_row * self._every
             self._say(
-                f"slower than promised in each of the last {CHECKS_IN_A_ROW} checks, "
-                f"now {self._rate(rate)}; {self._promised()}. {self._what_to_do()}"
+                f"slower than promised in each of the last {MEASUREMENT.checks_in_a_row} checks, "
+                f"now {self._rate(rate)}; {self._promised()}. To tune again, give study.yaml another "
+                "name and `autotune start` it"
             )
         elif change == Change.OVER:
             lasted = duration(self._clock() - self._began)
@@ -166,24 +167,3 @@ class Watcher:
         promise = self._promise
         bound = f", slower is below {quantity(promise.bound)}" if promise.bound else ""
         return f"promised are {quantity(promise.value)}{bound}"
-
-    def _what_to_do(self) -> str:
-        if self._options.storage:
-            return "A new study is queued when the job ends, if it is slower then"
-        return (
-            "To tune again: give study.yaml another name and `autotune start` it, or have "
-            "--queue-on-drift do so when the job ends"
-        )
-
-    def ended(self) -> None:
-        """Queue a new study if the job was slower than promised at its end, and that is wanted."""
-        if not self._options.storage or not self._drift.drifted:
-            return
-        from autotune.service.resubmit import queue
-
-        try:
-            name = queue(self._options.storage, self._study)
-        except AutotuneError as error:
-            self._say(f"no new study could be queued: {error}")
-        else:
-            self._say(f"study {name} is queued; autotune watch {name} follows it")

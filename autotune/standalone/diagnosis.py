@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.analysis.findings import Finding, findings, listed, of_other_jobs
+from autotune.analysis.findings import Finding, findings, listed
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.config.keeping import split_otherwise
@@ -55,10 +55,10 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
     Raises:
         BadInput: the baseline cannot run here; the message has the reason.
     """
-    if spec.workload.command:
+    if not spec.workload.observable:
         raise BadInput(
-            "a command cannot be profiled: its ranks are its own; `autotune doctor` says which knobs "
-            "act, and `autotune start` measures them"
+            f"a {spec.workload.noun} cannot be profiled: its ranks are its own; `autotune doctor` says "
+            "which knobs act, and `autotune start` measures them"
         )
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
@@ -75,7 +75,8 @@ def _profiled_baseline(probe: Probe) -> Diagnosis:
     if not judge.seen:
         raise BadInput(f"the baseline shows nothing: {result.cause}")
     observed: Any = judge.seen[0].block.observed
-    unusable = [*observed.get("unusable", ()), *of_other_jobs(plan.spec)]
+    beyond_reach = plan.spec.workload.beyond_reach(plan.spec.values())
+    unusable = [*observed.get("unusable", ()), *beyond_reach]
     throughput, rising = _speed(probe)
     return Diagnosis(
         findings({**observed, "unusable": unusable}, plan.baseline, plan.facts, rising),
@@ -102,7 +103,7 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
         doubled = split_otherwise(plan.baseline, "micro_batch", size)
     free = dataclasses.replace(plan.facts, global_batch=None)
     refused = doubled is None or bool(infeasible(doubled, free))
-    refused |= plan.spec.workload.is_script and "micro_batch" not in plan.spec.flags
+    refused |= not plan.spec.workload.can_set("micro_batch", plan.spec.flags)
     once, twice = [], []
     for number in range(_PAIRS):
         run = _timed(probe, f"once-{number}", plan.baseline)

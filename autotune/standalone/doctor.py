@@ -1,6 +1,5 @@
 """Checks of this machine: needs of a study, and sources of wrong figures."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -8,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +22,11 @@ from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import name_lookup, process_comparison
 from autotune.standalone.own_options import shows
-from autotune.standalone.ray_safety import judged
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
 from autotune.worker.survey_result import SurveyResult
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
+from launchers.sections import PACKAGES
 from search_spaces import CATALOGUE, KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
@@ -36,14 +34,14 @@ from storage import Database
 
 _PACKAGES = ("torch", "optuna", "sqlalchemy")
 _OPTIONAL = {
-    "ray": "launcher: ray",
+    **PACKAGES,
     "optuna-dashboard": "autotune dashboard",
     "pandas": "autotune export --trials",
 }
 """Package -> the only feature that needs it."""
 BASELINE_RUN = "doctor"
 """Name of the run of the baseline; names of other runs begin with it."""
-_LOOPBACK = "127.0.0.1"
+_HERE = section_of("local")
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 _COMPILED_AGAIN = 3
@@ -74,7 +72,7 @@ def examine(spec: StudySpec | None, storage: str) -> Iterator[CheckResult]:
     yield _packages()
     yield from of_machine()
     yield _storage(storage)
-    yield from _ray_security(spec)
+    yield from _security(spec)
     yield from _names(spec)
     yield from _launched(spec)
 
@@ -118,57 +116,40 @@ def _storage(url: str) -> CheckResult:
     return _tried("storage", lambda: f"{Database(url)} can be read and written")
 
 
-def _ray_security(spec: StudySpec | None) -> Iterator[CheckResult]:
-    if spec is None or spec.launcher != "ray":
-        return
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the launcher reports it
-        version = importlib.metadata.version("ray")
-        safe, text = judged(spec.ray_address, os.environ, version)
-        yield CheckResult("Ray security", "ok" if safe else "warn", text)
+def _security(spec: StudySpec | None) -> Iterator[CheckResult]:
+    if spec and (found := spec.launcher.security(os.environ)):
+        safe, text = found
+        yield CheckResult(f"{spec.launcher.kind} security", "ok" if safe else "warn", text)
 
 
 def _names(spec: StudySpec | None) -> Iterator[CheckResult]:
-    if address := _where_ranks_meet(spec):
+    if address := (spec.launcher if spec else _HERE).meeting_host:
         soon, text = name_lookup.judged(address)
         yield CheckResult("name server", "ok" if soon else "warn", text)
 
 
-def _where_ranks_meet(spec: StudySpec | None) -> str:
-    """Return the address of the ranks' store: the cluster's head; empty if it is not known."""
-    if spec is None or spec.launcher != "ray" or spec.ray_address is None:
-        return _LOOPBACK
-    host = spec.ray_address.rpartition(":")[0].strip("[]")
-    if host and "://" not in spec.ray_address:
-        with contextlib.suppress(OSError):
-            return str(socket.getaddrinfo(host, None)[0][4][0])
-    return ""
-
-
 def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
-    kind = spec.launcher if spec else "local"
+    kind = (spec.launcher if spec else _HERE).kind
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
             launcher_of(spec, Path(folder)) if spec else _one_rank(folder) as launcher,
         ):
-            slot = launcher.slots[0]
-            devices = slot.environment["devices"]
-            names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
-            text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
+            site = launcher.site
+            text = f"{len(launcher.slots)} slot(s) on {site.device}: {', '.join(site.devices)}"
             yield CheckResult(f"{kind} launcher", "ok", text)
             for news in launcher.notices():
                 yield CheckResult("nodes", "warn", news)
-            if spec and spec.workload.is_script and not spec.workload.command:
+            if spec:
                 yield from (
                     CheckResult("process", "ok", text)
                     for text in process_comparison.comparison(spec, launcher)
                 )
-            if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 baseline = baseline_of(probe)
                 yield baseline
                 yield from _protection(probe)
-                if spec.workload.is_script and baseline.level != "fail":
+                if spec.workload.may_ignore_knobs and baseline.level != "fail":
                     yield from _knobs(probe, settles=baseline.level == "ok")
     except DevicesTaken as error:
         yield CheckResult(f"{kind} launcher", "warn", str(error))
@@ -178,7 +159,7 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
 
 def _one_rank(folder: str) -> Launcher:
     wanted = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
-    return open_launcher("local", wanted, folder, None)
+    return _HERE.open(wanted, folder)
 
 
 def baseline_of(
@@ -223,7 +204,7 @@ def _protection(probe: Probe) -> Iterator[CheckResult]:
         yield CheckResult("files", "warn", "trials may change them: `workload.may_write` is true")
         return
     record = probe.files("doctor").protection()
-    if not workload.is_script or not record.is_file():
+    if not workload.discards_writes or not record.is_file():
         return
     protection = json.loads(record.read_text())
     if protection["how"] == OVERLAY:
@@ -310,18 +291,17 @@ def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> 
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
         raise _Doubt(f"{written(value)}: {compiled}")
-    workload, flag = probe.plan.spec.workload, probe.plan.spec.flags.get(name)
-    if workload.command:
-        how = flag or f"{{{name}}}"
-        return f"{written(value)} runs, by {how}; whether the command heeds it is not seen"
-    if flag is None:
+    workload = probe.plan.spec.workload
+    setting = workload.passed_by(name, probe.plan.spec.flags)
+    if setting is None:
         return f"{written(value)} takes effect, from outside"
-    if name in COUNTED and workload.keeps_global_batch:
+    shown = name in COUNTED and workload.observable
+    if shown and workload.keeps_global_batch:
         return _takes_together(probe, name, knobs)
-    counted = name in COUNTED and not workload.samples  # its samples were counted in this run
-    if counted or _is_seen(probe, name, knobs):
-        return f"{written(value)} takes effect, by {flag}"
-    return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
+    counted = shown and not workload.samples  # its samples were counted in this run
+    if counted or (workload.observable and _is_seen(probe, name, knobs)):
+        return f"{written(value)} takes effect, by {setting}"
+    return f"{written(value)} runs, by {setting}; whether the {workload.noun} heeds it is not seen"
 
 
 def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:

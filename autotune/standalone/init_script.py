@@ -12,14 +12,16 @@ from autotune.config.proportion import granule
 from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Allowed, Findings
-from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
+from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult
+from launchers.sections import FOR_SEVERAL_NODES
 from search_spaces import CATALOGUE
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import KnobValue, written
 
 _LAUNCHES = {
     PYTHON: "one process, no variables of ranks",
+    SPAWN: "the script starts its ranks itself",
     TORCHRUN: "ranks with the variables of torchrun",
     TORCH_LAUNCH: "as torchrun, and --local-rank before the arguments",
     DEEPSPEED: "ranks with the variables of deepspeed, and --local_rank before the arguments",
@@ -192,7 +194,7 @@ def _resources(launched: Launched, found: Findings) -> str:
         lines += [
             f"  nodes: {launched.nodes}   # the ranks of one were looked at, on this machine",
             "",
-            "launcher: ray   # of several nodes; say ray_address: HOST:PORT of a running cluster",
+            FOR_SEVERAL_NODES,
         ]
     return "\n".join([*lines, ""])
 

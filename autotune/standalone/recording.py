@@ -267,7 +267,7 @@ def _rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
 def _write_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[Run]) -> None:
     origin = {
         "study": withheld.kept(spec, all_fields=False),
-        "environment": launcher.slots[0].environment,
+        "environment": launcher.site.environment,
         "workers": launcher.workers,
         "runs": len(runs),
         "speed_of_passes": [round(speed, 4) for speed in pass_speeds(runs).values()],

@@ -162,7 +162,7 @@ def _other_measurements(
     wanted: StudySpec, own: StudySpec, launcher: ReplayLauncher
 ) -> Iterator[str]:
     if wanted.workload != own.workload:
-        yield f"workload: it was recorded with {own.workload.label} {own.workload.args or ''}".rstrip()
+        yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
     if wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
     if (wanted.resources.known_workers or launcher.workers) != launcher.workers:
@@ -224,7 +224,7 @@ def _run(
     assert lease is not None
     study = repository.studies.claim(lease)
     assert study is not None
-    environment = repository.environments.record(lease, launcher.slots[0].environment)
+    environment = repository.environments.record(lease, launcher.site.environment)
     tuner = Tuner(
         StudyContext(study, Plan(spec, launcher), lease, repository, environment), Signals()
     )

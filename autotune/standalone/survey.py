@@ -22,7 +22,7 @@ from autotune.standalone.launch_command import Launched
 from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import OwnOptions, find_own_options
 from autotune.standalone.progress_lines import reported
-from autotune.worker.protocol import Deadlines, TrialRequest
+from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from search_spaces.knob import KnobValue, written
@@ -48,6 +48,7 @@ class Findings:
         seen: training of the unchanged command.
         workers: ranks that ran it.
         device: 'cpu' or 'cuda'.
+        launched: parsed command, with the ranks that its script starts.
         facts: of this machine, for constraints.
         batch: settings of its micro-batch and accumulation.
         own: its options that turn other knobs.
@@ -57,6 +58,7 @@ class Findings:
     seen: SurveyResult
     workers: int
     device: str
+    launched: Launched
     facts: Facts
     batch: BatchSettings = field(default_factory=BatchSettings)
     own: OwnOptions = field(default_factory=OwnOptions)
@@ -113,30 +115,46 @@ def survey(
     ):
         for notice in launcher.notices():
             say(f"Note: {notice}")
-        plan = Plan(spec, launcher)
-        runner = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
-        began = time.monotonic()
+        runner = _Runner(Probe(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say)
         seen = runner.at({})
-        seen = _with_settings(seen, launched, workdir)
-        _check(seen, launched, plan, runner.output())
-        found = find_batch_settings(runner.at, seen, launcher.workers, say)
-        facts = facts_of(launcher)
-        own = find_own_options(
-            runner.at,
-            seen,
-            named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
-            say,
-            _seconds_for_trying(time.monotonic() - began),
-        )
-        acting = _outside(runner, seen, facts, own, time.monotonic() - began)
-        if found.columns:
-            seen = dataclasses.replace(seen, micro_batch=seen.columns)
-        seen = _of_all_nodes(seen, found, launched)
-        workers, device = launcher.workers * launched.nodes, launcher.slots[0].device
-        study = write(Findings(seen, workers, device, facts, found, own, acting))
-        if launched.nodes == 1:
-            _check_start(Probe(plan.of(study), Path(folder), workdir), launched, seen, say)
-        return study
+        if not seen.spawns:
+            return _study_of(seen, runner, write)
+    say(f"{launched.target} starts {counted(seen.spawns, 'rank')} by {SPAWN}.")
+    return survey(
+        dataclasses.replace(launched, launch=SPAWN, workers=seen.spawns),
+        workdir,
+        say,
+        write,
+        allowed,
+    )
+
+
+def _study_of(
+    seen: SurveyResult, runner: "_Runner", write: Callable[[Findings], StudySpec]
+) -> StudySpec:
+    """Return the study of a script that was seen to train, once its baseline has run."""
+    launched, probe, began = runner.launched, runner.probe, time.monotonic()
+    launcher = probe.plan.launcher
+    seen = _with_settings(seen, launched, runner.workdir)
+    _check(seen, launched, probe.plan, runner.output())
+    found = find_batch_settings(runner.at, seen, launcher.workers, runner.say)
+    facts = facts_of(launcher.site)
+    own = find_own_options(
+        runner.at,
+        seen,
+        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
+        runner.say,
+        _seconds_for_trying(time.monotonic() - began + runner.usual),
+    )
+    acting = _outside(runner, seen, facts, own, time.monotonic() - began + runner.usual)
+    if found.columns:
+        seen = dataclasses.replace(seen, micro_batch=seen.columns)
+    seen = _of_all_nodes(seen, found, launched)
+    workers, device = launcher.workers * launched.nodes, launcher.site.device
+    study = write(Findings(seen, workers, device, launched, facts, found, own, acting))
+    if launched.nodes == 1:
+        _check_start(probe.of(study), launched, seen, runner.say)
+    return study
 
 
 def _outside(
@@ -229,18 +247,18 @@ class _Runner:
     def __init__(
         self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
     ) -> None:
-        self._probe = probe
-        self._workdir = workdir
-        self._say = say
-        self._launched = launched
+        self.probe = probe
+        self.workdir = workdir
+        self.say = say
+        self.launched = launched
         self._runs = 0
         self._startup = probe.plan.spec.measurement.startup_deadline
-        self._usual = 0.0
+        self.usual = 0.0
         self._last = ""
 
     def output(self) -> str:
         """Return the end of what rank 0 printed in the last run."""
-        return self._probe.files(self._last).tail(0, _TAIL_BYTES)
+        return self.probe.files(self._last).tail(0, _TAIL_BYTES)
 
     def at(self, settings: Mapping[str, KnobValue]) -> SurveyResult:
         """Return what rank 0 has seen.
@@ -265,29 +283,29 @@ class _Runner:
         self, settings: Mapping[str, KnobValue], knobs: Mapping[str, KnobValue]
     ) -> SurveyResult:
         self._runs += 1
-        name, target = f"survey-{self._runs}", self._launched.target
+        name, target = f"survey-{self._runs}", self.launched.target
         own = {flag: flag for flag in settings}
         told = {**settings, **knobs}
         changed = ", ".join(f"{flag} {written(value)}" for flag, value in told.items())
         how = " from outside" if knobs else ""
-        self._say(f"Looking at {target}{changed and f' with {changed}{how}'} ...")
-        files = self._probe.files(name)
+        self.say(f"Looking at {target}{changed and f' with {changed}{how}'} ...")
+        files = self.probe.files(name)
         given = fields.given(
-            self._launched.args,
+            self.launched.args,
             own,
             settings,
-            variables=self._launched.env,
-            workdir=self._workdir,
+            variables=self.launched.env,
+            workdir=self.workdir,
             folder=files.copies(),
         )
         limit = self._limit() * (_COMPILING if "compile" in knobs else 1)
-        with reported(self._say, lambda: files.tail(0, _TAIL_BYTES)):
+        with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
-            configuration = {**self._probe.plan.baseline, **knobs}
-            result = self._probe.run(name, configuration, FitMonitor(), shape)
+            configuration = {**self.probe.plan.baseline, **knobs}
+            result = self.probe.run(name, configuration, FitMonitor(), shape)
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
-        self._usual = self._usual or result.wall_seconds
+        self.usual = self.usual or result.wall_seconds
         self._last = name
         seen = SurveyResult.from_text(files.survey(0).read_text())
         if told and not seen.steps:
@@ -299,9 +317,9 @@ class _Runner:
 
         A run with another setting, which may hang, has a multiple of the first run's time.
         """
-        if not self._usual:
+        if not self.usual:
             return self._startup
-        return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self._usual))
+        return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self.usual))
 
     def _advice(self, result: AttemptResult, limit: float) -> str:
         if result.state != AttemptState.HANG:

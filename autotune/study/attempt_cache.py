@@ -42,12 +42,22 @@ class AttemptCache:
         self._baseline = baseline
         self._harmless = harmless
         self._known: Attempts | None = None
+        self._blocks: dict[int, list[StoredBlock]] = {}
 
     def all(self) -> Attempts:
         """Return the attempts recorded so far."""
         if self._known is None:
             self._known = Attempts(self._feed.read(), self._baseline, self._harmless)
         return self._known
+
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """Return the blocks of an attempt, which are recorded once, with its result."""
+        if attempt_id not in self._blocks:
+            found = self._records.blocks(attempt_id)
+            if not found:
+                return []
+            self._blocks[attempt_id] = found
+        return self._blocks[attempt_id]
 
     def begin(
         self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int

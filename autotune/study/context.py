@@ -21,6 +21,7 @@ from storage import (
     Purpose,
     Repository,
     StoredAttempt,
+    StoredBlock,
     StoredNoise,
     StoredStudy,
 )
@@ -48,6 +49,10 @@ class StudyContext:
         """Return the attempts recorded so far."""
         return self.attempt_cache.all()
 
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """Return the blocks of an attempt; none while it runs."""
+        return self.attempt_cache.blocks(attempt_id)
+
     @functools.cached_property
     def attempt_cache(self) -> AttemptCache:
         """Cache of the attempts, through which they are written."""
@@ -68,15 +73,14 @@ class StudyContext:
 
         What the profiler leaves behind on a CUDA device has not been measured: there it launches.
         """
-        on_processors = self.plan.launcher.slots[0].device == "cpu"
         today = self.plan.baseline
-        return self.builds_workload and on_processors and not why_not_live(today, today)
+        reusable = self.plan.spec.workload.reusable
+        return reusable and not self.on_device and not why_not_live(today, today)
 
     @property
-    def builds_workload(self) -> bool:
-        """True if ranks build the workload; scripts and commands build what they train themselves."""
-        workload = self.plan.spec.workload
-        return not (workload.is_script or workload.command)
+    def on_device(self) -> bool:
+        """True if trials run on CUDA devices."""
+        return self.plan.launcher.site.on_device
 
     def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """Drop the output of a run, unless a user may want it.
@@ -94,7 +98,7 @@ class StudyContext:
     def workload(self) -> str:
         """Name of the workload with a digest of its arguments, the key of recorded noise."""
         spec = self.plan.spec.workload
-        arguments = json.dumps(spec.args, sort_keys=True).encode()
+        arguments = json.dumps(spec.given, sort_keys=True).encode()
         return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
 
     def known_sigma(self) -> float | None:
@@ -124,4 +128,4 @@ class StudyContext:
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:
-        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.slots[0].device)
+        return CostRecords(self.blocks, self.plan.launcher.site.device)

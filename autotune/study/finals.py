@@ -5,6 +5,7 @@ The closer look profiles the winner's step and measures what each of its knobs b
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
@@ -137,7 +138,7 @@ class Finals:
     def _replay(self) -> Confirmation | None:
         plan = FinalsPlan.of(self._context, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
-        blocks = self._context.repository.attempts.blocks
+        blocks = self._context.blocks
         self.selection = Selection(plan.finalists, plan.unaffordable, plan.same_batch)
         return replay(
             attempts,
@@ -196,7 +197,7 @@ class Finals:
         if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
         candidates = list(confirmation.candidates.values())
-        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.blocks
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
@@ -210,7 +211,7 @@ class Finals:
 
         A finalist that has come to a second epoch by itself needs none.
         """
-        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.blocks
         compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
         costs = self._context.costs()
         for trial in confirmation.members():
@@ -227,7 +228,7 @@ class Finals:
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
-        blocks = self._context.repository.attempts.blocks
+        blocks = self._context.blocks
         members, prices = confirmation.members(), self._prices()
         configurations = [confirmation.candidates[trial].knobs for trial in members]
         proof = prices.rounds(configurations, confirmation.to_prove)
@@ -277,7 +278,7 @@ class Finals:
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
         if baseline is None or not confirmation.waits or not confirmation.decided():
             return False
-        if confirmation.precise or confirmation.contradicted or len(again) >= _MOST_REPEATS:
+        if confirmation.precise or confirmation.vain or len(again) >= _MOST_REPEATS:
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._schedule.left < costs.brief(knobs):
@@ -322,7 +323,8 @@ class Finals:
         prices, rounds = self._prices(), max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
-            return self._schedule.may_end(prices.usual_round(knobs))
+            one_by_one = replace(prices, at_once=False)
+            return self._schedule.may_end(one_by_one.usual_round(knobs))
         if confirmation.to_prove in (0, FEWEST_ROUNDS):
             return self._schedule.may_end(prices.rounds(knobs, rounds))
         return self._schedule.may_end(rounds * prices.usual_round(knobs))
@@ -346,7 +348,7 @@ class Finals:
             return
         chosen, baseline = confirmation.choice(), confirmation.baseline
         profiled = {chosen, chosen if baseline is None else baseline}
-        for trial in sorted(() if self._plan.spec.workload.command else profiled):
+        for trial in sorted(profiled if self._plan.spec.workload.observable else ()):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
             reduced = bool(confirmation.taken_back)

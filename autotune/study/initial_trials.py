@@ -12,6 +12,7 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from launchers.site import device_names
 from search_spaces import CATALOGUE, KnobValue
 from storage import AttemptState, Purpose, Recommended, StoredAttempt, TrialLedger
 
@@ -57,7 +58,7 @@ class Place:
         """Return the place of a recommendation."""
         environment = recommended.body["provenance"]["environment"]
         workload = said(recommended.spec["workload"])
-        return cls(workload, recommended.body["world_size"], devices(environment))
+        return cls(workload, recommended.body["world_size"], kinds_of_device(environment))
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,9 @@ def said(workload: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in workload.items() if value}
 
 
-def devices(environment: Mapping[str, Any]) -> tuple[str, ...]:
+def kinds_of_device(environment: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a node's CUDA devices, else of its processor, from its fingerprint."""
-    named = sorted({device["name"] for device in environment.get("devices", [])})
-    return tuple(named) or (str(environment.get("cpu")),)
+    return tuple(sorted({*device_names(environment)}))
 
 
 def remembered(
@@ -280,7 +280,7 @@ class InitialTrials:
         baseline = self._plan.baseline
         found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
         unusable = {*seen.get("unusable", ())}
-        if self._cores_per_rank() < _CORES_FOR_LOADING:
+        if self._plan.launcher.site.cores_of_rank < _CORES_FOR_LOADING:
             unusable.add("loader_workers")  # unless it is loading that holds the step back
         return experts(self._space, baseline, found, unusable, room)
 
@@ -289,17 +289,12 @@ class InitialTrials:
         memory = self._plan.memory_of_rank()
         return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
 
-    def _cores_per_rank(self) -> float:
-        launcher = self._plan.launcher
-        slot = launcher.slots[0]
-        return float(slot.environment["cores"] * slot.nodes / launcher.workers)
-
     def _look(self, executor: TrialExecutor, planner: RunPlanner) -> dict[str, Any] | None:
         """Return what is observed of the baseline's profile; None if it does not run.
 
         Empty for a command, or without time for a profile.
         """
-        if self._plan.spec.workload.command or not self._looks:
+        if not (self._plan.spec.workload.observable and self._looks):
             return {}
         while (profile := self._profile()) is None:
             baseline = PlannedAttempt(BASELINE, self._plan.baseline, Purpose.PROFILE)
@@ -317,15 +312,15 @@ class InitialTrials:
         return breakdown(told) if told else {}
 
     def _observed(self, profile: StoredAttempt) -> dict[str, Any] | None:
-        blocks = self._context.repository.attempts.blocks(profile.id)
+        blocks = self._context.blocks(profile.id)
         return blocks[0].observed if blocks else None
 
     def _profile(self) -> StoredAttempt | None:
         return self._context.attempts().of(Purpose.PROFILE).recorded().first
 
     def _remembered(self) -> Suggestion | None:
-        launcher = self._plan.launcher
+        site = self._plan.launcher.site
         workload = said(self._plan.spec.workload.model_dump(mode="json"))
-        place = Place(workload, launcher.workers, devices(launcher.slots[0].environment))
+        place = Place(workload, site.ranks, kinds_of_device(site.environment))
         earlier = self._context.repository.recommendations.of_others(self._context.study.id)
         return remembered(self._space, self._plan.baseline, earlier, place)

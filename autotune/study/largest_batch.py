@@ -112,7 +112,7 @@ class LargestBatch:
 
     def _check_limit(self) -> None:
         plan = self._context.plan
-        shared = plan.launcher.slots[0].devices_per_rank < 1
+        shared = plan.launcher.site.devices_per_rank < 1
         if shared and plan.spec.resources.memory_per_worker is None:
             raise BadInput(
                 "search_space.micro_batch: max needs a limit where a rank has no device of its own: it "

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.analysis.calibration import unrest
 from autotune.analysis.costs import Costs
 from autotune.analysis.processes import UNSTEADY
-from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
 from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
@@ -37,11 +37,55 @@ _VAIN = 2
 """Trials in a row that fail beside the baseline, until no more are paired."""
 
 
+class Residency:
+    """Room for runs of one study that are resident at once on one slot."""
+
+    def __init__(self, context: StudyContext) -> None:
+        self._context = context
+
+    def obstacle(self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, slots: int = 1) -> str:
+        """Return why runs may not be resident at once, whatever time there is; empty if they may.
+
+        Args:
+            knobs: configuration of each run.
+            peak_bytes: bytes of the largest rank of each, added up; 0: not known.
+            slots: number of slots with such runs at a time.
+        """
+        workload = self._context.plan.spec.workload
+        if not workload.observable:
+            return f"a {workload.noun} that starts its own ranks cannot be paused"
+        if len(knobs) < 2:
+            return "there is only one"
+        if not self._context.on_device and len({one["cpu_affinity"] for one in knobs}) > 1:
+            return "they differ in cpu_affinity, and each run in turn has processors of its own"
+        longest = max(map(self._context.costs().step, knobs))
+        if longest > _LONGEST_STEP:
+            return f"a step of {longest:.1f} s is too long for turns"
+        return self._shortage(peak_bytes, slots)
+
+    def _shortage(self, needed: int, slots: int) -> str:
+        """Return what memory is missing for runs that are resident at once; empty if none is.
+
+        On processors the runs of all slots may be on one node.
+        """
+        plan = self._context.plan
+        there = plan.memory_of_rank()
+        if there is None:
+            there = plan.launcher.site.bytes_of_rank / slots
+        elif not needed:
+            return "how much memory they need is not known"
+        if needed <= _MEMORY_SHARE * there:
+            return ""
+        shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
+        return f"by their peaks they need {shares} that a rank has"
+
+
 class PairingPolicy:
     """Policy of one study; it decides from the records, so that a resumed study goes on as it began."""
 
     def __init__(self, context: StudyContext, pool: SlotPool) -> None:
         self._context = context
+        self._residency = Residency(context)
         self._pool = pool
         self._baseline = context.plan.baseline
         self._paired: bool | None = None
@@ -84,8 +128,7 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        on_device = self._context.plan.launcher.slots[0].device == "cuda"
-        return on_device and (own.result.sigma_run or 0.0) > UNSTEADY
+        return self._context.on_device and (own.result.sigma_run or 0.0) > UNSTEADY
 
     def on_one_environment(self) -> bool:
         """Return whether all slots are where the baseline's own trial ran.
@@ -124,8 +167,8 @@ class PairingPolicy:
         limit: TimeLimit,
     ) -> bool:
         """Return whether a trial and the baseline may be resident at once."""
-        if self._context.plan.spec.workload.is_script:
-            return False  # a script would be launched anew for each trial, and the baseline with it
+        if not self._context.plan.spec.workload.reusable:
+            return False  # it would be launched anew for each trial, and the baseline with it
         peaks = [
             one.result.peak_bytes
             for one in attempts.searched()
@@ -134,14 +177,10 @@ class PairingPolicy:
         both = own.result.peak_bytes + max(peaks, default=own.result.peak_bytes)
         # Time as if both were the baseline: the step of a new trial is not known.
         beside = dict(self._baseline)
-        if self._on_processors:
+        if not self._context.on_device:
             beside["cpu_affinity"] = knobs["cpu_affinity"]
         slots = len(self._context.plan.launcher.slots)
         return not self._obstacle([self._baseline, beside], both, limit, slots)
-
-    @property
-    def _on_processors(self) -> bool:
-        return self._context.plan.launcher.slots[0].device == "cpu"
 
     def _obstacle(
         self,
@@ -150,43 +189,16 @@ class PairingPolicy:
         limit: TimeLimit,
         slots: int = 1,
     ) -> str:
-        """Return why runs may not be resident at once; empty if they may.
+        """Return why runs may not be resident at once within this time; empty if they may."""
+        if obstacle := self._residency.obstacle(knobs, peak_bytes, slots):
+            return obstacle
+        return "there is no time for more" if self._shortest(knobs) > limit.soft else ""
 
-        Args:
-            slots: number of slots with such runs at a time.
-        """
-        if self._context.plan.spec.workload.command:
-            return "a command that starts its own ranks cannot be paused"
-        if len(knobs) < 2:
-            return "there is only one"
-        if self._on_processors and len({one["cpu_affinity"] for one in knobs}) > 1:
-            return "they differ in cpu_affinity, and who takes turns has processors of its own"
+    def _shortest(self, knobs: Sequence[Mapping[str, Any]]) -> float:
+        """Return seconds of the shortest interleaved runs, their warm-up as long as what counts."""
         costs = self._context.costs()
-        longest = max(map(costs.step, knobs))
-        if longest > _LONGEST_STEP:
-            return f"a step of {longest:.1f} s is too long for turns"
-        if sum(_shortest(costs, one) for one in knobs) > limit.soft:
-            return "there is no time for more"
-        return self._shortage(peak_bytes, slots)
-
-    def _shortage(self, needed: int, slots: int) -> str:
-        """Return what memory is missing for runs that are resident at once; empty if none is.
-
-        Args:
-            needed: bytes of the largest rank of each, added up; 0: not known.
-            slots: number of slots with such runs. On processors they may all be on one node.
-        """
-        plan = self._context.plan
-        there = plan.memory_of_rank()
-        if there is None:
-            slot = plan.launcher.slots[0]
-            there = slot.environment["memory_bytes"] * slot.nodes / (plan.launcher.workers * slots)
-        elif not needed:
-            return "how much memory they need is not known"
-        if needed <= _MEMORY_SHARE * there:
-            return ""
-        shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
-        return f"by their peaks they need {shares} that a rank has"
+        launches = 1 if self._context.on_device else len(knobs)
+        return launches * costs.slow_startup + sum(_in_turn(costs, one) for one in knobs)
 
     def _too_dear(self) -> str:
         """Return why the first pair is not worth its launch; empty if it is."""
@@ -206,11 +218,11 @@ class PairingPolicy:
             self._context.say(message)
 
 
-def _shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
-    """Return seconds of the shortest interleaved run, its warm-up as long as what counts."""
+def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:
+    """Return seconds of the shortest interleaved run after its launch."""
     step = costs.step(knobs)
     turn = max(INTERLEAVED_BLOCK_SECONDS, step) + untimed_steps(step) * step
-    return costs.slow_startup + costs.first_step(knobs) + 2 * _BLOCKS * turn
+    return costs.first_step(knobs) + 2 * _BLOCKS * turn
 
 
 def _in_vain(attempts: Attempts) -> bool:

@@ -169,8 +169,9 @@ class RunPlanner:
         knobs = [attempt.knobs for attempt in attempts]
         if not self.pairing.can_interleave(knobs, peak_bytes, limit):
             return None
-        each = self._after_launch(limit.shared(len(attempts)), live=False)
-        group = InterleavedSchedule([self._limits(one.purpose, each) for one in attempts])
+        each = self._shared(limit, len(attempts), live=False)
+        limits = [self._limits(one.purpose, each) for one in attempts]
+        group = InterleavedSchedule(limits, at_once=self._context.on_device)
         return RunPlan(
             attempts=tuple(attempts),
             mode=Mode.INTERLEAVED,
@@ -196,9 +197,9 @@ class RunPlanner:
         beside = PlannedAttempt(BASELINE, self._context.plan.baseline, Purpose.PAIRED, trial)
         slot = self._choose(attempt)
         live = self._pool.can_take_over(slot, knobs, interleaved=True)
-        each = self._after_launch(limit.shared(2), live=live)
+        each = self._shared(limit, 2, live=live)
         own, its = self._limits(Purpose.SEARCH, each, low), self._limits(Purpose.PAIRED, each)
-        pair = PairedSchedule(own, its, rate)
+        pair = PairedSchedule(own, its, rate, at_once=self._context.on_device)
         return RunPlan(
             attempts=(attempt, beside),
             mode=Mode.PAIRED,
@@ -264,7 +265,7 @@ class RunPlanner:
         if purpose == Purpose.PROFILE:
             searched = self._context.attempts().of(Purpose.SEARCH)
             return self._context.profile_stays and not searched
-        return self._context.builds_workload and purpose in SEARCHING
+        return self._context.plan.spec.workload.reusable and purpose in SEARCHING
 
     def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
         """Return a limit whose soft part is for the steps alone; the launch may be a slow one.
@@ -274,6 +275,15 @@ class RunPlanner:
         """
         costs = self._context.costs()
         return limit.after_launch(costs.switch if live else costs.slow_startup)
+
+    def _shared(self, limit: TimeLimit, members: int, *, live: bool) -> TimeLimit:
+        """Return the limit of each of several interleaved runs, whose soft part is for the steps.
+
+        On CUDA devices they are launched at once, and elsewhere one after another.
+        """
+        if self._context.on_device:
+            return self._after_launch(limit, live=live).shared(members)
+        return self._after_launch(limit.shared(members), live=live)
 
     def _limits(self, purpose: Purpose, limit: TimeLimit, low: float = 0.0) -> Limits:
         """Return how long to measure.

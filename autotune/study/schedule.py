@@ -14,6 +14,7 @@ from autotune.analysis.compilation import graph
 from autotune.analysis.confirmation import (
     ALIKE,
     FEWEST_ALONE,
+    FEWEST_ROUNDS,
     of_same_batch,
     shown,
 )
@@ -24,6 +25,7 @@ from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
 from autotune.study.context import BASELINE, StudyContext
+from autotune.study.pairing import Residency
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, StoredAttempt
 
@@ -61,8 +63,8 @@ class Schedule:
         self._clock = context.plan.launcher.clock
         self._started = self._clock() - context.study.elapsed
         self._wall_time = context.plan.spec.budget.wall_time
-        on_device = context.plan.launcher.slots[0].device == "cuda"
-        self._on_device = on_device
+        on_device = self._on_device = context.on_device
+        self._residency = Residency(context)
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
@@ -116,10 +118,10 @@ class Schedule:
     def pays_to_look(self) -> bool:
         """Return whether there is time for a profile before the search.
 
-        A script, or anything on a CUDA device, starts anew for it.
+        A workload that cannot be reused, or anything on a CUDA device, starts anew for it.
         """
         limit = self.for_opening()
-        dear = self._on_device or self._context.plan.spec.workload.is_script
+        dear = self._on_device or not self._context.plan.spec.workload.reusable
         return not dear or limit.hard >= _SHORTEST_LOOK
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
@@ -195,9 +197,13 @@ class Schedule:
     def why_enough_searched(self, attempts: Attempts) -> str:
         """Return why there is no time for another trial, in words; empty while there is."""
         proof = self.proof(attempts)
-        if self._for_search(proof) >= proof.costs.shortest(self._baseline):
-            return ""
         spent = f"{self.elapsed:.0f} s of the wall time are spent"
+        if not proof.costs.known:
+            # No run has shown a step yet, and a shorter one than those that ended would not either.
+            vain = max((a.result.wall_seconds for a in attempts.searched().recorded()), default=0.0)
+            return "" if self.left > vain else f"{spent}, and no trial has come to its first step"
+        if self._for_search(proof) - self._wished(proof) >= proof.costs.shortest(self._baseline):
+            return ""
         if not self.may_end(proof.shortest(self._most)):
             return f"{spent}, and the rest is too short for another trial and its proof"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
@@ -209,6 +215,16 @@ class Schedule:
             return False  # its steps tell the noise, and the proof runs it again as often as needed
         share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
+
+    def _wished(self, proof: Proof) -> float:
+        """Return seconds of a round beyond those that are needed, where a gain is beyond doubt.
+
+        On a CUDA device it tells more of the gain than another trial adds to it.
+        """
+        own, first = proof.attempts.baseline(), next(iter(proof.rivals()), None)
+        if proof.needed >= FEWEST_ROUNDS or proof.repeats or own is None or first is None:
+            return 0.0
+        return 0.0 if may_be_faster(own, first) else proof.usual_round([own.knobs, first.knobs])
 
     def _free(self, proof: Proof) -> float:
         """Return seconds that the proof leaves to the search."""
@@ -229,13 +245,23 @@ class Schedule:
 
     def proof(self, attempts: Attempts) -> Proof:
         """Return the price of the finals by what is recorded."""
-        blocks = self._context.repository.attempts.blocks
+        blocks = self._context.blocks
         out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
             return proof
         repeats = _REPEATS_IF_UNSTEADY if processes.unsteady(BASELINE) else 0
-        return replace(proof, needed=FEWEST_ALONE, repeats=repeats)
+        at_once = self._may_be_resident(proof)
+        return replace(proof, needed=FEWEST_ALONE, repeats=repeats, at_once=at_once)
+
+    def _may_be_resident(self, proof: Proof) -> bool:
+        """Return whether the fastest rival and the baseline may be resident at once."""
+        own = proof.attempts.baseline()
+        if own is None:
+            return False
+        first = next(iter(proof.rivals()), own)
+        peak_bytes = own.result.peak_bytes + first.result.peak_bytes
+        return not self._residency.obstacle([own.knobs, first.knobs], peak_bytes)
 
     def _processes(self, attempts: Attempts) -> Processes | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""
@@ -243,9 +269,7 @@ class Schedule:
         if own is None:
             return None
         if own.id not in self._processes_of:
-            self._processes_of[own.id] = Processes.of(
-                attempts, self._context.repository.attempts.blocks, ()
-            )
+            self._processes_of[own.id] = Processes.of(attempts, self._context.blocks, ())
         return self._processes_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:
@@ -312,6 +336,8 @@ class FinalsPlan:
             trials = most_promising_first(those)
             if proof.needed == FEWEST_ALONE:
                 trials = rivals(trials, ALIKE)
+            # Rounds of what is surely slower than the best trial cost time and show nothing.
+            trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:

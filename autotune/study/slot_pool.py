@@ -37,7 +37,7 @@ class SlotPool:
         self._slots: list[Slot] = list(context.plan.launcher.slots)
         self.free = {number for number, slot in enumerate(self._slots) if slot.usable}
         """Numbers of the slots on which nothing runs."""
-        first = self._slots[0].environment
+        first = context.plan.launcher.site.environment
         self._environments: list[tuple[dict[str, Any], int]] = [
             (dict(first), context.environment_id)
         ]

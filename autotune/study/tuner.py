@@ -12,8 +12,7 @@ from autotune.analysis.calibration import Calibration
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.confirmation import Selection
 from autotune.analysis.contenders import error_of
-from autotune.analysis.early import errors_of_early
-from autotune.analysis.levels import Levels
+from autotune.analysis.levels import Levels, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, quantity, too_slow
@@ -90,7 +89,7 @@ class Tuner:
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
             context.known_sigma(),
-            context.repository.attempts.blocks,
+            context.blocks,
         )
         before = len(context.attempts())
         last = context.attempts().last
@@ -231,7 +230,7 @@ class Tuner:
         """
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._schedule.for_trial(attempts)
-        if failed := baseline.to_be_tried_again(attempts):
+        if limit.hard > 0 and (failed := baseline.to_be_tried_again(attempts)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
         limit = self._schedule.for_calibration(attempts)

@@ -1,1 +1,1 @@
-"""What people read."""
+"""Texts and pages for people: progress, report, notes, dashboard."""

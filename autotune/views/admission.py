@@ -1,4 +1,4 @@
-"""Who may use a page on loopback: not whoever reaches the port, but whoever was given its address.
+"""Admission to a page on loopback: a request needs this machine's name and a token.
 
 Every local user reaches a port of loopback, and so does every web page in the user's browser, whose own
 name may lead there (DNS rebinding). So a request must name this machine as its host, and carry what only
@@ -31,8 +31,10 @@ ssh -L PORT:localhost:PORT"
 
 
 class ThisMachine:
-    """Passes on to a WSGI application only what is asked of this machine under its own name, and not by
-    a page of another server."""
+    """WSGI filter that admits requests to this machine under its own name.
+
+    Requests by a page of another server are refused.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -47,16 +49,16 @@ class ThisMachine:
 
 
 class Invited:
-    """Passes on only what comes from a browser that was once at the address with the token.
+    """WSGI filter that admits browsers that were once at the address with the token.
 
     Attributes:
-        token: new for each server, and of as many bits as nobody guesses.
+        token: token of this server, too long to be guessed.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
         self.token = secrets.token_urlsafe(32)
-        # Cookies are the same for all ports of a host: each server has a name of its own for its.
+        # All ports of a host share cookies: each server has a name of its own for its cookie.
         self._cookie = f"autotune-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
     def __call__(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
@@ -75,10 +77,10 @@ class Invited:
     def _welcome(
         self, environ: Environ, query: list[tuple[str, str]], start: StartResponse
     ) -> Iterable[bytes]:
-        """Leave the cookie, and the token out of the address: it would stay in the history.
+        """Answer with the cookie, and with a page that leads to the address without the token.
 
-        A page and no redirection: behind a link on a page of somebody else's, a browser sends no strict
-        cookie along with what it is redirected to.
+        The token would stay in the browser's history. A redirection would not do: behind a link on
+        another site's page, a browser sends no strict cookie along with it.
         """
         rest = urlencode([(name, value) for name, value in query if name != _TOKEN])
         path = "/" + environ.get("PATH_INFO", "").encode("latin-1").decode(errors="replace").lstrip(

@@ -14,7 +14,7 @@ Effects = Mapping[str, Mapping[str, Any]]
 
 
 def recorded_effects(folder: Path) -> dict[str, Effects]:
-    """What was measured, by platform, from the files that were kept of it."""
+    """Return the measured effects by platform, from the files that were kept of them."""
     found = {}
     for platform in ("CPU", "GPU"):
         path = folder / f"knobs-{platform.lower()}.json"
@@ -24,12 +24,55 @@ def recorded_effects(folder: Path) -> dict[str, Effects]:
 
 
 def knobs_page(effects: Mapping[str, Effects]) -> str:
-    """docs/knobs.md.
+    """Return the page docs/knobs.md.
 
     Args:
         effects: platform ('CPU', 'GPU') -> measured effects; a platform that is missing was not at hand.
     """
     return "\n".join(_page(effects)) + "\n"
+
+
+def knob_page(name: str, effects: Mapping[str, Effects]) -> str:
+    """Return a page on one knob.
+
+    Args:
+        name: of the knob.
+        effects: platform ('CPU', 'GPU') -> measured effects, as for `knobs_page`.
+
+    Raises:
+        KeyError: the catalogue has no such knob.
+    """
+    return "\n".join(_knob(CATALOGUE[name], effects)) + "\n"
+
+
+def _knob(knob: Knob, effects: Mapping[str, Effects]) -> Iterator[str]:
+    yield f"# {knob.name}"
+    yield ""
+    yield f"{knob.summary[:1].upper()}{knob.summary[1:]}."
+    yield ""
+    facts = {
+        "values": knob.domain.describe(),
+        "default": written(knob.default),
+        "acts through": knob.applied,
+        "level": knob.acts_on,
+        "part of the step": ", ".join(knob.parts),
+        "needs": _needs(knob),
+        "does not go with": _conflicts(knob),
+        "may change of the training": _changes(knob),
+        "tried first": _promising(knob),
+        "source": knob.source,
+    }
+    yield "| | |"
+    yield "|---|---|"
+    yield from (f"| {title} | {text} |" for title, text in facts.items() if text)
+    yield ""
+    yield "## Measured"
+    yield ""
+    measured = {p: _effect(found.get(knob.name)) for p, found in effects.items()}
+    known = [f"- {platform}: {text}." for platform, text in measured.items() if text]
+    yield from known or ["Not measured: it acts on no device that was at hand."]
+    yield ""
+    yield "How to read the figures stands in [the table of all knobs](../knobs.md)."
 
 
 def _page(effects: Mapping[str, Effects]) -> Iterator[str]:

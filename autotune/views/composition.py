@@ -7,7 +7,7 @@ from typing import Any
 from autotune.analysis.findings import findings, listed
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.paths import StudyPaths
-from autotune.runs import plan
+from launchers.site import lowest_capability
 from search_spaces import Facts
 from storage import Attempts, Purpose, Repository, StoredAttempt, StoredStudy
 
@@ -112,7 +112,7 @@ def _guessed(environment: dict[str, Any], workers: int) -> Facts:
     return Facts(
         "cuda" if devices else "cpu",
         workers,
-        plan.lowest_capability(environment),
+        lowest_capability(environment),
         backend="nccl" if len(devices) >= workers else "gloo",
     )
 

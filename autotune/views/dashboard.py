@@ -1,4 +1,4 @@
-"""optuna-dashboard on a study's storage, on loopback, for whoever has the address that is printed."""
+"""optuna-dashboard on a study's storage, on loopback, behind the printed address."""
 
 import contextlib
 import html
@@ -20,21 +20,25 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """Server with a thread per request."""
+
     daemon_threads = True
 
 
 class _Quiet(WSGIRequestHandler):
+    """Handler that logs no request."""
+
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a page polls several times a second."""
+        """Log nothing: a page polls several times a second."""
 
 
 def serve(database: Database, name: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve until interrupted.
 
     Args:
-        port: 0 takes a free one.
-        ready: called with the study's address once requests are answered; it has the token without
-            which none is.
+        port: port to listen on; 0: a free one.
+        ready: called with the study's address once requests are answered; the address has the token
+            without which none is.
 
     Raises:
         BadInput: the port is taken.
@@ -42,7 +46,7 @@ def serve(database: Database, name: str, port: int, ready: Callable[[str], None]
     storage = database.optuna()
     try:
         page = f"studies/{storage.get_study_id_from_name(name)}"
-    except KeyError:  # it has not run yet, or somebody has renamed it, and may want to undo that
+    except KeyError:  # the study has not run yet, or has been renamed, which can be undone
         page = ""
     invited = Invited(optuna_dashboard.wsgi(storage))
     try:
@@ -60,17 +64,18 @@ def serve(database: Database, name: str, port: int, ready: Callable[[str], None]
 
 @contextlib.contextmanager
 def opened(address: str, link: Path) -> Iterator[None]:
-    """Open an address in a browser, which is told by a file that leads there: every user may read the
-    arguments of a process.
+    """Open an address in a browser, by a file that leads there.
+
+    Every user may read the arguments of a process, and so an address among them.
 
     Args:
-        link: the file, for this user alone; it is there as long as the context lasts.
+        link: path of the file, which this user alone may read; it exists as long as the context lasts.
     """
     try:
         make_private(link.parent)
         link.unlink(missing_ok=True)
         descriptor = os.open(link, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # whoever reads the printed address can open it, too
+    except OSError:  # the printed address can be opened, too
         yield
         return
     with os.fdopen(descriptor, "w") as file:

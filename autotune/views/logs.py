@@ -1,4 +1,4 @@
-"""What a study and its trials printed."""
+"""Output of a study and its trials."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from storage import Repository, StoredStudy
 
 
 def study_log(repository: Repository, name: str) -> Iterator[str]:
-    """All messages and attempts of a study."""
+    """Yield all messages and attempts of a study."""
     study = repository.studies.named(name)
     yield from ProgressLines(repository, study).new()
     if study.error:
@@ -19,8 +19,9 @@ def study_log(repository: Repository, name: str) -> Iterator[str]:
 
 
 def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
-    """What the ranks of a trial printed: from their files where this machine has them, else what
-    was recorded of the failure.
+    """Yield the output of the ranks of a trial.
+
+    It is that of their files where this machine has them, else what was recorded of the failure.
 
     Raises:
         BadInput: there is no such trial.
@@ -44,7 +45,7 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
 
 
 def _printed(file: Path) -> str:
-    """In a file, which may be dropped meanwhile, or another user's."""
+    """Return the content of a file, or why it cannot be read."""
     try:
         return file.read_text(errors="replace").rstrip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a study is doing, what comes next, and about how long that takes. Pure, over what is recorded."""
+"""Present work of a study, what comes next, and about how long that takes. Pure, over records."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from storage import Attempts, Purpose, StoredAttempt
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
-"""Runs at a time that are named."""
+"""Most runs at a time that are named."""
 
 _PHASES = {
     Purpose.FIT: "looking for the largest micro-batch",
@@ -33,12 +33,12 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Outlook:
-    """Of a study that runs.
+    """Outlook of a study that runs.
 
     Attributes:
-        device_hours: of all runs so far.
-        running: what runs, in words: phase, trial, since when, how long such runs take.
-        next: what comes after it, in words; empty where nothing is known of it.
+        device_hours: device-hours of all runs so far.
+        running: texts on what runs: phase, trial, since when, how long such runs take.
+        next: text on what comes after it; empty where nothing is known of it.
     """
 
     device_hours: float
@@ -56,7 +56,7 @@ def outlook(
     elapsed: float,
     now: float,
 ) -> Outlook:
-    """From what is recorded.
+    """Return the outlook that the records give.
 
     Args:
         attempts: of the study, those under way among them.
@@ -133,6 +133,6 @@ def _about(seconds: float, left: float | None) -> str:
 
 
 def _usual(every: Attempts, *purposes: Purpose) -> float | None:
-    """Seconds of such a run; None while none has ended."""
+    """Return seconds of such a run; None while none has ended."""
     ended = [a.result.wall_seconds for a in every.of(*purposes).recorded()]
     return statistics.median(ended) if ended else None

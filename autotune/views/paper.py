@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.findings import of_other_jobs
 from autotune.analysis.levels import Levels
 from autotune.analysis.memory import limit_of_rank
 from autotune.analysis.provenance import measured_in
@@ -36,7 +35,7 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
     if ran:
         rows = memory_lines(verdict.memory) if verdict.memory else ()
         parts.append(["### How the recommended configuration ran", "", *_running(ran, rows)])
-    unusable = of_other_jobs(spec)
+    unusable = spec.workload.beyond_reach(spec.values())
     parts.append(list(held_back(repository, study, attempts, spec.full_baseline(), unusable)))
     facts = recorded_facts(study.facts) if study.facts else None
     parts.append(list(_attribution(spec, attempts, verdict, facts)))

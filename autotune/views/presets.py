@@ -7,7 +7,7 @@ from search_spaces.knob import written
 
 
 def presets_listed() -> Iterator[str]:
-    """Every preset with its purpose and the values of its knobs, a line each."""
+    """Yield every preset with its purpose and the values of its knobs, a line each."""
     for name in preset_names():
         yield f"{name}: {preset_summary(name)}"
         for knob, values in preset(name).items():

@@ -18,6 +18,7 @@ from storage import (
     StoredAttempt,
     StoredMessage,
     StoredStudy,
+    StudyState,
     Summary,
 )
 
@@ -97,7 +98,7 @@ class ProgressLines:
             yield text
 
     def headline(self) -> str:
-        """Where the study stands, in one line: trials, time, what runs, how far it has come."""
+        """Return where the study stands, in one line: trials, time, what runs, how far it has come."""
         now = self._standing()
         study = self._repository.studies.named(self._study.name)
         budget = self._spec.budget
@@ -109,11 +110,18 @@ class ProgressLines:
         if now.speedup:
             text += f", {now.speedup:.2f}x baseline"
         seen = self._outlook(study)
-        text += "".join(f"; {running}" for running in seen.running[:1])
+        text += "".join(f"; {running}" for running in seen.running[:1] or self._before(study))
         doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
             text += f" ({doing.text})"
         return f"{text}; next: {seen.next}" if seen.next else text
+
+    def _before(self, study: StoredStudy) -> tuple[str, ...]:
+        """Return what is going on before the first run, in words; empty once there was one."""
+        if self._feed.read():
+            return ()
+        queued = study.state == StudyState.QUEUED
+        return ("queued" if queued else "starting the processes of the trials",)
 
     def _outlook(self, study: StoredStudy) -> Outlook:
         return outlook(

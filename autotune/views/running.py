@@ -115,14 +115,14 @@ def _energy(blocks: Sequence[StoredBlock]) -> float | None:
 
 
 def _has_one_cost(knobs: Mapping[str, Any]) -> bool:
-    """Whether a sample takes as much arithmetic in every step."""
+    """Return whether a sample takes as much arithmetic in every step."""
     return bool(knobs["layer_keep"] == 1 == knobs["curriculum_start"])
 
 
 def _flops(
     reference: Attempts, blocks: dict[int, list[StoredBlock]], kept: list[StoredBlock]
 ) -> float | None:
-    """Per second and rank, from what the numerics gate has counted of one sample."""
+    """Return FLOP/s of a rank, by what the numerics gate has counted of one sample."""
     counted = [
         block.observed["flops_per_sample"]
         for a in reference
@@ -149,12 +149,12 @@ def _median_of(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Racing:
-    """What stopping hopeless trials has saved.
+    """Savings by the early end of hopeless trials.
 
     Attributes:
-        stopped: trials that were ended early.
-        seconds: by which they were shorter than the median complete trial, together.
-        share: of the time that the search would have taken.
+        stopped: number of trials that were ended early.
+        seconds: seconds by which they were shorter than the median complete trial, together.
+        share: share of the time that the search would have taken.
     """
 
     stopped: int
@@ -163,7 +163,7 @@ class Racing:
 
 
 def racing(attempts: Attempts) -> Racing:
-    """Of the search of a study."""
+    """Return the savings of a study's search."""
     searched = attempts.searched()
     complete = [a.result.wall_seconds for a in searched.complete()]
     stopped = [a.result.wall_seconds for a in searched.ended_in(AttemptState.PRUNED)]

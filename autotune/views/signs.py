@@ -1,4 +1,4 @@
-"""Signs of life of a study that runs: when something has last come of it, how many of its slots work."""
+"""Signs of life of a study that runs: its last event, and how many of its slots work."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ NO_SIGNS = {"progress_seconds": None, "slots": None}
 def signs_of(
     repository: Repository, study_id: int, attempts: Sequence[StoredAttempt], now: float
 ) -> dict[str, Any]:
-    """JSON-ready.
+    """Return the signs of life, ready for JSON.
 
     Args:
         attempts: of the study, those under way among them.

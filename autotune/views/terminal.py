@@ -1,7 +1,7 @@
-"""What goes to a terminal: text of trials, of their libraries, of whoever shares the database, too.
+"""Output to a terminal without control characters.
 
-A terminal takes control characters for orders: to change what was printed before, its title or its
-clipboard, and with some to type as if somebody had.
+Texts come from trials, from libraries and from other users of a database. A terminal takes control
+characters for orders: to change what was printed before, its title or its clipboard, or to type.
 """
 
 import logging
@@ -19,7 +19,7 @@ _ORDERS = re.compile(
 
 
 def plain(text: str) -> str:
-    r"""The text with what a terminal would obey written out, as `\x1b`."""
+    r"""Return a text with what a terminal would obey written out, as `\x1b`."""
     text = _ENDS_OF_LINES.sub("\n", text)
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
@@ -27,18 +27,18 @@ def plain(text: str) -> str:
 def show(
     text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False
 ) -> None:
-    """Print it for people: what is piped on reaches a terminal, too."""
+    """Print a text for people, without control characters: a pipe may end at a terminal, too."""
     print(plain(str(text)), end=end, file=file, flush=flush)
 
 
 def hand_over(text: str) -> None:
-    """Print it for a program, which gets it as it is; a terminal does not."""
+    """Print a text for a program unchanged, and for a terminal without control characters."""
     print(plain(text) if sys.stdout.isatty() else text, end="")
 
 
 class PlainFormatter(logging.Formatter):
-    """Of a log that is read on terminals."""
+    """Formatter of a log that is read on terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The message with what a terminal would obey written out."""
+        """Return the message with characters that a terminal would obey written out."""
         return plain(super().format(record))

@@ -42,12 +42,10 @@ def text_of(verdict: Verdict) -> str:
 
 
 def _answer(verdict: Verdict) -> str:
-    if verdict.by_rounds is not None:
-        return _overruled(verdict, verdict.by_rounds)
-    by_rounds = _BY_ROUNDS if verdict.confirmed else _BY_ALL_RUNS
-    text = by_rounds[verdict.kind](verdict)
+    texts = _BY_ROUNDS if verdict.confirmed else _BY_SEARCH
+    text = texts[verdict.kind](verdict)
     if verdict.long_run is not None:
-        text += f" {_long_figure(verdict.long_run)}."
+        text += _long_figure(verdict.long_run)
     if verdict.long_failure is not None:
         failure = verdict.long_failure
         text += (
@@ -55,18 +53,6 @@ def _answer(verdict: Verdict) -> str:
             f"{failure.cause}."
         )
     return text
-
-
-def _overruled(verdict: Verdict, by_rounds: Verdict) -> str:
-    assert verdict.long_run is not None  # it overrules
-    text = f"{_long_figure(verdict.long_run)}: the longer runs count. In short ones: "
-    text += _answer(by_rounds)
-    if verdict.kind == Kind.BETTER:
-        return text
-    changed = difference(by_rounds.knobs or {}, verdict.baseline_knobs)
-    return (
-        f"Keep your configuration: {changed} was faster in short runs, but does not stay so. {text}"
-    )
 
 
 # By the rounds of the confirmation
@@ -193,17 +179,15 @@ _BY_ROUNDS: Mapping[Kind, Callable[[Verdict], str]] = {
 }
 
 
-# By all runs, before rounds tell
+# By the trials of the search, before rounds tell
 
 
 def _ahead(verdict: Verdict) -> str:
     assert verdict.speedup is not None
-    own, yours = verdict.runs
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_times(verdict.speedup)}: {changed} reaches {_rate(verdict)}, by {counted(own, 'run')} "
-        f"against {yours} of yours. That is not confirmed: whichever of many trials comes first owes a "
-        "part of it to luck."
+        f"{_times(verdict.speedup)}: {changed} reaches {_rate(verdict)}, by one run of "
+        "each. That is not confirmed: the first of many trials owes a part of it to luck."
         + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
         + _consequences(verdict)
         + _unchecked(verdict)
@@ -231,7 +215,7 @@ def _fastest(verdict: Verdict) -> str:
     )
 
 
-_BY_ALL_RUNS: Mapping[Kind, Callable[[Verdict], str]] = {
+_BY_SEARCH: Mapping[Kind, Callable[[Verdict], str]] = {
     Kind.BETTER: _ahead,
     Kind.NOTHING_BETTER: _keep,
     Kind.UNDECIDED: _keep,
@@ -412,10 +396,11 @@ def _long_figure(found: LongRun) -> str:
     """Return for example 'In runs of 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in ...'."""
     ratio, shift = found.ratio, found.shift
     change = "less" if shift.value < 1 else "more"
+    doubt = " Compare both for longer before you rely on it." if found.contradicts else ""
     return (
-        f"In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % "
+        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % "
         f"interval {ratio.low:.2f} to {ratio.high:.2f}), {abs(shift.value - 1):.1%} {change} than in "
-        f"short ones ({shift.low - 1:+.1%} to {shift.high - 1:+.1%})"
+        f"short ones ({shift.low - 1:+.1%} to {shift.high - 1:+.1%}).{doubt}"
     )
 
 

@@ -34,7 +34,10 @@ PROTOCOL = 10
 
 PYTHON, TORCHRUN = "python", "torchrun"
 TORCH_LAUNCH, DEEPSPEED = "torch.distributed.launch", "deepspeed"
-"""Launchers of training scripts whose conventions a rank can follow."""
+SPAWN = "torch.multiprocessing.spawn"
+"""Launchers of training scripts whose conventions a rank can follow; SPAWN: the script itself."""
+PLAIN = (PYTHON, SPAWN)
+"""Launchers under which no variable calls a process a rank."""
 
 
 class Outcome(StrEnum):
@@ -132,7 +135,7 @@ class Script:
     args: tuple[str, ...] = ()
     is_module: bool = False
     launch: str = TORCHRUN
-    """Launcher whose variables the process has: PYTHON, TORCHRUN, TORCH_LAUNCH or DEEPSPEED."""
+    """Launcher whose rules the process follows: one of those above."""
     changes: tuple[str, ...] = ()
     """Names of knobs that act on the script from outside; it sets all others itself."""
     samples: int = 0

@@ -69,6 +69,7 @@ class SurveyResult:
         reads: how often a number was read from a tensor, as a loss is for a log.
         frames: number of frames that torch.compile has compiled.
         options: all that were found, in the order of the script.
+        spawns: ranks that it starts by torch.multiprocessing.spawn; 0: none.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
         ended: how it ended, or why it was left before its steps were seen; else empty.
@@ -100,6 +101,7 @@ class SurveyResult:
     frames: int = 0
     options: tuple[Option, ...] = ()
     settings: tuple[str, ...] = ()
+    spawns: int = 0
     ended: str = ""
 
     @property

@@ -1,6 +1,6 @@
 """Causal language model of Hugging Face transformers, built from a configuration.
 
-Nothing is downloaded. It needs `pip install 'autotune[huggingface]'`.
+Nothing is downloaded. It needs `pip install 'torch-autotune[huggingface]'`.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def build(
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "the huggingface workload needs transformers: pip install 'autotune[huggingface]'"
+            "the huggingface workload needs transformers: pip install 'torch-autotune[huggingface]'"
         ) from None
     if length < 2:
         raise ValueError(f"length {length}: a sample has at least two tokens, one to predict")

@@ -1,4 +1,4 @@
-"""What is measured on a device, the same at the size of a rehearsal, and trials of it."""
+"""Scale of the measurements on a device, or of a rehearsal, and trials at that scale."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from autotune.runs import plan
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
 from autotune.runs.probe import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import Facts, defaults
 
 BENCHMARKS = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is measured, and for how long.
+    """Scale of the measurements.
 
     Attributes:
         device: 'cuda', or 'cpu' to rehearse.
@@ -64,7 +64,7 @@ class Scale:
     study: dict[str, Any]
 
     def resources(self, workers: int = 1) -> Resources:
-        """Of trials that have the device for themselves, or share it."""
+        """Return the resources of trials that have the device for themselves, or share it."""
         return Resources(workers, 1 / workers if self.device == "cuda" else 0, 1, 1)
 
 
@@ -166,17 +166,17 @@ class Bench:
     """Where a part measures, and until when."""
 
     def __init__(self, scale: Scale, folder: Path, output: Path) -> None:
-        """Take in where.
+        """Take in the folders.
 
         Args:
-            folder: for what nobody keeps.
-            output: for tables that are kept.
+            folder: folder of files that are discarded.
+            output: folder of tables that are kept.
         """
         self.scale = scale
         self.folder = folder
         self.output = output
         self.until = 0.0
-        """Of the part that runs, by time.monotonic."""
+        """End of the part that runs, by time.monotonic."""
 
     def left(self) -> float:
         """Seconds that the part still has."""
@@ -186,7 +186,7 @@ class Bench:
     def trials(self, workers: int = 1) -> Iterator["Trials"]:
         """Trials of so many ranks on the one device, one after another."""
         resources = self.scale.resources(workers)
-        with open_launcher("local", resources, str(self.folder), None) as launcher:
+        with section_of("local").open(resources, str(self.folder)) as launcher:
             yield Trials(self, launcher)
 
 
@@ -200,21 +200,21 @@ class Trials:
 
     @property
     def facts(self) -> Facts:
-        """What constraints may ask."""
-        return plan.facts_of(self.launcher)
+        """Facts for constraints."""
+        return plan.facts_of(self.launcher.site)
 
     def knobs(self, name: str, **changes: Any) -> dict[str, Any]:
-        """The configuration of a workload from which knobs are varied, changed so."""
+        """Return the configuration of a workload from which knobs are varied, with these changes."""
         return {**defaults(), **self._bench.scale.works[name].knobs, **changes}
 
     def timed(self, name: str, knobs: dict[str, Any], **changes: Any) -> Run:
-        """A timed trial; `changes` replace fields of its request."""
+        """Run a timed trial; `changes` replace fields of its request."""
         scale = self._bench.scale
         judge = TimedMonitor(scale.limits if knobs["compile"] == "none" else scale.compiled)
         return self.run(name, knobs, judge, lambda a: dataclasses.replace(a, **changes))
 
     def fit(self, name: str, knobs: dict[str, Any]) -> Run:
-        """A trial of a few steps: does it fit in memory?"""
+        """Run a trial of a few steps, which tells whether it fits in memory."""
         return self.run(name, knobs, FitMonitor(), plan.few_steps)
 
     def run(
@@ -257,7 +257,7 @@ class Trials:
 
 
 def in_turn(rounds: int, left: Callable[[], float], runs: dict[str, Callable[[], Run]]) -> Figures:
-    """These runs, round by round in orders that are drawn, until the time is over.
+    """Run these, round by round in orders that are drawn, until the time is over.
 
     Returns:
         Their runs by name, as JSON, and `unfinished` where rounds are missing.
@@ -273,7 +273,7 @@ def in_turn(rounds: int, left: Callable[[], float], runs: dict[str, Callable[[],
 
 
 def rates(runs: list[Figures]) -> list[float | None]:
-    """Samples per second, round by round."""
+    """Return samples per second, round by round."""
     return [run["rate"] for run in runs]
 
 

@@ -26,7 +26,7 @@ class HostEvent:
 
 
 def build(*, factory: str, args: dict[str, Any], out: str) -> autotune.Workload:
-    """The workload itself; for every block a line [seconds by events, seconds by the clock] in `out`."""
+    """Return the workload; for every block it writes [seconds by events, by the clock] to `out`."""
 
     class TwoClocks(BlockClock):
         def start(self) -> None:

@@ -27,7 +27,7 @@ class Journal:
             self._parts[part["part"]] = part
 
     def done(self, title: str) -> bool:
-        """Whether the part needs no measuring: it is there, whole and without an error."""
+        """Return whether a part is there, whole and without an error, so that it needs no measuring."""
         part = self._parts.get(title)
         return bool(part and "error" not in part and not part["figures"].get("unfinished"))
 
@@ -43,5 +43,5 @@ class Journal:
         self._parts[title] = part
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """What is there, by title."""
+        """Return the recorded parts, by title."""
         return dict(self._parts)

@@ -1,4 +1,4 @@
-"""What every knob brings on the device: its values against the default, in turn, on a workload."""
+"""Effect of every knob on the device: its values against the default, interleaved, on a workload."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ _FIRST = (
     "channels_last",
     "parallelism",
 )
-"""What is likely to say most; then the order of the catalogue."""
+"""Knobs that are likely to say most; the others follow in the order of the catalogue."""
 _OF_TRANSFORMER = _FIRST[:9]
 _ELSEWHERE = {"mlp": "gpt"}
 """Small workloads of the CPU -> where their knobs are tried on a device."""
@@ -70,7 +70,7 @@ def groups() -> list[Group]:
 
 
 def _values(name: str) -> Iterator[Any]:
-    """What the knob is set to: the value that was tried on the CPU first, then all other choices."""
+    """Return the values of a knob: the one that was tried on the CPU first, then all other choices."""
     case, knob = CASES[name].value, CATALOGUE[name]
     yield case
     if isinstance(knob.domain, Choice) and not isinstance(knob.default, bool):
@@ -94,8 +94,11 @@ RANKS = (0, 1, 2)
 
 
 def rank(group: Group) -> int:
-    """When its turn comes: 0 what is likely to say most, on the GPT; 1 the same and what images need,
-    on other workloads; 2 the rest."""
+    """Return the place of a comparison in the order of the measurements.
+
+    It is 0 for what is likely to say most, on the GPT; 1 for the same on other workloads, and for
+    what images need; 2 for the rest.
+    """
     if group.work != "gpt":
         return 1
     return 0 if any(name in _FIRST for name, _ in group.values) else 2

@@ -37,11 +37,11 @@ TUNED = {
     "stream_prefetch": True,
     "pin_memory": True,
 }
-"""What usually pays, beside bf16."""
+"""Changes that usually pay, beside bf16."""
 
 
 def machine(bench: Bench) -> Figures:
-    """What everything else was measured on, and its clock under load."""
+    """Return the machine of all other figures, and its clock under load."""
     with bench.trials() as trials:
         knobs = trials.knobs("gpt")
         run = trials.timed("gpt", knobs)
@@ -75,7 +75,7 @@ def events(bench: Bench) -> Figures:
 
 
 def bare(bench: Bench) -> Figures:
-    """The same step in a loop without autotune, in turn with trials: ratio of rates."""
+    """Return the ratio of the rates of a loop without autotune and of trials, interleaved."""
     work = bench.scale.works["gpt"]
 
     def loop(knobs: Mapping[str, Any]) -> Run:
@@ -148,7 +148,7 @@ def utilisation(bench: Bench) -> Figures:
 def without_problems(
     trials: Trials, base: dict[str, Any], wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    """The base with each change that can be here."""
+    """Return the base with each change that can be made here."""
     for name, value in wanted.items():
         changed = {**base, name: value}
         base = base if infeasible(changed, trials.facts) else changed
@@ -156,7 +156,7 @@ def without_problems(
 
 
 def flops_per_sample(trials: Trials, name: str, knobs: dict[str, Any]) -> float | None:
-    """Of forward and backward pass, as torch counts them; None if it cannot."""
+    """Return the FLOPs of forward and backward pass as torch counts them; None if it cannot."""
     judge = FitMonitor()
     trials.run(name, knobs, judge, lambda asked: dataclasses.replace(asked, trajectory=1))
     return judge.seen[0].block.observed.get("flops_per_sample") if judge.seen else None
@@ -172,7 +172,7 @@ def of_peak(trials: Trials, run: Run, flops: float | None, precision: str) -> Fi
 
 
 def memory(bench: Bench) -> Figures:
-    """The largest micro-batch that fits: predicted from two runs, and found by trying."""
+    """Return the largest micro-batch that fits, predicted from two runs and found by trying."""
     most = bench.scale.most_micro_batch
     sizes = sorted({round(2 ** (step / 8)) for step in range(8 * int(math.log2(most)) + 1)})
     tried: list[tuple[int, Run]] = []
@@ -204,12 +204,12 @@ def memory_of_device(trials: Trials) -> int:
 
 
 def bracket(tried: list[tuple[int, Run]]) -> Bracket:
-    """What is known of the largest one."""
+    """Return what is known of the largest micro-batch."""
     return Bracket.of([(size, run.state == "COMPLETE") for size, run in tried])
 
 
 def edge(sizes: list[int], tried: list[tuple[int, Run]], limit: int) -> int:
-    """The largest size that the model of the search expects to fit."""
+    """Return the largest size that the model of the search expects to fit."""
     known = sorted({*sizes, *(size for size, _ in tried)})
     grid = Grid({"micro_batch": CategoricalDistribution(known)})
 
@@ -275,17 +275,17 @@ def sharing(bench: Bench) -> Figures:
 
 
 def study_gpt(bench: Bench) -> Figures:
-    """A whole study of the GPT, with its verdict."""
+    """Run a whole study of the GPT; return its verdict."""
     return study(bench, "gpt", "gpt.yaml")
 
 
 def study_transformer(bench: Bench) -> Figures:
-    """A whole study of the published Transformer, with its verdict."""
+    """Run a whole study of the published Transformer; return its verdict."""
     return study(bench, "transformer", "seed_transformer.yaml")
 
 
 def study(bench: Bench, name: str, example: str) -> Figures:
-    """An example of examples/ at the size of this bench, compilation and the largest batch added."""
+    """Run an example of examples/ at the size of this bench, with compilation and the largest batch."""
     settings = settings_of(bench, name, example)
     folder = bench.folder / f"study-{name}"
     folder.mkdir(exist_ok=True)
@@ -298,7 +298,7 @@ def study(bench: Bench, name: str, example: str) -> Figures:
 
 
 def settings_of(bench: Bench, name: str, example: str) -> dict[str, Any]:
-    """The study file."""
+    """Return the settings of the study file."""
     settings: dict[str, Any] = yaml.safe_load((EXAMPLES / example).read_text())
     resources = bench.scale.resources()
     settings["workload"]["args"] = bench.scale.works[name].args
@@ -319,7 +319,7 @@ def settings_of(bench: Bench, name: str, example: str) -> dict[str, Any]:
 
 
 def table(bench: Bench) -> Figures:
-    """A replay table of the GPT; what it has so far is kept, and gone on with."""
+    """Record a replay table of the GPT; go on with what it has so far."""
     settings = settings_of(bench, "gpt", "gpt.yaml")
     settings["search_space"]["micro_batch"] = [4, 8, 16, 32, 64][
         : None if bench.scale.values is None else 2
@@ -333,7 +333,7 @@ def table(bench: Bench) -> Figures:
 
 
 def call(command: list[str], bench: Bench, folder: Path | None = None) -> str:
-    """What a command printed.
+    """Return the output of a command.
 
     Raises:
         RuntimeError: it failed, with the end of what it said; or the part's time was over.
@@ -355,10 +355,10 @@ def call(command: list[str], bench: Bench, folder: Path | None = None) -> str:
 
 
 def measured(rate: float) -> Run:
-    """A rate that no trial gave."""
+    """Return a run with a rate that no trial gave."""
     return Run("COMPLETE", "", rate, None, None, None, 0.0, 0, None, None, 0.0)
 
 
 def as_json(run: Run) -> Figures:
-    """A run as it is kept."""
+    """Return a run for JSON."""
     return dataclasses.asdict(run)

@@ -155,7 +155,7 @@ class ReplaySlot(Slot):
     def run(self, requests: Sequence[TrialRequest], schedule: TurnSchedule) -> list[TrialReport]:
         self._ending = False
         launched = self._claim(requests)
-        until = self.time + requests[0].limit.hard
+        began, until = self.time, self.time + requests[0].limit.hard
         members: dict[int, ReplayMember] = {}
         trains, died, enough = None, False, False
         for number in itertools.count(1):
@@ -165,7 +165,8 @@ class ReplaySlot(Slot):
                 break
             returns = member in members
             if not returns:
-                members[member] = self._begun(requests[member], live=bool(launched[member]))
+                built = self.time - began if schedule.at_once else 0.0
+                members[member] = self._begun(requests[member], bool(launched[member]), built)
             running = members[member]
             block = running.turn(number, self._speed, rested=returns and member != trains)
             trains = member
@@ -206,9 +207,17 @@ class ReplaySlot(Slot):
         self._claimed, self._waiting = waiting, {}
         return [waiting[p].launched if p in waiting else "" for p in range(len(requests))]
 
-    def _begun(self, request: TrialRequest, *, live: bool) -> ReplayMember:
+    def _begun(self, request: TrialRequest, live: bool, built: float) -> ReplayMember:
+        """Return a trial at its first turn.
+
+        Args:
+            live: True if it takes over a warm worker.
+            built: seconds for which its processes have been starting.
+        """
         self.launches += not live
-        return ReplayMember(request, *self._answer(request, self.time, live))
+        answer, draw = self._answer(request, self.time, live)
+        startup = max(0.0, answer.startup - built)
+        return ReplayMember(request, dataclasses.replace(answer, startup=startup), draw)
 
     def _keep(
         self,

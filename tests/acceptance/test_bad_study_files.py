@@ -277,7 +277,7 @@ COMMAND_NAMES = {
     "global_batch_below_ranks",
     "global_batch_not_of_baseline",
     "name_with_slash",
-    "ray_address_without_ray",
+    "launcher_address_moved",
     "resources_null",
     "several_fields",
     "space_unknown_knob",

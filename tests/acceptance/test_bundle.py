@@ -40,9 +40,9 @@ def test_the_bundle_names_all_that_is_needed() -> None:
     lines = (ROOT / "requirements-bundle.txt").read_text().splitlines()
     bundled = {canonicalize_name(line) for line in lines if not line.startswith("#")}
     needed = needed_by(
-        "autotune", "hypothesis", "pytest", "pytest-timeout", "psutil", without=LEFT_OUT
+        "torch-autotune", "hypothesis", "pytest", "pytest-timeout", "psutil", without=LEFT_OUT
     )
-    assert bundled == needed - {"autotune"} | {"nvidia-ml-py"}
+    assert bundled == needed - {"torch-autotune"} | {"nvidia-ml-py"}
 
 
 @pytest.fixture(scope="module")

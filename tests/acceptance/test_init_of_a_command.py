@@ -2,6 +2,8 @@
 the study that it writes runs."""
 
 import shutil
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 from autotune.config import load
+from search_spaces import defaults
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -20,7 +23,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyFol
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes as long as all else together
     with study_folder(tmp_path) as found:
         shutil.copytree(SCRIPTS / "varied", found.folder, dirs_exist_ok=True)
-        shutil.copy(SCRIPTS / "plain_ddp.py", found.folder)
+        for script in ("plain_ddp.py", "spawned.py"):
+            shutil.copy(SCRIPTS / script, found.folder)
         (found.folder / "study.yaml").unlink(missing_ok=True)
         yield found
 
@@ -153,11 +157,6 @@ def test_hydra(folder: StudyFolder) -> None:
             marks=pytest.mark.errand,
         ),
         pytest.param("import no_such_module", "no_such_module", marks=pytest.mark.errand),
-        pytest.param(
-            "import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(print, nprocs=2)",
-            "the script starts its ranks itself",
-            marks=pytest.mark.errand,
-        ),
     ],
 )
 def test_what_cannot_be_looked_at_says_why(folder: StudyFolder, script, told) -> None:
@@ -506,3 +505,31 @@ def test_limit_of_a_start_is_written_into_the_study(folder: StudyFolder) -> None
     found = folder.run("init", "--startup-timeout", "20m", "--", "python", "clicked.py")
     assert found.returncode == 0, found.stderr
     assert load(folder.folder / "study.yaml").measurement.startup_deadline == 1200
+
+
+def test_script_that_spawns_its_ranks_is_tuned_with_them(folder: StudyFolder) -> None:
+    study = written(folder, f"{sys.executable} spawned.py --batch-size 8 --epochs 10000")
+    assert study["workload"]["launch"] == "torch.multiprocessing.spawn"
+    assert study["workload"]["flags"] == {"micro_batch": "--batch-size"}
+    assert study["resources"] == {"workers": 2}
+    best = {
+        "target": "spawned.py",
+        "is_module": False,
+        "flags": {},
+        "turned": {},
+        "changes": ["gradient_as_bucket_view", "loader_workers"],
+        "launch": study["workload"]["launch"],
+    }
+    knobs = {**defaults(), "loader_workers": 1, "gradient_as_bucket_view": True}
+    content = {"format": 1, "knobs": knobs, "world_size": 2, "throughput": {}, "speedup": None}
+    content |= {"script": best, "provenance": {}}
+    (folder.folder / "best.yaml").write_text(yaml.safe_dump(content))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [sys.executable, "spawned.py", "--epochs", "1", "--port", port]
+    ran = folder.run("run", "best.yaml", "--", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert "rank 0: 1 workers, True" in ran.stdout
+    assert "rank 1: 1 workers, True" in ran.stdout
+    assert ran.stdout.endswith("all ranks have ended\n")

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.config import load
-from autotune.service.daemon import this_cluster
-from autotune.service.resubmit import queue
-from autotune.service.submission import submit
 from search_spaces import defaults
-from storage import Database, Repository
-from tests.steering import write_study
 from tests.waiting import wait_for
 
 OURS = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml"]
@@ -102,12 +96,6 @@ def test_nothing_is_said_to_be_watched_that_does_not_begin(
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
 
 
-def test_a_study_that_is_not_stored_cannot_be_queued_again() -> None:
-    done = run("print('began')", options=("--queue-on-drift",))
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"error: there is no " in done.stderr
-
-
 _TRAINS = """
 import torch
 from torch.utils.data import DataLoader
@@ -122,10 +110,8 @@ _LOOKS_OFTEN = """
 import os, sys
 from autotune.export.best import load
 from autotune.service.sidecar import watched
-from autotune.service.watch_options import WatchOptions
 from autotune.worker.inject.speed_report import ADDRESS
-wishes = WatchOptions(every=5.0, storage=os.environ.get("STORAGE"))
-with watched(load("best.yaml"), wishes) as address:
+with watched(load("best.yaml"), every=5.0) as address:
     from autotune.export.tuned_job import script_job
     job = script_job(load("best.yaml"), sys.argv[1:], os.environ)
     variables = {**os.environ, **job.environment, ADDRESS: address}
@@ -143,7 +129,9 @@ def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) 
     job = subprocess.Popen([*OURS, "--watch", "--", *torchrun], stderr=subprocess.PIPE)
     try:
         assert job.stderr is not None
-        (address,) = re.findall(rb"http://\S+", job.stderr.readline())
+        address = next(
+            found[0] for line in job.stderr if (found := re.findall(rb"http://\S+", line))
+        )
 
         def told() -> bool:
             with urllib.request.urlopen(address.decode()) as answer:
@@ -164,41 +152,18 @@ def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) 
 
 
 @pytest.mark.errand
-def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
-    url = f"sqlite:///{folder}/autotune.db"
-    (folder / "tiny.py").write_text("")
-    repository = Repository(Database(url))
-    submit(repository, load(write_study(folder)), folder)
-    # Somebody runs the studies of this machine already: no daemon is started here.
-    assert repository.leases.acquire(this_cluster(), "here", os.getpid(), 600)
+def test_drift_of_a_job_that_is_too_slow_is_told_and_starts_nothing(folder: Path) -> None:
     Path("own.py").write_text(_TRAINS)
     job = subprocess.Popen(
-        [sys.executable, "-c", _LOOKS_OFTEN, sys.executable, "own.py"],
-        stderr=subprocess.PIPE,
-        env={**os.environ, "STORAGE": url},
+        [sys.executable, "-c", _LOOKS_OFTEN, sys.executable, "own.py"], stderr=subprocess.PIPE
     )
     assert job.stderr is not None
     lines = []
-    while not lines or "looks" not in lines[-1]:
+    while "slower than promised in each" not in "".join(lines):
         lines.append(job.stderr.readline().decode())
         assert lines[-1], lines
     assert "in the first minute; promised are 1,000,000" in lines[1]
-    assert "slower than promised in each of the last 3 checks" in lines[2]
-    assert "A new study is queued when the job ends" in lines[2]
     job.send_signal(signal.SIGINT)
-    rest = job.stderr.read().decode()
-    job.wait(60)
-    (name,) = re.findall(r"autotune: study (\S+) is queued", rest)
-    assert repository.studies.named(name).spec == {
-        **repository.studies.named("tiny").spec,
-        "name": name,
-    }
-
-
-@pytest.mark.errand
-def test_a_study_is_queued_under_a_name_of_its_own(folder: Path) -> None:
-    url = f"sqlite:///{folder}/autotune.db"
-    repository = Repository(Database(url))
-    submit(repository, load(write_study(folder)), folder)
-    assert repository.leases.acquire(this_cluster(), "here", os.getpid(), 600)
-    assert re.fullmatch(r"tiny-\d{8}-\d{6}", queue(url, "tiny"))
+    job.communicate(timeout=60)
+    wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
+    assert not [*folder.glob("*.db")]

@@ -166,7 +166,7 @@ def empty(tmp_path: Path) -> Iterator[StudyFolder]:
 def test_the_wheel_holds_what_it_must_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {*PACKAGES, f"autotune-{library.__version__}.dist-info"}
+    assert tops == {*PACKAGES, f"torch_autotune-{library.__version__}.dist-info"}
     checkout = {
         str(path.relative_to(CHECKOUT))
         for package in PACKAGES

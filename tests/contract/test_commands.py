@@ -17,7 +17,7 @@ from tests.trials import trial
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     logs = str(tmp_path_factory.mktemp("agents"))
-    with launchers.open_launcher("local", Resources(1, 0, 1, 1), logs, None) as launcher:
+    with launchers.section_of("local").open(Resources(1, 0, 1, 1), logs) as launcher:
         yield launcher.slots[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import on_longest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from tests.trials import knobs, trial
 
 # One sample in a hundred is long: it holds 8 MB and all others eight bytes.
@@ -47,7 +47,7 @@ def build(told=True, longest=2_000_000):
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     resources = Resources(workers=2, gpus_per_worker=None, cpus_per_worker=1, slots=1)
     folder = str(tmp_path_factory.mktemp("longest"))
-    with open_launcher("local", resources, folder, None) as opened:
+    with section_of("local").open(resources, folder) as opened:
         yield opened
 
 

@@ -18,7 +18,7 @@ from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, Observed, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import defaults
 from storage import AttemptResult
 from tests.trials import trial
@@ -31,7 +31,7 @@ SLEEP = 0.1
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     resources = Resources(workers=2, gpus_per_worker=None, cpus_per_worker=1, slots=1)
     folder = str(tmp_path_factory.mktemp("observed"))
-    with open_launcher("local", resources, folder, None) as opened:
+    with section_of("local").open(resources, folder) as opened:
         yield opened
 
 

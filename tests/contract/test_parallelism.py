@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from autotune.config import StudySpec
+from autotune.config.kinds import spread
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
-from autotune.runs.plan import Plan, launcher_of, spread
+from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, Slot, open_launcher
+from launchers import Resources, Slot, section_of
 from search_spaces import Facts, defaults, infeasible
 from tests.trials import trial
 
@@ -45,7 +47,7 @@ def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     """Room for two ranks; a trial may have fewer."""
     folder = str(tmp_path_factory.mktemp("agents"))
-    with open_launcher("local", Resources(2, None, 1, 1), folder, None) as launcher:
+    with section_of("local").open(Resources(2, None, 1, 1), folder) as launcher:
         yield launcher.slots[0]
 
 
@@ -254,7 +256,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
         folder = tmp_path / parallelism
         folder.mkdir()
         asked = dataclasses.replace(
-            request(folder, 2, {"parallelism": parallelism}, numerics.STEPS),
+            request(folder, 2, {"parallelism": parallelism}, PROOF.most_steps),
             factory="autotune.workloads.gpt:build",
             args=GPT,
         )
@@ -279,7 +281,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
 )
 def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]) -> None:
     asked = dataclasses.replace(
-        request(tmp_path, 2, changes, numerics.STEPS),
+        request(tmp_path, 2, changes, PROOF.most_steps),
         factory="autotune.workloads.gpt:build",
         args=GPT,
     )

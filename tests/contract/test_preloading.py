@@ -89,7 +89,7 @@ def bench(
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports.jsonl"))
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     kind = getattr(request, "param", "local")
-    with launchers.open_launcher(kind, Resources(2, 0, 1, 1), str(tmp_path), None) as launcher:
+    with launchers.section_of(kind).open(Resources(2, 0, 1, 1), str(tmp_path)) as launcher:
         yield Bench(launcher, tmp_path, library.stem)
 
 

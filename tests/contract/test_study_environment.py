@@ -12,7 +12,7 @@ from autotune.config import StudySpec
 from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.processes import MARKER
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, Resources, section_of
 from search_spaces import defaults
 
 WORKLOAD = """
@@ -71,7 +71,7 @@ def seen(launcher: Launcher, folder: Path, env: Mapping[str, str]) -> dict[str, 
 
 def seen_under(kind: str, folder: Path, env: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """What a launcher of this kind passes on."""
-    with open_launcher(kind, Resources(1, 0, 1, 1), str(folder), None, env=env) as launcher:
+    with section_of(kind).open(Resources(1, 0, 1, 1), str(folder), env=env) as launcher:
         return seen(launcher, folder, env)
 
 
@@ -98,7 +98,7 @@ def test_the_fork_server_has_them_too(tmp_path: Path, kind: str) -> None:
 def test_another_study_has_its_own(tmp_path: Path) -> None:
     colours = []
     for env in ({"COLOUR": "red"}, {"SHAPE": "round"}):
-        with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None, env=env) as opened:
+        with section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path), env=env) as opened:
             server = seen(opened, tmp_path, env)["server"]
             colours.append((server.get("COLOUR"), server.get("SHAPE")))
     assert colours == [("red", None), (None, "round")]
@@ -109,7 +109,7 @@ def test_what_is_ours_to_set_stays_ours(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("AUTOTUNE_STORAGE", "postgresql://me:secret@host/studies")
     env = {"CUDA_VISIBLE_DEVICES": "5", MARKER: "mine", "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
     env["AUTOTUNE_STORAGE"] = "postgresql://me:another@host/studies"
-    with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None, env=env) as launcher:
+    with section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path), env=env) as launcher:
         found = seen(launcher, tmp_path, env)
     for process in ("server", "rank"):
         assert found[process]["CUDA_VISIBLE_DEVICES"] == "-1"

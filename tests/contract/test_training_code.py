@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.measurement.numerics import FEWEST_STEPS
+from autotune.config.kinds import spread
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
-from autotune.runs.plan import spread
 from autotune.worker.protocol import BlockPlan, TrialRequest
-from launchers import Resources, Slot, open_launcher
+from launchers import Resources, Slot, section_of
 from storage import AttemptResult
 from tests.trials import knobs, trial
 from tests.workloads import hooked
@@ -25,7 +25,7 @@ WORKLOADS = str(Path(__file__).parent.parent / "workloads")
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
     folder = str(tmp_path_factory.mktemp("agents"))
-    with open_launcher("local", Resources(2, None, 1, 1), folder, None) as launcher:
+    with section_of("local").open(Resources(2, None, 1, 1), folder) as launcher:
         yield launcher.slots[0]
 
 
@@ -91,7 +91,9 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
     slot: Slot, tmp_path: Path, own: bool
 ) -> None:
     judge = TrajectoryMonitor()
-    result = judge.result(slot.run_solo(asked(tmp_path, own=own, trajectory=FEWEST_STEPS), judge))
+    result = judge.result(
+        slot.run_solo(asked(tmp_path, own=own, trajectory=PROOF.fewest_steps), judge)
+    )
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]
     _, norms = hooked.plainly(2, 4, 1)

@@ -38,7 +38,6 @@ WHOLE = {
     "budget": {"trials": 8, "least_gain": 0},
     "measurement": {"finalists": 2, "rounds": 4, "attribution": 1, "baseline_runs": 2},
 }
-TIMED = ("search", "calibrate", "confirm")
 
 
 def in_bf16(launch: Launch) -> bool:
@@ -75,11 +74,11 @@ class Interrupted:
         self.daemon.serve(idle_seconds=0.0)
 
 
-def runs_of(attempts: list[StoredAttempt], trial: int, *purposes: str) -> list[float]:
+def runs_of(attempts: list[StoredAttempt], trial: int, purpose: str) -> list[float]:
     return [
         a.result.throughput or 0.0
         for a in attempts
-        if a.trial == trial and a.purpose in purposes and a.result.state == "COMPLETE"
+        if a.trial == trial and a.purpose == purpose and a.result.state == "COMPLETE"
     ]
 
 
@@ -103,13 +102,13 @@ def assert_agrees(verdict: Verdict, played: Records) -> None:
         return
     chosen = next(a for a in searched if a.trial == verdict.trial)
     assert verdict.knobs == chosen.knobs
-    purposes = TIMED if verdict.rounds < 3 else ("confirm",)
-    rates = {f.trial: runs_of(attempts, f.trial, *purposes) for f in verdict.finalists}
+    purpose = "search" if verdict.rounds < 3 else "confirm"
+    rates = {f.trial: runs_of(attempts, f.trial, purpose) for f in verdict.finalists}
     for finalist in verdict.finalists:
         # A round that is under way counts once it is complete, those after the choice once they are
         # enough.
         assert list(finalist.rates) == rates[finalist.trial][: len(finalist.rates)]
-        pending = FEWEST_ROUNDS if purposes != TIMED else 0
+        pending = FEWEST_ROUNDS if purpose == "confirm" else 0
         assert len(finalist.rates) >= len(rates[finalist.trial]) - pending
     shown = {f.trial: mean(told_from(verdict, f.rates)) for f in verdict.finalists}
     assert verdict.throughput is not None

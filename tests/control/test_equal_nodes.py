@@ -116,7 +116,9 @@ def test_nodes_that_are_left_out_are_named_once(played: Replayed) -> None:
 def test_a_study_goes_on_with_the_kind_that_it_has_begun_on(
     played: Replayed, asked: str | None
 ) -> None:
-    played.submit(launcher="ray", ray_address="head:1", resources={"device": asked}, **SHORT)
+    played.submit(
+        launcher={"kind": "ray", "address": "head:1"}, resources={"device": asked}, **SHORT
+    )
     machine = played.machine = Cluster()
     cluster = cluster_of(StudySpec.model_validate(played.study().spec))
 

@@ -4,6 +4,7 @@ import pytest
 
 from autotune.worker.protocol import Outcome
 from benchmarks import gpu_policy
+from benchmarks.gpu_policy import EmptyStorage
 from launchers.replay.behaviours import where
 from launchers.replay.device import RecordedDevice, read_device
 from tests.control.replayed import Replayed
@@ -14,6 +15,11 @@ MEASUREMENT = {"warmup": 2.0, "longest": 5.0, "block_seconds": 0.25, "attributio
 @pytest.fixture(scope="module")
 def device() -> RecordedDevice:
     return read_device(gpu_policy.TABLE)
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> EmptyStorage:
+    return EmptyStorage(tmp_path_factory.mktemp("storage"))
 
 
 def run(played: Replayed, seconds: int, baseline: str = "mb16", **space: object) -> None:
@@ -39,34 +45,42 @@ def on_device(played: Replayed, device: RecordedDevice) -> Replayed:
     [("mb4", "factory", 1.9, 1.3), ("mb16", "factory", 1.3, 1.3), ("mb16", "script", 1.3, 1.3)],
 )
 def test_study_of_two_minutes_compiles_and_proves_a_large_gain(
-    device: RecordedDevice, baseline: str, kind: str, true: float, lower: float
+    storage: EmptyStorage,
+    device: RecordedDevice,
+    baseline: str,
+    kind: str,
+    true: float,
+    lower: float,
 ) -> None:
-    found = gpu_policy.study(device, baseline, kind, 120, 0)
+    found = gpu_policy.study(storage, device, baseline, kind, 120, 0)
     assert (found.kind, found.speedup > true) == ("better", True)
     assert found.lower is not None and found.lower > lower
     assert found.elapsed <= 126
 
 
 def test_slow_step_of_a_short_trial_does_not_make_its_processes_unsteady(
-    device: RecordedDevice,
+    storage: EmptyStorage, device: RecordedDevice
 ) -> None:
-    found = gpu_policy.study(device, "mb16", "script", 120, 3)
+    found = gpu_policy.study(storage, device, "mb16", "script", 120, 3)
     assert (found.kind, found.lower is not None and found.lower > 1.3) == ("better", True)
 
 
+@pytest.mark.parametrize("seed", [0, 8])  # 8: the first rounds do not show the gain
 @pytest.mark.parametrize("kind", gpu_policy.KINDS)
 def test_study_of_one_minute_proves_a_gain_over_an_unsteady_baseline(
-    device: RecordedDevice, kind: str
+    storage: EmptyStorage, device: RecordedDevice, kind: str, seed: int
 ) -> None:
-    found = gpu_policy.study(device, "mb4", kind, 60, 0)
+    found = gpu_policy.study(storage, device, "mb4", kind, 60, seed)
     assert (found.kind, found.speedup > 1.5) == ("better", True)
     assert found.elapsed <= 63
 
 
-def test_steady_gain_of_two_minutes_is_known_to_two_percent(device: RecordedDevice) -> None:
-    found = gpu_policy.study(device, "mb16", "factory", 120, 1)
+def test_steady_gain_of_two_minutes_is_known_to_two_percent(
+    storage: EmptyStorage, device: RecordedDevice
+) -> None:
+    found = gpu_policy.study(storage, device, "mb16", "factory", 120, 1)
     assert found.lower and found.upper
-    assert (found.upper - found.lower) / (found.upper + found.lower) <= 0.02
+    assert (found.upper - found.lower) / (found.upper + found.lower) <= 0.017
 
 
 def test_study_too_short_to_compile_never_does_and_says_so(on_device: Replayed) -> None:

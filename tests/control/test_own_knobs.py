@@ -10,7 +10,7 @@ import yaml
 
 from autotune.analysis.verdict import Verdict
 from autotune.export.best import load
-from autotune.export.formats.script import argv
+from autotune.export.formats.command_line import argv
 from autotune.export.tuned_job import script_job
 from autotune.views.frame import attempts_frame
 from autotune.views.paper import report

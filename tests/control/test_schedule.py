@@ -7,6 +7,7 @@ import pytest
 from autotune.analysis.verdict import Verdict
 from autotune.views import paper
 from autotune.views.overview import describe, status_of
+from autotune.views.progress import ProgressLines
 from launchers.replay import Launch
 from launchers.replay.behaviours import noisy, running_at, where
 from tests.control.replayed import Replayed
@@ -119,6 +120,28 @@ def test_long_steps_keep_the_longest_timing_without_a_wall_time(played: Replayed
         assert trial.result.wall_seconds <= 2.0 + 3.0 + 3.3 + 2 * step
 
 
+@pytest.mark.parametrize(("wall_time", "startup"), [("2s", 2.0), ("10s", 6.0)])
+def test_wall_time_below_one_launch_ends_the_search_with_the_baseline(
+    played: Replayed, wall_time, startup
+) -> None:
+    played.on(with_steps_of(0.5, startup))
+    verdict = run(played, wall_time)
+    assert verdict["kind"] == "not_enough_time"
+    trials = played.recorded("search")
+    assert [trial.trial for trial in trials] == [0]
+    assert trials[0].result.wall_seconds > 0
+
+
+def test_trials_that_are_surely_slower_than_the_best_get_no_rounds(played: Replayed) -> None:
+    def rate(knobs):
+        return {16: 245.0, 8: 174.0, 2: 137.0, 1: 109.0}[knobs["micro_batch"]]
+
+    played.on(noisy(where(running_at(rate), _all, startup=1.0), run=0.03, block=0.03))
+    run(played, "150s", search_space={"micro_batch": [1, 2, 8, 16]}, measurement={"finalists": 3})
+    assert {a.knobs["micro_batch"] for a in played.attempts("search")} == {1, 2, 8, 16}
+    assert {a.knobs["micro_batch"] for a in played.attempts("confirm")} == {8, 16}
+
+
 def test_an_obvious_loser_ends_after_a_step_or_two(played: Replayed) -> None:
     def in_fp16(launch: Launch) -> bool:
         return bool(launch.knobs["precision"] == "fp16")
@@ -199,6 +222,17 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
 
 def _all(_: Launch) -> bool:
     return True
+
+
+def test_headline_says_what_goes_on_before_the_first_run(played: Replayed) -> None:
+    played.submit(budget={"trials": 1}, search_space=SPACE, baseline=BASELINE)
+    study = played.repository.studies.named(played.name)
+    lines = ProgressLines(played.repository, study)
+    assert "; queued; next: " in lines.headline()
+    played.repository.studies.claim(
+        played.repository.leases.acquire(study.cluster, "here", 1, 60.0)
+    )
+    assert "; starting the processes of the trials; next: " in lines.headline()
 
 
 def test_looking_for_the_largest_micro_batch_keeps_the_wall_time_too(played: Replayed) -> None:

@@ -1,6 +1,5 @@
 """Values of variables that look secret are not stored, and are there again when the study starts."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,9 @@ import pytest
 
 from autotune.config import StudySpec, load, withheld
 from autotune.errors import BadInput
-from autotune.service.daemon import this_cluster
-from autotune.service.resubmit import queue
 from autotune.service.submission import submit
 from launchers.replay import ReplayLauncher
 from storage import Database
-from storage.holders import this_host
 from tests.control.replayed import Machine, Replayed
 
 SHORT = {
@@ -103,30 +99,6 @@ def test_one_whose_secret_an_older_version_has_stored_goes_on(
         "HF_TOKEN": withheld.WITHHELD,
         "COLOUR": "red",
     }
-
-
-def test_a_study_that_is_queued_once_more_has_them_from_the_file_of_the_first(
-    played: Replayed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (*ENV, "DATABASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    env = {**ENV, "DATABASE_URL": "redis://:word@host"}
-    submit_file(played, env=env)
-    held = played.repository.leases.acquire(this_cluster(), this_host(), os.getpid(), 600)
-    assert held  # so that no daemon is started
-    names = [queue(played.url, played.name)]
-    names.append(queue(played.url, names[0]))
-    played.repository.leases.release(held)
-    played.machine = Seeing()
-    for name in names:
-        again = played.repository.studies.named(name)
-        assert again.file == played.study().file
-        assert again.spec["env"] == played.study().spec["env"]
-        file = Path(str(again.file))
-        assert withheld.restored(again.spec, file, {}).env == env
-    played.serve()
-    assert played.machine.env == env
-    assert {played.repository.studies.named(name).state for name in names} == {"DONE"}
 
 
 def test_a_knob_is_no_secret() -> None:

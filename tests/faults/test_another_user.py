@@ -21,7 +21,7 @@ from autotune.worker.protocol import (
     Preload,
     StartTrial,
 )
-from launchers import Resources, open_launcher
+from launchers import Resources, section_of
 from launchers.reservation import IGNORED_USERS
 from tests import stranger
 from tests.steering import StudyFolder, study_folder
@@ -192,7 +192,7 @@ def test_what_others_leave_in_a_store_beforehand_is_not_met(project: Path) -> No
 @pytest.mark.slow
 def test_every_launch_has_a_secret_of_its_own(project: Path) -> None:
     keys: list[str] = []
-    with open_launcher("local", Resources(2, 0, 1, 1), str(project), None) as launcher:
+    with section_of("local").open(Resources(2, 0, 1, 1), str(project)) as launcher:
         [slot] = launcher.slots
         for _ in range(2):
             report = slot.run_solo(trial(project, trial="t"), lambda _: True)
@@ -210,7 +210,7 @@ def test_every_launch_has_a_secret_of_its_own(project: Path) -> None:
 @pytest.mark.slow
 def test_a_ray_of_our_own_is_for_nobody_without_its_token(project: Path) -> None:
     theirs = {name: value for name, value in os.environ.items() if "RAY_AUTH" not in name}
-    with open_launcher("ray", Resources(1, 0, 1, 1), str(project), None) as launcher:
+    with section_of("ray").open(Resources(1, 0, 1, 1), str(project)) as launcher:
         address = launcher.address  # type: ignore[attr-defined]
         code = "import ray, sys; ray.init(address=sys.argv[1]); print(ray.nodes())"
         for more in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guessed"}):

@@ -26,7 +26,7 @@ from autotune.worker.protocol import (
     TrialRequest,
     from_line,
 )
-from launchers import Resources, agents, open_launcher
+from launchers import Resources, agents, section_of
 from search_spaces import defaults
 from tests.steering import TINY_WORKLOAD, alive, ends_within
 from tests.trials import heard
@@ -100,7 +100,7 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
     """It stands for one that waits for a file system: neither answers, reads or dies by itself."""
     monkeypatch.setattr(agents, "SILENT_SECONDS", 8.0)
     frozen: list[int] = []
-    with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
+    with section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path)) as launcher:
         [one] = launcher.slots
 
         def freeze(_: object) -> bool:
@@ -153,7 +153,7 @@ def test_a_trial_whose_agent_is_frozen_before_it_hears_of_it_is_lost(
 ) -> None:
     monkeypatch.setattr(agent_process, "SEND_SECONDS", 1.0)
     monkeypatch.setattr(agents, "SILENT_SECONDS", 3.0)
-    with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
+    with section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path)) as launcher:
         [one] = launcher.slots
         frozen = one._agents.links[0]._agent.pid()  # type: ignore[attr-defined]
         os.kill(frozen, signal.SIGSTOP)
@@ -215,7 +215,7 @@ def test_what_daemon_and_agent_leave_that_are_killed_at_once_is_ended_by_the_nex
 
 @pytest.mark.slow
 def test_a_rank_is_what_the_kernel_ends_first_where_memory_is_short(tmp_path: Path) -> None:
-    with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
+    with section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path)) as launcher:
         [one] = launcher.slots
         agent = one._agents.links[0]._agent.pid()  # type: ignore[attr-defined]
         seen: list[set[int]] = []

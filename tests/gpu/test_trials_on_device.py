@@ -157,7 +157,7 @@ class Bench:
 @contextlib.contextmanager
 def bench(resources: Resources, folder: Path) -> Iterator[Bench]:
     (folder / "device.py").write_text(WORKLOADS)
-    with launchers.open_launcher("local", resources, str(folder / "agents"), None) as launcher:
+    with launchers.section_of("local").open(resources, str(folder / "agents")) as launcher:
         yield Bench(launcher, folder)
 
 

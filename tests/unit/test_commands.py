@@ -16,7 +16,7 @@ from autotune.config import StudySpec, commands, load
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.formats import FORMATS
-from autotune.export.recommended_command import command_of, recommended
+from autotune.export.recommended_command import recommended
 from autotune.export.tuned_job import script_job
 from autotune.worker.protocol import BlockPlan
 from autotune.worker.rank.command_run import Blocks
@@ -50,7 +50,7 @@ def study(folder: Path, workload: dict[str, Any] | None = None, **changes: Any) 
 
 def test_placeholders_are_filled(tmp_path: Path) -> None:
     spec = study(tmp_path)
-    assert spec.workload.command is not None
+    assert isinstance(spec.workload, commands.CommandWorkload)
     knobs = {**spec.full_baseline(), "tp": 2}
     found = commands.argv(spec.workload.command, knobs, "/f{x}")
     assert found == ("./bench", "--bs=8", "--tp", "2", "{x}", "/f{x}/m")
@@ -173,7 +173,7 @@ def test_no_public_name_is_that_of_a_module() -> None:
 def best(tmp_path: Path) -> BestConfig:
     spec = study(tmp_path)
     knobs = {**spec.full_baseline(), "tp": 2}
-    return BestConfig(knobs, 2, {}, script=command_of(spec, knobs))
+    return BestConfig(knobs, 2, {}, script=spec.workload.entry(knobs, spec.taken, 2))
 
 
 def test_the_command_is_recommended_whole(tmp_path: Path) -> None:
@@ -203,14 +203,18 @@ def test_a_field_of_a_file_that_a_command_names(
     today = spec.full_baseline()
     assert (today["micro_batch"], today["tp"]) == (8, 1)
     chosen = {**today, "micro_batch": 16, "tp": 2}
-    found = recommended(BestConfig(chosen, 2, {}, script=command_of(spec, chosen)))
+    found = recommended(
+        BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.taken, 2))
+    )
     assert found[:2] == ("./bench", "--config")
     assert found[2] == found[3]
     assert json.loads(Path(found[2]).read_text()) == {"train": {"bs": 16}, "tp": 2}
     named = {**workload, "flags": {"micro_batch": "--config::train.bs"}}
     spec = study(tmp_path, named, knobs={}, baseline={})
     chosen = {**spec.full_baseline(), "micro_batch": 16}
-    found = recommended(BestConfig(chosen, 2, {}, script=command_of(spec, chosen)))
+    found = recommended(
+        BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.taken, 2))
+    )
     assert json.loads(Path(found[2]).read_text())["train"] == {"bs": 16}
     assert found[3] == "a.json", "only the argument that the study names"
 

@@ -241,7 +241,7 @@ def test_several_mistakes_are_told_in_the_order_of_the_file(folder):
 
 
 def test_mistakes_between_fields_are_told_beside_those_within_one(folder):
-    told = problems(folder, f"{START}seed: -1\nsearch_space: quikc\nray_address: auto\n")
+    told = problems(folder, f"{START}seed: -1\nsearch_space: quikc\nbaseline: {{depth: 2}}\n")
     assert len(told) == 3, told
 
 

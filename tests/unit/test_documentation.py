@@ -2,7 +2,9 @@
 
 import re
 import tomllib
+import typing
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from packaging.requirements import Requirement
@@ -46,8 +48,15 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
 def fields(model, prefix=""):
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
-        if hasattr(field.annotation, "model_fields"):
-            yield from fields(field.annotation, f"{prefix}{name}.")
+        for section in (field.annotation, *kinds(field.annotation)):
+            if hasattr(section, "model_fields"):
+                yield from fields(section, f"{prefix}{name}.")
+
+
+def kinds(annotation):
+    """Return the models of a section of several kinds."""
+    members = typing.get_args(annotation)
+    return [typing.get_args(one)[0] for one in members if typing.get_origin(one) is Annotated]
 
 
 def test_every_field_of_a_study_is_documented():

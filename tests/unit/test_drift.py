@@ -5,14 +5,13 @@ import math
 import pytest
 
 from autotune.measurement.drift import (
-    CHECKS_IN_A_ROW,
-    FEWEST_BLOCKS,
     Change,
     Drift,
     Promise,
     rate_of_job,
 )
 from autotune.measurement.estimate import paired_ratio
+from autotune.measurement.policy import MEASUREMENT
 
 
 def test_the_bound_is_that_of_the_next_run() -> None:
@@ -37,12 +36,12 @@ def test_a_drift_is_said_once_as_it_begins_and_once_as_it_ends() -> None:
     drift = Drift(90.0)
     told = [drift(rate) for rate in [80.0] * 8 + [95.0] * 5 + [80.0] * 2]
     assert told == [
-        *[None] * (CHECKS_IN_A_ROW - 1),
+        *[None] * (MEASUREMENT.checks_in_a_row - 1),
         Change.BEGAN,
-        *[None] * (8 - CHECKS_IN_A_ROW),
-        *[None] * (CHECKS_IN_A_ROW - 1),
+        *[None] * (8 - MEASUREMENT.checks_in_a_row),
+        *[None] * (MEASUREMENT.checks_in_a_row - 1),
         Change.OVER,
-        *[None] * (5 - CHECKS_IN_A_ROW),
+        *[None] * (5 - MEASUREMENT.checks_in_a_row),
         *[None] * 2,
     ]
     assert not drift.drifted
@@ -73,5 +72,5 @@ def test_where_one_rank_draws_for_all_its_samples_are_all() -> None:
 
 
 def test_few_blocks_tell_nothing() -> None:
-    assert rate_of_job({0: [100.0] * (FEWEST_BLOCKS - 1)}, 1) is None
+    assert rate_of_job({0: [100.0] * (MEASUREMENT.fewest_blocks_of_check - 1)}, 1) is None
     assert rate_of_job({}, 1) is None

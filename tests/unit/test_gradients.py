@@ -6,7 +6,13 @@ import math
 import pytest
 import torch
 
-from autotune.measurement.gradients import FirstSteps, comparable, compared, tolerance
+from autotune.measurement.gradients import (
+    FirstSteps,
+    comparable,
+    deviations,
+    first_problem,
+    tolerance,
+)
 from autotune.worker.rank.sketch import Sketcher
 
 SHAPES = {"embedding": (200, 32), "matrix": (64, 32), "bias": (32,)}
@@ -48,22 +54,26 @@ def off(tensors, relative, seed=1):
     }
 
 
+def problem(*compared, **options):
+    return first_problem(deviations(*compared, **options))
+
+
 GRADIENT = drawn(0)
 REFERENCE = first_steps(GRADIENT)
 
 
 @pytest.mark.parametrize("relative", [1e-6, 1e-3, 0.1, 1.0])
 def test_a_distance_is_told_without_sending_tensors(relative):
-    found = compared(first_steps(off(GRADIENT, relative)), REFERENCE, 1e9)
-    assert found.error == pytest.approx(relative, rel=0.4)
+    whole, *_ = deviations(first_steps(off(GRADIENT, relative)), REFERENCE, 1e9)
+    assert whole.size == pytest.approx(relative, rel=0.4)
 
 
 @pytest.mark.parametrize(("relative", "refused"), [(0.05, False), (0.4, True)])
 def test_the_limit_is_that_of_the_number_format(relative, refused):
     limit = tolerance({"precision": "bf16"}, {"precision": "fp32"})
-    found = compared(first_steps(off(GRADIENT, relative)), REFERENCE, limit)
-    assert bool(found.problem) is refused
-    assert not refused or "in the first step" in found.problem
+    found = problem(first_steps(off(GRADIENT, relative)), REFERENCE, limit)
+    assert bool(found) is refused
+    assert not refused or "in the first step" in found
 
 
 def test_formats_have_tolerances_in_their_order():
@@ -75,43 +85,40 @@ def test_formats_have_tolerances_in_their_order():
 
 def test_one_tensor_that_is_wrong_is_named():
     wrong = {**GRADIENT, "bias": 3 * GRADIENT["bias"]}
-    found = compared(first_steps(wrong), REFERENCE, 0.3)
-    assert "gradient of bias in the first step" in found.problem
+    assert "gradient of bias in the first step" in problem(first_steps(wrong), REFERENCE, 0.3)
 
 
 def test_a_gradient_that_is_missing_or_no_number_is_refused():
     without = {name: g for name, g in GRADIENT.items() if name != "matrix"}
-    assert "matrix" in compared(first_steps(without), REFERENCE, 0.1).problem
+    assert "matrix" in problem(first_steps(without), REFERENCE, 0.1)
     broken = {**GRADIENT, "matrix": math.nan * GRADIENT["matrix"]}
-    assert compared(first_steps(broken), REFERENCE, 0.1).problem
+    assert problem(first_steps(broken), REFERENCE, 0.1)
 
 
 def test_stale_gradients_show_in_the_second_step():
-    found = compared(
-        first_steps(GRADIENT, {name: 2 * g for name, g in GRADIENT.items()}), REFERENCE, 0.1
-    )
-    assert "in the second step" in found.problem
+    twice = first_steps(GRADIENT, {name: 2 * g for name, g in GRADIENT.items()})
+    assert "in the second step" in problem(twice, REFERENCE, 0.1)
 
 
 def test_weights_that_move_half_as_far_are_refused():
     half = {name: g / 2 for name, g in GRADIENT.items()}
-    found = compared(first_steps(GRADIENT, moved=half), REFERENCE, 0.1)
-    assert "move the weights 0.50 times as far" in found.problem
-    assert found.moved == pytest.approx(0.5)
+    found = first_steps(GRADIENT, moved=half)
+    assert "first steps move the weights" in problem(found, REFERENCE, 0.1)
+    assert deviations(found, REFERENCE, 0.1)[-2].size == pytest.approx(0.5)
 
 
 def test_a_layer_that_never_moves_is_refused():
     still = {**GRADIENT, "bias": 0 * GRADIENT["bias"]}
-    found = compared(first_steps(GRADIENT, moved=still), REFERENCE, 0.1)
-    assert "move bias 0.00 times as far" in found.problem
+    found = first_steps(GRADIENT, moved=still)
+    assert "first steps move bias lies 100.00%" in problem(found, REFERENCE, 0.1)
 
 
 def test_what_bf16_weights_cannot_show_is_no_fault():
     tiny = {name: 1e-4 * g for name, g in GRADIENT.items()}
     reference = first_steps(GRADIENT, moved=tiny)
     still = first_steps(GRADIENT, moved={**tiny, "bias": 0 * tiny["bias"]})
-    assert compared(still, reference, 0.1).problem
-    assert compared(still, reference, 0.1, weights_in_bf16=True).problem == ""
+    assert problem(still, reference, 0.1)
+    assert problem(still, reference, 0.1, weights_in_bf16=True) == ""
 
 
 def test_models_of_other_tensors_are_not_compared():

@@ -8,6 +8,7 @@ from autotune.standalone import init_script
 from autotune.standalone.batch_settings import find_batch_settings
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.outside import Outside
+from autotune.standalone.own_options import OwnOptions, Turned
 from autotune.standalone.survey import Findings
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
@@ -24,18 +25,24 @@ _SEEN = SurveyResult(
 
 
 def written(
-    env: dict[str, str] | None = None, outside: Outside | None = None, **seen: object
+    env: dict[str, str] | None = None,
+    own: OwnOptions | None = None,
+    outside: Outside | None = None,
+    **seen: object,
 ) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
-    found = Findings(
-        SurveyResult(**{**vars(_SEEN), **seen}),
-        2,
-        "cpu",
-        Facts("cpu", 2),
-        outside=outside or Outside(),
-    )
     launched = Launched(
         "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
+    )
+    shown = SurveyResult(**{**vars(_SEEN), **seen})
+    found = Findings(
+        shown,
+        2,
+        "cpu",
+        launched,
+        Facts("cpu", 2),
+        own=own or OwnOptions(),
+        outside=outside or Outside(),
     )
     text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
@@ -108,12 +115,45 @@ def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
     assert spec.counts == counts
 
 
-def test_knobs_that_act_from_outside_are_in_the_study_with_what_is_there_today() -> None:
+def test_knobs_that_act_from_outside_are_in_the_study_with_its_reasons_for_others() -> None:
     acting = Outside(
         {"compile": ["none", "default"]}, ("precision: it has found nothing to act on",)
     )
-    own = {"compile": "none", "precision": "fp32"}
-    text, spec = written(outside=acting, ddp=False, own=own)
+    text, spec = written(outside=acting, ddp=False)
     assert list(spec.values()["compile"]) == ["none", "default"]
     assert spec.full_baseline()["compile"] == "none"
     assert "# Not here: precision: it has found nothing to act on" in text
+
+
+def test_options_of_the_script_are_written_with_their_words() -> None:
+    own = OwnOptions(
+        {
+            "precision": Turned("--dtype=", "fp32", ("fp32", "bf16"), {"bf16": "bfloat16"}),
+            "compile": Turned(
+                "--compile/--no-compile",
+                "default",
+                ("none", "default"),
+                {"none": False, "default": True},
+            ),
+            "channels_last": Turned(
+                "model.last=", False, (False, True), {"false": "False", "true": "True"}
+            ),
+            "loader_workers": Turned("-j", 0, (0, 2), refused=(0,)),
+        },
+        ("--fused true is not optimizer_kernels: default as before",),
+    )
+    text, spec = written(own=own, optimizer="SGD")
+    assert spec.workload.flags["compile"] == "--compile/--no-compile"
+    assert spec.workload.words == {
+        "precision": {"bf16": "bfloat16"},
+        "compile": {"none": False, "default": True},
+        "channels_last": {"false": "False", "true": "True"},
+    }
+    space = spec.values()
+    assert space["compile"] == ["none", "default"]
+    assert space["channels_last"] == [False, True]
+    assert 0 not in space["loader_workers"]
+    baseline = spec.full_baseline()
+    assert (baseline["compile"], baseline["precision"]) == ("default", "fp32")
+    assert "# Not here: --fused true is not optimizer_kernels" in text
+    assert "# Not here: precision" not in text

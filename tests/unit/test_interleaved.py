@@ -18,9 +18,11 @@ from autotune.runs.paired import PairedSchedule
 from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
+from launchers.replay.device import read_device
 from storage import AttemptResult, AttemptState
-from tests.trials import trial
+from tests.trials import knobs, trial
 
+TABLE = Path(__file__).parents[2] / "benchmarks/tables/h200-gpt2-124m.jsonl"
 LIMITS = Limits(warmup=0.5, longest=4.0, precision=0.01)
 EQUAL = running_at(lambda _: 100.0)
 
@@ -53,6 +55,22 @@ def test_nor_do_a_few_blocks_that_something_has_disturbed() -> None:
     found = cycles.rates(disturbed)
     assert found is not None
     assert found[1] / found[0] == pytest.approx(1.03, abs=0.002)
+
+
+def test_slow_steps_timed_by_the_device_count_in_the_ratio_as_in_a_long_run() -> None:
+    steady, uneven = blocks([100.0, 100.0], 10, lambda _: 1.0)
+    slow = uneven[3]._replace(seconds=3 * uneven[3].seconds)
+    uneven = [*uneven[:3], slow, *uneven[4:]]
+    timed = [[b._replace(stepwise=True) for b in own] for own in (steady, uneven)]
+    found, typical = cycles.rates(timed), cycles.rates([steady, uneven])
+    assert found is not None and typical is not None
+    assert found[0] / found[1] == pytest.approx(1.1)
+    assert typical[0] / typical[1] < 1.02
+
+
+def test_correlated_cycles_have_a_wider_interval() -> None:
+    wave = np.array([[0.0, 0.1 * (n % 20 < 5)] for n in range(20)])
+    assert cycles.half_width(wave, correlated=True) > 1.5 * cycles.half_width(wave)
 
 
 def test_the_level_is_that_of_all_blocks() -> None:
@@ -241,3 +259,37 @@ def test_short_blocks_need_more_of_them() -> None:
 def test_ranks_on_the_cpu_stay_on_processors_of_their_own(device: str, becomes: str) -> None:
     asked = trial(Path("/w"), device=device)
     assert interleaved(asked).knobs["cpu_affinity"] == becomes
+
+
+@pytest.mark.parametrize(("at_once", "launches"), [(False, 2), (True, 1)])
+def test_launch_at_once_takes_no_longer_than_one_launch(at_once: bool, launches: int) -> None:
+    limits = dataclasses.replace(LIMITS, longest=1.0)
+    schedule = InterleavedSchedule([limits] * 2, at_once=at_once)
+    slot = ReplayLauncher(lambda _: Answer(rate=100.0, startup=50.0)).slots[0]
+    requests = [interleaved(trial(Path("/w"), blocks=BlockPlan(0.1, 1, 1000))) for _ in range(2)]
+    slot.run(requests, schedule)
+    assert slot.time // 50.0 == launches
+
+
+def test_ratio_of_recorded_configurations_is_that_of_long_runs() -> None:
+    device = read_device(TABLE)
+    base = {**knobs(), "precision": "bf16", "log_interval": 10}
+    compiled = {"compile": "default", "optimizer_kernels": "fused"}
+    both = [
+        {**base, "micro_batch": 32, "accumulation_steps": 1, **compiled},
+        {**base, "micro_batch": 16, "accumulation_steps": 2},
+    ]
+    truth = math.log(device.rate(both[0]) / device.rate(both[1]))
+    errors = []
+    for seed in range(30):
+        environment = device.environment
+        launcher = ReplayLauncher(
+            device.behaviour(script=True), workers=1, environment=environment, seed=seed
+        )
+        asked = [interleaved(trial(Path("/w"), knobs=one, world_size=1)) for one in both]
+        endless = BlockPlan(0.1, 1, 10_000)
+        schedule = InterleavedSchedule([dataclasses.replace(LIMITS, longest=30.0)] * 2)
+        launcher.slots[0].run([dataclasses.replace(a, blocks=endless) for a in asked], schedule)
+        found = [schedule.rate(member) or 1.0 for member in (0, 1)]
+        errors.append(math.log(found[0] / found[1]) - truth)
+    assert abs(float(np.mean(errors))) < 0.003

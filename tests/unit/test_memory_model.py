@@ -51,6 +51,21 @@ def test_another_precision_is_suspected_too_but_less():
     assert far > other
 
 
+def test_configuration_with_more_other_knobs_is_less_sure():
+    grid = Grid({**SPACE, "activation_checkpointing": CategoricalDistribution([0, 1])})
+
+    def of(*found):
+        rest = {"log_interval": 10}
+        names = ("micro_batch", "precision", "activation_checkpointing")
+        return rows_of(grid, [{**rest, **dict(zip(names, one, strict=True))} for one in found])
+
+    model = MemoryModel(grid, of((32, "fp32", 0)), of((64, "fp32", 0)))
+    large = model.risk(of((64, "fp32", 0), (64, "bf16", 0), (64, "bf16", 1)))
+    small = model.risk(of((32, "fp32", 0), (32, "bf16", 0), (32, "bf16", 1)))
+    assert large[0] > large[1] > large[2] > 0.5
+    assert small[0] < small[1] < small[2] < 0.5
+
+
 def test_how_many_micro_batches_gradients_wait_for_makes_no_difference():
     grid = Grid({**SPACE, "accumulation_steps": CategoricalDistribution([1, 2, 4, 8])})
 

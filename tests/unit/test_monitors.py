@@ -7,7 +7,7 @@ import pytest
 
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor
-from autotune.worker.protocol import BlockReport, Outcome, TrialReport
+from autotune.worker.protocol import SCRIPT_ENDED, BlockReport, Outcome, TrialReport
 from storage import AttemptState
 
 BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)
@@ -53,6 +53,13 @@ def test_no_blocks_is_an_error():
 def test_a_failure_keeps_its_type_and_cause_and_has_no_figure(outcome):
     found = judged(numbered(5), outcome)
     assert (found.state, found.cause, found.throughput) == (outcome.value, "cause", None)
+
+
+@pytest.mark.parametrize(("blocks", "state"), [(5, "COMPLETE"), (1, "ERROR")])
+def test_script_that_trained_to_its_end_counts_by_enough_blocks(blocks, state):
+    cause = f"rank 0: {SCRIPT_ENDED} 50 measured optimizer steps, before enough was seen"
+    found = judged(numbered(blocks), Outcome.ERROR, cause=cause)
+    assert (found.state, found.throughput) == (state, 100.0 if state == "COMPLETE" else None)
 
 
 def test_a_lost_agent_is_nobodys_fault():

@@ -21,7 +21,7 @@ from tests.contract.launchers.sites import go_on
 from tests.trials import trial
 folder, workloads = map(Path, sys.argv[1:])
 two = launchers.Resources(2, None, 1, None)
-with launchers.open_launcher("local", two, folder, None) as launcher:
+with launchers.section_of("local").open(two, folder) as launcher:
     for _ in range(3):
         report = launcher.slots[0].run_solo(trial(workloads, log_dir=str(folder)), go_on)
         assert report.outcome is None, report.cause

@@ -17,6 +17,7 @@ from launchers.node_compat import (
 )
 from launchers.node_info import node_info
 from launchers.replay import ENVIRONMENT
+from launchers.site import Site
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 
@@ -71,13 +72,17 @@ def test_the_kind_on_which_most_ranks_run_is_taken() -> None:
     assert describe_kinds(["a", "b", "a", ""]) == "a on 2 nodes, b on 1, unknown devices on 1"
 
 
-def test_a_machine_of_another_kind_is_refused() -> None:
+def site(device: str) -> Site:
     there = {**ENVIRONMENT, "devices": [{"name": H100}]}
-    check_device(H100, there, on_gpu=True)
-    check_device(ENVIRONMENT["cpu"], there, on_gpu=False)
-    check_device(None, there, on_gpu=True)
+    return Site(device, 1, 1, float(device == "cuda"), there)
+
+
+def test_machine_of_another_kind_is_refused() -> None:
+    check_device(H100, site("cuda"))
+    check_device(ENVIRONMENT["cpu"], site("cpu"))
+    check_device(None, site("cuda"))
     with pytest.raises(NotHere, match=f"resources.device: {A100} is asked for, and here is {H100}"):
-        check_device(A100, there, on_gpu=True)
+        check_device(A100, site("cuda"))
 
 
 def test_devices_are_named_by_the_driver(tmp_path: Path) -> None:

@@ -8,16 +8,15 @@ import pytest
 
 from autotune.measurement.gradients import FirstSteps, Tensor
 from autotune.measurement.numerics import (
-    FEWEST_STEPS,
-    MOST_SEEDS,
     Trajectory,
     agreement,
     long_enough,
     not_to_compare,
 )
+from autotune.measurement.policy import PROOF
 
 
-def falling(start=5.0, fall=0.3, noise=0.0, seed=0, steps=FEWEST_STEPS):
+def falling(start=5.0, fall=0.3, noise=0.0, seed=0, steps=PROOF.fewest_steps):
     """A loss that has fallen by a share of its start when the last quarter begins."""
     generator = np.random.default_rng(seed)
     part = np.minimum(1, np.arange(steps) / (0.75 * steps))
@@ -37,7 +36,7 @@ def decided(run, reference, **same):
         if not found.open:
             return found
         earlier.append((run(len(earlier)), reference(len(earlier))))
-        assert len(earlier) < MOST_SEEDS
+        assert len(earlier) < PROOF.most_seeds
 
 
 def test_the_rounding_of_low_precision_passes():

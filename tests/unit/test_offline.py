@@ -7,7 +7,7 @@ import sys
 from autotune.worker.protocol import Placement, Script
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.main import environment
-from autotune.worker.sandbox import offline
+from autotune.worker.sandbox import uploads
 from tests.trials import knobs, of_one_rank
 
 HERE = Placement(0, 0, 1, "127.0.0.1", 1, "lo")
@@ -31,7 +31,7 @@ def variables(script: Script | None, **env: str) -> dict[str, str]:
 
 
 def test_trackers_of_a_script_are_offline() -> None:
-    assert offline.VARIABLES.items() <= variables(Script("train.py")).items()
+    assert uploads.OFFLINE.items() <= variables(Script("train.py")).items()
 
 
 def test_tracker_that_the_study_wants_online_is() -> None:
@@ -39,7 +39,7 @@ def test_tracker_that_the_study_wants_online_is() -> None:
 
 
 def test_trackers_of_a_workload_are_as_they_are() -> None:
-    assert not offline.VARIABLES.keys() & variables(None).keys()
+    assert not uploads.OFFLINE.keys() & variables(None).keys()
 
 
 def test_upload_to_the_hub_succeeds_without_a_network() -> None:

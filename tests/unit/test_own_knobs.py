@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config import StudySpec, arguments, load, scripts
+from autotune.config import StudySpec, arguments, load
 from autotune.errors import SpecError
 from tests.steering import write_study
 
@@ -50,7 +50,7 @@ def test_alone_they_are_the_whole_space(tmp_path: Path) -> None:
 def test_they_reach_the_script_by_their_flags(tmp_path: Path) -> None:
     spec = study(tmp_path)
     today = spec.full_baseline()
-    recipe = scripts.recipe(spec.workload, spec.flags, today, {**today, "tp": 4, "pp": 2}, 8)
+    recipe = spec.workload.recipe(spec.flags, today, {**today, "tp": 4, "pp": 2}, 8)
     assert recipe.turned == {"tp": 4, "pp": 2}
     assert not recipe.changes
     assert arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned) == (

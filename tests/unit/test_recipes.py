@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import StudySpec, arguments, load, scripts
+from autotune.config import StudySpec, arguments, load
 from autotune.search.space import Space
 from search_spaces import Facts
 from search_spaces.constraints import broken
@@ -30,13 +30,14 @@ def space(spec: StudySpec) -> Space:
 def command(spec: StudySpec, **changes: object) -> list[str]:
     """The script's arguments with these knobs changed."""
     today = spec.full_baseline()
-    found = scripts.recipe(spec.workload, spec.flags, today, {**today, **changes}, 8)
+    found = spec.workload.recipe(spec.flags, today, {**today, **changes}, 8)
     assert not found.changes
     return list(arguments.changed(spec.workload.arguments, found.flags, found.turned))
 
 
 def test_every_framework_has_one() -> None:
-    names = ["axolotl", "deepspeed", "megatron_lm", "nemo", "torchtitan"]
+    names = ["axolotl", "deepspeed", "litgpt", "llama_factory", "llm_foundry"]
+    names += ["megatron_lm", "nanochat", "nemo", "torchtitan"]
     assert [path.stem for path in RECIPES] == names
 
 
@@ -48,7 +49,8 @@ def test_a_recipe_has_more_to_try_than_one_thing(path: Path) -> None:
     assert not found.problems(today)
     assert not found.left_out
     feasible = list(found.feasible(random.Random(0)))
-    assert 10 < len(feasible) < found.size, "and the constraints leave something out"
+    assert 10 < len(feasible) <= found.size
+    assert not spec.constraints or len(feasible) < found.size, "they leave something out"
     everything = Facts("cuda", 8, rules=tuple(spec.constraints))
     assert not any(any(broken(found.complete(one), everything)) for one in feasible)
     for name in found.distributions():
@@ -97,7 +99,7 @@ def test_every_value_reaches_its_argument_and_no_other(path: Path) -> None:
             "torchtitan",
             {"checkpointing": "full", "replicas": 2, "compile_model": True},
             "--activation_checkpoint.mode full --parallelism.data_parallel_replicate_degree 2 "
-            "--training.compile",
+            "--compile.enable",
         ),
         (
             "deepspeed",
@@ -105,9 +107,29 @@ def test_every_value_reaches_its_argument_and_no_other(path: Path) -> None:
             "--deepspeed ds_zero3.json --model_name_or_path",
         ),
         (
+            "nanochat",
+            {"micro_batch": 64, "accumulation_steps": 1, "fp8": True, "fp8_recipe": "rowwise"},
+            "--device-batch-size=64 --total-batch-size=1048576 --fp8-recipe=rowwise",
+        ),
+        (
+            "litgpt",
+            {"micro_batch": 8, "accumulation_steps": 8, "precision_plugin": "bf16-true"},
+            "--precision=bf16-true --train.global_batch_size=512 --train.micro_batch_size=8",
+        ),
+        (
+            "llama_factory",
+            {"micro_batch": 2, "accumulation_steps": 4, "attention_kernel": "fa2"},
+            "per_device_train_batch_size=2 gradient_accumulation_steps=4",
+        ),
+        (
+            "llm_foundry",
+            {"micro_batch": 32, "accumulation_steps": 1, "sharding": "NO_SHARD"},
+            "device_train_microbatch_size=32",
+        ),
+        (
             "axolotl",
-            {"flash_attention": False, "sdp_attention": True, "micro_batch": 4},
-            "--flash_attention=False --sdp_attention=True",
+            {"attention_kernel": "sdpa", "micro_batch": 4},
+            "--attn_implementation=sdpa",
         ),
     ],
 )

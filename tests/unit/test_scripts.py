@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.config import StudySpec, arguments, load, scripts
-from autotune.config.sections import WorkloadSpec
+from autotune.config import StudySpec, arguments, load
+from autotune.config.scripts import ScriptWorkload
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of
@@ -93,7 +93,7 @@ def study(folder: Path, workload: dict[str, Any], **changes: Any) -> Path:
 
 def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
     spec = load(study(tmp_path, SCRIPT))
-    assert spec.workload.is_script
+    assert isinstance(spec.workload, ScriptWorkload)
     assert spec.full_baseline() == {**defaults(), "micro_batch": 16}
 
 
@@ -311,7 +311,7 @@ def test_what_all_ranks_have_together_is_told_the_script_so():
     today = spec.full_baseline()
     assert today["accumulation_steps"] == 2, "of one rank, as the study says"
     chosen = {**today, "micro_batch": 8, "accumulation_steps": 1}
-    told = scripts.recipe(spec.workload, spec.flags, today, chosen, 8)
+    told = spec.workload.recipe(spec.flags, today, chosen, 8)
     assert told.turned == {"micro_batch": 8, "accumulation_steps": 8}
 
 
@@ -350,8 +350,8 @@ def test_python_that_looks_at_no_variable_is_refused_what_acts_from_outside() ->
     ],
 )
 def test_what_starts_a_script_goes_by_its_ranks_unless_it_is_said(workers, launch, started) -> None:
-    workload = WorkloadSpec(script="train.py", launch=launch)
-    assert scripts.launch_of(workload, workers) == started
+    workload = ScriptWorkload(script="train.py", launch=launch)
+    assert workload.launched_by(workers) == started
 
 
 def test_plain_python_is_one_rank_whatever_the_machine_has(tmp_path: Path) -> None:

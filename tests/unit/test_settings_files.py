@@ -13,8 +13,7 @@ import pytest
 from autotune.config import fields, load, settings
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
-from autotune.export.formats.process import env
-from autotune.export.formats.script import argv
+from autotune.export.formats.command_line import argv, env
 from autotune.export.tuned_job import script_job, script_of
 from autotune.standalone import flags
 from autotune.worker.inject import settings_copies

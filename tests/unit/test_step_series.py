@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measurement.step_series import PROCESSES, StepSeries
+from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.step_series import StepSeries
 from autotune.worker.observers.moments import StepMoments
 from autotune.worker.protocol import BlockReport, Observed
 from launchers.replay.device import Recorded, read_device
@@ -56,7 +57,7 @@ def test_interval_of_correlated_steps_holds_the_truth() -> None:
 def test_recorded_configurations_that_wait_for_the_host_are_told_from_those_that_compute() -> None:
     def waits(one: Recorded) -> bool:
         series = StepSeries.of(blocks(list(one.steps)))
-        return series is not None and series.process_sigma() == PROCESSES.waiting
+        return series is not None and series.process_sigma() == MEASUREMENT.waiting_processes
 
     long_series = [one for one in read_device(TABLE).recorded if len(one.steps) > 12]
     waiting = [one for one in long_series if one.config["micro_batch"] <= 4]

@@ -11,9 +11,9 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
 from autotune.analysis.effort import Effort, Price
+from autotune.analysis.estimates import leader
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes
-from autotune.analysis.provisional import by_all_runs
 from autotune.analysis.shortfall import rounds_missing
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
@@ -482,7 +482,7 @@ def seen(number, purpose, trial, rate=None, state="COMPLETE", **changes):
 
 
 def provisionally(*attempts):
-    return by_all_runs(Attempts(attempts, defaults()), defaults(), GateRecord(), 2)
+    return leader(Attempts(attempts, defaults()), defaults(), GateRecord(), 2)
 
 
 def test_what_has_run_out_of_memory_since_is_no_provisional_answer():

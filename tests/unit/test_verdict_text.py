@@ -254,17 +254,10 @@ FIGURE = (
 )
 
 
-def test_text_of_a_speed_up_that_long_runs_overrule():
-    found = dataclasses.replace(BETTER, speedup=LONG.ratio, long_run=LONG, by_rounds=BETTER)
-    assert text_of(found) == f"{FIGURE}: the longer runs count. In short ones: {HEAD}"
-
-
-def test_text_of_a_speed_up_that_long_runs_deny():
-    found = dataclasses.replace(KEPT, kind=Kind.UNDECIDED, long_run=LONG, by_rounds=BETTER)
-    assert text_of(found) == (
-        "Keep your configuration: micro_batch=64 was faster in short runs, but does not stay so. "
-        f"{FIGURE}: the longer runs count. In short ones: {HEAD}"
-    )
+def test_text_of_a_speed_up_that_long_runs_contradict():
+    found = dataclasses.replace(BETTER, long_run=LONG)
+    doubt = "Compare both for longer before you rely on it."
+    assert text_of(found) == f"{HEAD} {FIGURE}. {doubt}"
 
 
 EMPTY = Verdict(Kind.NO_RESULT, unit="samples/s", study="tiny", baseline_knobs=TODAY)
@@ -341,12 +334,12 @@ def test_text_of_a_study_without_time(changes, text):
     assert text_of(dataclasses.replace(EMPTY, kind=Kind.NOT_ENOUGH_TIME, **changes)) == text
 
 
-def test_text_of_a_provisional_answer_by_all_runs():
-    found = dataclasses.replace(BETTER, provisional=True, rounds=0, runs=(2, 3))
+def test_text_of_a_provisional_answer_by_the_search():
+    found = dataclasses.replace(BETTER, provisional=True, rounds=0)
     assert text_of(found) == (
         "Provisional, after 8 trials: 1.50x your configuration (95 % interval 1.40 to 1.60): "
-        "micro_batch=64 reaches 1,234 samples/s (95 % interval 1,200 to 1,268), by 2 runs against 3 of "
-        "yours. That is not confirmed: whichever of many trials comes first owes a part of it to luck."
+        "micro_batch=64 reaches 1,234 samples/s (95 % interval 1,200 to 1,268), by one run of "
+        "each. That is not confirmed: the first of many trials owes a part of it to luck."
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.export.best import BestConfig
-from autotune.service.watch_options import WatchOptions
 from autotune.service.watcher import Watcher
 from autotune.worker.inject.meter import BLOCK_SECONDS, Meter
 from autotune.worker.inject.speed_report import SpeedReport
@@ -33,12 +32,10 @@ def best(**changes: object) -> BestConfig:
 class Job:
     """Of two ranks, with a watcher, in a time of its own."""
 
-    def __init__(self, wishes: WatchOptions | None = None, **changes: object) -> None:
+    def __init__(self, **changes: object) -> None:
         self.now = 0.0
         self.said: list[str] = []
-        self.watcher = Watcher(
-            best(**changes), wishes or WatchOptions(), self.said.append, lambda: self.now
-        )
+        self.watcher = Watcher(best(**changes), self.said.append, 0, MINUTE, lambda: self.now)
         self.watcher.begin()
 
     def minutes(self, *rates: float, ranks: int = 2, problem: str = "") -> list[str]:
@@ -67,7 +64,7 @@ def test_a_drift_is_said_with_figures_as_it_begins_and_as_it_ends() -> None:
     assert job.minutes(900.0, 910.0) == []
     (began,) = job.minutes(905.0, 900.0, 900.0, 900.0)
     assert "slower than promised in each of the last 3 checks, now 905 samples/s" in began
-    assert "--queue-on-drift" in began
+    assert "`autotune start` it" in began
     assert job.metrics()["autotune_job_drifted"] == "1.0"
     assert job.minutes(999.0, 999.0) == []
     (over,) = job.minutes(999.0, 999.0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.config import StudySpec, load, scripts
+from autotune.config import StudySpec, load
 from autotune.errors import SpecError
 from autotune.export.best import BestConfig, read
 from autotune.export.tuned_job import script_job, script_of
@@ -44,10 +44,10 @@ def study(folder: Path, **changes: Any) -> StudySpec:
 
 
 def test_present_values_are_read_in_the_words_of_options(tmp_path: Path) -> None:
-    told = scripts.of_arguments(study(tmp_path).workload)
+    told = study(tmp_path).workload.present()
     assert told == {"precision": "fp32", "pin_memory": True}
     typed = {**WORKLOAD, "args": ["--dtype", "bfloat16", "--no-compile", "--ckpt", "x"]}
-    told = scripts.of_arguments(study(tmp_path, workload=typed, baseline={}).workload)
+    told = study(tmp_path, workload=typed, baseline={}).workload.present()
     assert told["precision"] == "bf16"
     assert told["compile"] == "none"
     assert told["activation_checkpointing"] == 1
@@ -61,7 +61,7 @@ def test_words_are_kept_as_they_are_stored(tmp_path: Path) -> None:
 def test_trial_is_given_the_words(tmp_path: Path) -> None:
     spec = study(tmp_path)
     knobs = {**spec.full_baseline(), "precision": "bf16", "compile": "default"}
-    recipe = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, 1)
+    recipe = spec.workload.recipe(spec.flags, spec.full_baseline(), knobs, 1)
     assert recipe.turned == {"precision": "bfloat16", "compile": True}
     assert recipe.changes == ()
 

@@ -6,20 +6,35 @@ The words of each format for a knob are in the knob's entry (search_spaces.knobs
 from collections.abc import Callable, Iterator, Mapping
 
 from autotune.errors import BadInput
+from autotune.export import writing
 from autotune.export.best import BestConfig
-from autotune.export.formats.deepspeed import deepspeed
-from autotune.export.formats.document import json, yaml
-from autotune.export.formats.huggingface import accelerate, hf_trainer
+from autotune.export.formats.command_line import ACTING, argv, env
+from autotune.export.formats.frameworks import (
+    accelerate,
+    deepspeed,
+    hf_trainer,
+    lightning,
+    torchtitan,
+)
 from autotune.export.formats.hydra import hydra
-from autotune.export.formats.lightning import lightning
-from autotune.export.formats.process import ACTING, env
-from autotune.export.formats.script import argv
-from autotune.export.formats.telling import Said
-from autotune.export.formats.torchtitan import torchtitan
+from autotune.export.formats.telling import Said, as_json
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
 __all__ = ["FORMATS", "Said", "known", "remarks"]
+
+
+def yaml(best: BestConfig) -> Said:
+    """Return what `autotune.load` and `autotune run` read."""
+    return Said(writing.as_text(writing.document_of(best)), {})
+
+
+def json(best: BestConfig) -> Said:
+    """Return the same content for programs."""
+    content = writing.document_of(best)
+    content.pop("own", None)
+    return Said(as_json(content), {})
+
 
 FORMATS: Mapping[str, Callable[[BestConfig], Said]] = {
     "yaml": yaml,

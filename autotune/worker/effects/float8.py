@@ -68,7 +68,7 @@ def _library() -> ModuleType:
     except ImportError as error:
         raise ValueError(
             f"float8 needs torchao, which could not be imported ({error}): "
-            "pip install 'autotune[float8]', or take the knob out of the search space"
+            "pip install 'torch-autotune[float8]', or take the knob out of the search space"
         ) from error
     found: ModuleType = torchao.float8
     return found

@@ -19,6 +19,8 @@ from autotune.worker.python_command import parsed
 
 VARIABLE = "AUTOTUNE_RUN"
 """Environment variable that holds an Order as JSON."""
+IN_RANK = "AUTOTUNE_SPAWNED"
+"""Environment variable of a process that the script starts as a rank by torch.multiprocessing."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,15 @@ def begin(command: Sequence[str]) -> None:
     if not text:
         return
     order = Order.from_text(text)
-    if runs(command) != (order.target, order.is_module):
+    in_rank = os.environ.pop(IN_RANK, None)  # not for what the rank starts in turn
+    if not in_rank and runs(command) != (order.target, order.is_module):
         return
     from autotune.worker.effects import binding
+    from autotune.worker.inject import spawning
     from autotune.worker.inject.changes import Changes
+
+    if not in_rank:
+        spawning.pass_on(IN_RANK)
 
     copies = SettingsCopies(order.copies)
     copies.begin()

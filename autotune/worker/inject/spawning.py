@@ -1,46 +1,123 @@
-"""Ranks that a script starts by itself: no trial could follow it there."""
+"""Ranks that a script starts by itself."""
 
 import functools
+import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch.distributed as dist
 import torch.multiprocessing  # with it comes the module that is looked up below
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from autotune.worker.protocol import PYTHON, Script
+from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, Script
 
 _NUMBERS = ("RANK", "LOCAL_RANK")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed.run")
-_MEETING = (
-    "the script starts its ranks itself ({how}): have each rank started from outside, as under "
-    "torchrun, by an argument of the script or by its environment"
+_NO_PLACE = -1
+"""Rank or number of ranks that a script leaves to its environment."""
+_SPAWNS = (
+    f"the script starts ranks itself by {SPAWN}, and its launcher has started it as one: have it start "
+    "none under the launcher, by an argument or by its environment, or give its command without the "
+    "launcher"
 )
 
 
-def watch(script: Script, found: Callable[[str], NoReturn]) -> None:
-    """Let a script that starts ranks end in `found`, which receives advice for the user."""
+def watch(
+    script: Script, refused: Callable[[str], NoReturn], starts: Callable[[int], NoReturn]
+) -> None:
+    """Watch for a script that starts ranks where a trial could not follow it.
 
-    # The name of the module is taken by its function.
-    spawning: Any = sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
+    Args:
+        script: about to run.
+        refused: called with advice for the user.
+        starts: called with the number of ranks that plain python starts by torch.multiprocessing.
+    """
+    if script.launch != SPAWN:
 
-    @functools.wraps(spawning.start_processes)
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        found(_MEETING.format(how="torch.multiprocessing.spawn"))
+        def started_by_torch(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+            if script.launch == PYTHON:
+                starts(nprocs)
+            refused(_SPAWNS)
 
-    owners: tuple[Any, ...] = (torch.multiprocessing, spawning)
-    for owner in owners:
-        owner.start_processes = refused
-    if script.launch != PYTHON:
+        _replace(started_by_torch)
+    if script.launch not in PLAIN:
         return  # under a launcher, its processes inherit a rank's variables
 
     def started(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and (why := _why(script, *arguments)):
-            found(why)
+            refused(why)
 
     sys.addaudithook(started)
+
+
+def join_spawned(index: int, ranks: int, store: Store) -> None:
+    """Let this process be one of those that its script starts by torch.multiprocessing.
+
+    The script runs here until it starts them, goes on as the function that it starts, and ends with
+    it. Process groups meet at the store, whatever address and port the script gives.
+
+    Args:
+        index: number of the process among them.
+        ranks: number of them.
+        store: of this trial alone.
+
+    Raises:
+        ValueError: by the script, if it starts another number of ranks.
+    """
+
+    def started(
+        fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any
+    ) -> None:
+        if nprocs != ranks:
+            raise ValueError(
+                f"the script starts {nprocs} ranks, and resources.workers of the study is {ranks}"
+            )
+        fn(index, *args)
+        raise SystemExit
+
+    numbers = itertools.count()
+
+    def rendezvous(
+        url: str, rank: int = _NO_PLACE, world_size: int = _NO_PLACE, **_: Any
+    ) -> Iterator[tuple[Store, int, int]]:
+        place = rank if rank != _NO_PLACE else int(os.environ["RANK"])
+        size = world_size if world_size != _NO_PLACE else int(os.environ["WORLD_SIZE"])
+        yield PrefixStore(str(next(numbers)), store), place, size
+
+    _replace(started)
+    groups: Any = dist.distributed_c10d
+    groups.rendezvous = rendezvous
+
+
+def pass_on(variable: str) -> None:
+    """Set an environment variable in the processes that torch.multiprocessing starts as ranks."""
+    owner = _owner()
+    start = owner.start_processes
+
+    @functools.wraps(start)
+    def started(*args: Any, **kwargs: Any) -> Any:
+        os.environ[variable] = "1"
+        try:
+            return start(*args, **kwargs)
+        finally:
+            os.environ.pop(variable, None)
+
+    _replace(started)
+
+
+def _owner() -> Any:
+    # The name of the module is taken by its function.
+    return sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
+
+
+def _replace(started: Callable[..., Any]) -> None:
+    owners: tuple[Any, ...] = (torch.multiprocessing, _owner())
+    for owner in owners:
+        owner.start_processes = functools.wraps(owner.start_processes)(started)
 
 
 def _why(

@@ -56,7 +56,7 @@ class Statistics:
         Args:
             model: that trains, if it is known.
         """
-        norms = batch_norms([*self._norms, *(model.modules() if model else ())])
+        norms = batch_norms([*self._norms, *(() if model is None else model.modules())])
         return " and ".join(filter(None, [norms, IN_BATCH if self._in_batch else ""]))
 
 

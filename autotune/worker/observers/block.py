@@ -1,18 +1,34 @@
 """Observations of a block besides its time: made on each rank, then combined over the ranks."""
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
-from autotune.worker.observers import communication, device, settling
+from autotune.worker.observers import communication, device
 from autotune.worker.observers.contention import NodeLoad, NodeShares
 from autotune.worker.observers.device import DeviceState, DeviceWatch
-from autotune.worker.observers.settling import Settling
 from autotune.worker.observers.timing import StepMarks, StepTimes
 from autotune.worker.protocol import Observed
+
+
+class Settling(NamedTuple):
+    """Counters, since the process began, of events that make a step slow once."""
+
+    compilations: int
+    compile_seconds: float
+    alloc_retries: int
+
+    def since(self, before: "Settling") -> "Settling":
+        """Return the differences to an earlier reading."""
+        return Settling(
+            self.compilations - before.compilations,
+            self.compile_seconds - before.compile_seconds,
+            self.alloc_retries - before.alloc_retries,
+        )
 
 
 class RankObservation(NamedTuple):
@@ -51,7 +67,7 @@ class BlockObservers:
         self._model = model
         self._devices = devices
         self._load = NodeLoad() if node else None
-        self._settled = settling.read_counters(devices)
+        self._settled = read_counters(devices)
         self._nvidia = [DeviceWatch(device, first=first, alone=alone) for device in devices]
 
     def resume(self) -> None:
@@ -70,7 +86,7 @@ class BlockObservers:
     def stop(self) -> RankObservation:
         """Return the observations of the block that is over, before the ranks synchronise."""
         load = self._load.shares() if self._load else NodeShares()
-        settled = settling.read_counters(self._devices)
+        settled = read_counters(self._devices)
         news, self._settled = settled.since(self._settled), settled
         return RankObservation(
             self.marks.percentiles(),
@@ -102,3 +118,15 @@ def together(ranks: Sequence[RankObservation]) -> Observed:
     seen = device.together([rank.devices for rank in ranks])
     known = {name: value for name, value in seen._asdict().items() if not math.isnan(value)}
     return cast(Observed, {**observed, **known})
+
+
+def read_counters(devices: Sequence[torch.device]) -> Settling:
+    """Read the counters; retries are summed over the devices."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    graphs, seconds = 0, 0.0
+    if dynamo is not None:
+        graphs = int(dynamo.counters["stats"]["unique_graphs"])
+        seconds = sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ()))
+    on_cuda = (torch.cuda.memory_stats(device) for device in devices if device.type == "cuda")
+    retries = sum(int(stats.get("num_alloc_retries", 0)) for stats in on_cuda)
+    return Settling(graphs, float(seconds), retries)

@@ -38,7 +38,7 @@ from autotune.worker.rank.readings import (
     parse_json,
     parse_match,
 )
-from autotune.worker.sandbox import offline
+from autotune.worker.sandbox import uploads
 
 _REPORTS = "reports.jsonl"
 _TAIL_BYTES = 6000
@@ -172,7 +172,7 @@ class CommandRun:
             found["PYTHONUNBUFFERED"] = "1"  # a rate must arrive when it is printed
         elif not self._command.json_lines:
             found[reporting.VARIABLE] = str(Path(self._command.folder) / _REPORTS)
-        return {**found, **offline.VARIABLES, **processes.study_variables(self._request.env)}
+        return {**found, **uploads.OFFLINE, **processes.study_variables(self._request.env)}
 
     def _source(self, process: subprocess.Popen[bytes]) -> tuple[Lines, Reading]:
         if process.stdout is not None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from autotune.worker.protocol import (
     DEEPSPEED,
-    PYTHON,
+    PLAIN,
     TORCH_LAUNCH,
     TORCHRUN,
     Placement,
@@ -19,8 +19,8 @@ _ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def variables(script: Script, placement: Placement, context: RankContext) -> dict[str, str]:
-    """Return the variables for a rank's place without the rendezvous; none under plain python."""
-    if script.launch == PYTHON:
+    """Return the variables for a rank's place, without the rendezvous; none if python starts it."""
+    if script.launch in PLAIN:
         return {}
     of_launcher = _of_deepspeed if script.launch == DEEPSPEED else _of_torchrun
     return {

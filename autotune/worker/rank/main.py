@@ -24,11 +24,13 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from autotune.worker import imports, interpreter, processes, workload
 from autotune.worker.effects import binding, process
 from autotune.worker.files import TrialFiles
+from autotune.worker.inject import spawning
 from autotune.worker.observers import memory
 from autotune.worker.observers.progress import Progress
 from autotune.worker.places import device_of
 from autotune.worker.protocol import (
-    PYTHON,
+    PLAIN,
+    SPAWN,
     BlockReport,
     Outcome,
     Placement,
@@ -55,7 +57,7 @@ from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
-from autotune.worker.sandbox import offline, uploads
+from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
@@ -196,9 +198,11 @@ def _run_script(
     assert request.script is not None
     uploads.begin()
     store, extra = _store(request, placement), dict[str, str]()
-    if request.script.launch != PYTHON:
+    if request.script.launch not in PLAIN:
         extra = rendezvous.variables(placement, context, store)
         os.environ.update(extra)
+    if request.script.launch == SPAWN:
+        spawning.join_spawned(context.local_rank, context.world_size, PrefixStore("groups", store))
     if request.script.survey:
         surveying.survey(request, context, progressed, leave)
     built = _announcement(request, placement, context, connection, extra)
@@ -294,8 +298,8 @@ def _prepare_device(request: TrialRequest, context: RankContext) -> None:
 
 
 def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
-    """Return whether the script itself initialises CUDA, as under plain python."""
-    plain = request.script is not None and request.script.launch == PYTHON
+    """Return whether the script itself initialises CUDA, as where python starts it."""
+    plain = request.script is not None and request.script.launch in PLAIN
     return plain and context.device.type == "cuda"
 
 
@@ -310,7 +314,7 @@ def environment(
     return {
         **of_launcher(request, placement, context),
         **process.environment(request.knobs),
-        **(offline.VARIABLES if request.script else {}),
+        **(uploads.OFFLINE if request.script else {}),
         **own,
         **(allocator if request.knobs["expandable_segments"] else {}),
     }

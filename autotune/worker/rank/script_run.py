@@ -19,7 +19,14 @@ from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
-from autotune.worker.protocol import SCRIPT_ENDED, BlockReport, Observed, Outcome, TrialRequest
+from autotune.worker.protocol import (
+    SCRIPT_ENDED,
+    SPAWN,
+    BlockReport,
+    Observed,
+    Outcome,
+    TrialRequest,
+)
 from autotune.worker.rank import exceptions, profiling
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.dropout import without_dropout_anywhere
@@ -185,7 +192,7 @@ class ScriptRun:
 
     def run(self) -> NoReturn:
         """Run the script until enough of its steps are measured."""
-        spawning.watch(self._script, lambda why: self._leave(Outcome.ERROR, why))
+        spawning.watch(self._script, self._refuse, self._starts)
         self._copies.begin()
         self._changes.begin()
         self._changes.met("cpu_affinity")  # set for every rank before it began
@@ -198,6 +205,15 @@ class ScriptRun:
         self._leave(
             Outcome.ERROR,
             f"{how} {taken} measured optimizer steps, before enough was seen; have it train for longer",
+        )
+
+    def _refuse(self, why: str) -> NoReturn:
+        self._leave(Outcome.ERROR, why)
+
+    def _starts(self, ranks: int) -> NoReturn:
+        self._refuse(
+            f"the script starts {ranks} ranks itself: say `launch: {SPAWN}` under workload, and "
+            f"`resources: {{workers: {ranks}}}`"
         )
 
     def watch(self) -> None:

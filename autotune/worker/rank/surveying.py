@@ -65,7 +65,15 @@ def survey(
         if seen.steps:
             progressed()
 
-    spawning.watch(script, lambda why: leave(Outcome.ERROR, why))
+    def refuse(why: str) -> NoReturn:
+        leave(Outcome.ERROR, why)
+
+    def starts(ranks: int) -> NoReturn:
+        late.cancel()
+        files.survey(context.rank).write_text(SurveyResult(spawns=ranks).to_text())
+        leave(None, "finished")
+
+    spawning.watch(script, refuse, starts)
     SettingsCopies(request.copies).begin()
     seen.watch(alive, taken, done)
     late.start()

@@ -18,7 +18,7 @@ def main(project: Path, logs: Path, arguments: list[str]) -> None:
     """Run the trials, and print of each its outcome, cause and protection."""
     told = []
     endless = "--endless" in arguments
-    with launchers.open_launcher("local", Resources(1, 0, 1, 1), str(logs), None) as launcher:
+    with launchers.section_of("local").open(Resources(1, 0, 1, 1), str(logs)) as launcher:
         for number in range(_TRIALS):
             request = trial(
                 project,

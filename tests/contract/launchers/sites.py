@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-import launchers
 from autotune.worker.node.store import NAME
 from autotune.worker.processes import MARKER
 from autotune.worker.protocol import (
@@ -25,7 +24,7 @@ from autotune.worker.protocol import (
     TrialRequest,
     from_line,
 )
-from launchers import Resources
+from launchers import Resources, section_of
 from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot
@@ -222,9 +221,9 @@ def _site(kind: str, project: Path, logs: str, mark: str) -> Iterator[Site]:
             return
         address = stack.enter_context(two_ray_nodes()) if kind == "cluster" else None
         two = Resources(2, None, 1, None)
-        launcher = launchers.open_launcher(
-            "local" if kind == "local" else "ray", two, logs, address
-        )
+        local = kind == "local"
+        section = section_of("local") if local else section_of("ray", address=address)
+        launcher = section.open(two, logs)
         stack.callback(launcher.close)
         assert len(launcher.slots) == 1
         yield Site(kind, launcher.slots[0], launcher.close, 2, project, mark, address)

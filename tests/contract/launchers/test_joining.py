@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launchers import NO_RIVAL, Resources, Rival, open_launcher
+from launchers import NO_RIVAL, Resources, Rival, section_of
 from tests.waiting import stopwatch
 
 pytestmark = pytest.mark.fault(25)
@@ -37,7 +37,7 @@ def test_who_joins_a_cluster_that_does_not_answer_can_stop_at_once(
         return False
 
     with pytest.raises(Enough):
-        open_launcher("ray", Resources(1, 0, 1, None), str(tmp_path), mute, busy)
+        section_of("ray", address=mute).open(Resources(1, 0, 1, None), str(tmp_path), busy)
     assert told[-1]() < 5.0, "it is killed, and not waited for"
     left = [
         p for p in psutil.Process().children(recursive=True) if "ray_driver" in str(p.cmdline())

@@ -45,7 +45,7 @@ from autotune.worker.protocol import BlockPlan, TrialRequest
 
 folder = sys.argv[1]
 resources = launchers.Resources(2, None, 1, None)
-local = launchers.open_launcher("local", resources, folder, None, busy=lambda rival: True)
+local = launchers.section_of("local").open(resources, folder, busy=lambda rival: True)
 print("ray imported:", any(name.partition(".")[0] == "ray" for name in sys.modules), flush=True)
 request = TrialRequest(
     trial="1",
@@ -71,7 +71,7 @@ import launchers
 from autotune.errors import LauncherError
 
 try:
-    launchers.open_launcher("ray", launchers.Resources(1, 0, 1, 1), sys.argv[1], sys.argv[2])
+    launchers.section_of("ray", address=sys.argv[2]).open(launchers.Resources(1, 0, 1, 1), sys.argv[1])
 except LauncherError as error:
     print(error)
 """
@@ -127,7 +127,7 @@ def test_the_local_launcher_refuses_more_than_the_machine_has(
 ) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(LauncherError, match="lower resources"):
-        launchers.open_launcher("local", resources, str(tmp_path), None)
+        launchers.section_of("local").open(resources, str(tmp_path))
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
@@ -140,7 +140,9 @@ def test_the_ray_launcher_closes_everything_and_refuses_too_much(site: Site) -> 
     wait_for(lambda: not site.agents(), "the agents are gone")
     assert site.strays() == []
     with pytest.raises(LauncherError, match="lower resources"):
-        launchers.open_launcher("ray", Resources(4096, None, 1, None), "/tmp", site.address)
+        launchers.section_of("ray", address=site.address).open(
+            Resources(4096, None, 1, None), "/tmp"
+        )
     assert not ray.is_initialized()
     ray.init(address=site.address, log_to_driver=False)
     try:

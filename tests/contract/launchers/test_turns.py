@@ -30,6 +30,8 @@ SHORT = BlockPlan(0.01, 2, ENDLESS)
 class Forth:
     """Each in turn, in order, for so many rounds."""
 
+    at_once = False
+
     def __init__(self, members: int, rounds: int) -> None:
         self.order = list(range(members)) * rounds
         self.trained_in: list[int] = []
@@ -92,6 +94,32 @@ def test_members_train_block_by_block_as_they_are_told(site: Site) -> None:
         assert report.wall_seconds > sum(block.seconds for block in report.blocks)
     assert site.strays() == []
     site.check_next_trial()
+
+
+@sites("local", slow=["pair", "ray"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_member_is_launched_before_its_first_turn_only_if_all_are_at_once(
+    site: Site, at_once: bool
+) -> None:
+    folder = site.folder / "logs" / f"second-{at_once}"
+    launched: list[bool] = []
+    turns = Watched(2, 3, lambda _: launched.append(folder.exists()))
+    turns.at_once = at_once
+    reports = run(site, turns, {}, {"log_dir": str(folder)})
+    assert (launched[0], launched[1]) == (at_once, True)
+    assert turns.trained_in == [0, 1] * 3
+    assert [(report.outcome, len(report.blocks)) for report in reports] == [(None, 3)] * 2
+    assert site.strays() == []
+
+
+@sites("local", slow=["pair", "ray"])
+def test_member_that_fails_as_it_builds_at_once_leaves_the_other(site: Site) -> None:
+    turns = Forth(2, 6)
+    turns.at_once = True
+    first, second = run(site, turns, {}, {"factory": "tiny:none"})
+    assert (second.outcome, second.blocks, turns.away) == (Outcome.ERROR, (), [1])
+    assert (first.outcome, first.cause, len(first.blocks)) == (None, "", 6)
+    assert site.strays() == []
 
 
 @sites("local", slow=["pair", "ray"])

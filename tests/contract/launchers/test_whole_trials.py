@@ -206,7 +206,7 @@ def test_hundreds_of_failures_leak_nothing(site: Site) -> None:
 
 def test_one_rank_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
-    with launchers.open_launcher("local", Resources(1, None, 1, 1), str(tmp_path), None) as local:
+    with launchers.section_of("local").open(Resources(1, None, 1, 1), str(tmp_path)) as local:
         site = Site("local", local.slots[0], local.close, 1, tmp_path, mark="")
         report = site.run()
         assert (report.outcome, report.cause) == (None, "")

@@ -171,7 +171,7 @@ COMPILED = {"none": False, "default": True}
 
 
 def searched(folder: Path, script: str, *words: str, files: tuple[str, ...] = ()) -> OwnOptions:
-    """Find the options of a script that turn knobs, as `init` does, with two processors for a rank.
+    """Find the options of a script that turn knobs, as `init` does, with one processor for a rank.
 
     Args:
         folder: with the files.
@@ -195,7 +195,7 @@ def searched(folder: Path, script: str, *words: str, files: tuple[str, ...] = ()
         option for file in files for option in flags.fields(file, Path(file).read_text(), words, {})
     ]
     options = flags.settings_of(seen, words, {}, of_files)
-    return find_own_options(run, seen, others(options, Facts("cpu", 1), 2), print, 600)
+    return find_own_options(run, seen, others(options, Facts("cpu", 1), 1), print, 600)
 
 
 Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
@@ -227,11 +227,7 @@ Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
         (
             PAIRS,
             {
-                "channels_last": (
-                    "--channels-last/--no-channels-last",
-                    False,
-                    {"false": False, "true": True},
-                ),
+                "channels_last": ("--channels-last/--no-channels-last", False, {}),
                 "activation_checkpointing": ("/--no-recompute", 1, {"0": False, "1": True}),
                 "compile": ("--torchcompile", "none", COMPILED),
             },

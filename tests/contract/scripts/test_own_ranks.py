@@ -1,8 +1,8 @@
-"""Scripts that start ranks by themselves, under plain python: ended at once, with what to type."""
+"""Scripts that start ranks by themselves: measured as their ranks, or ended with what to type."""
 
 import pytest
 
-from autotune.worker.protocol import PYTHON, Outcome
+from autotune.worker.protocol import PYTHON, SPAWN, TORCHRUN, Outcome
 from tests.contract.scripts.bench import Bench, assert_well
 
 STARTS = """
@@ -33,7 +33,7 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
             "`torchrun --nproc-per-node 2 own.py LOCAL_RANK=1 'b c'`",
         ),
         (STARTS, ("torchrun", "train.py"), "type what it starts"),
-        (SPAWNS, (), "torch.multiprocessing.spawn"),
+        (SPAWNS, (), "say `launch: torch.multiprocessing.spawn`"),
     ],
 )
 def test_script_that_starts_ranks_is_ended_with_what_to_type(
@@ -47,3 +47,21 @@ def test_script_that_starts_ranks_is_ended_with_what_to_type(
 def test_process_of_the_same_rank_is_none_of_another(bench: Bench) -> None:
     script = bench.write(STARTS + TRAINS_ALONE)
     assert_well(bench.run(script, "helper", told={"launch": PYTHON}))
+
+
+def test_ranks_of_torch_multiprocessing_train_together(bench: Bench) -> None:
+    report = bench.run("spawned.py", told={"launch": SPAWN}, loader_workers=1)
+    assert_well(report)
+    assert report.blocks[0].samples == 2 * 8 * report.blocks[0].steps
+
+
+def test_script_that_starts_other_ranks_than_the_study_has_is_told(bench: Bench) -> None:
+    report = bench.run("spawned.py", "--ranks", "3", told={"launch": SPAWN})
+    assert report.outcome == Outcome.ERROR
+    assert "starts 3 ranks, and resources.workers of the study is 2" in report.cause
+
+
+def test_ranks_of_torch_multiprocessing_under_torchrun_are_refused(bench: Bench) -> None:
+    report = bench.run("spawned.py", told={"launch": TORCHRUN})
+    assert report.outcome == Outcome.ERROR
+    assert "give its command without the launcher" in report.cause

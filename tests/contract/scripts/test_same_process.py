@@ -14,11 +14,11 @@ from autotune.standalone.launch_command import taken_apart
 from autotune.standalone.survey import Allowed, _spec
 from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import BlockPlan, Script
-from autotune.worker.sandbox import offline
+from autotune.worker.sandbox import uploads
 from tests.contract.scripts.bench import SCRIPTS
 from tests.trials import knobs, trial
 
-OURS = {"AUTOTUNE_AGENT", "TOLD", *COMPILER_CACHES, *offline.VARIABLES}
+OURS = {"AUTOTUNE_AGENT", "TOLD", *COMPILER_CACHES, *uploads.OFFLINE}
 """Variables that a trial has besides, or otherwise."""
 OF_MEETING = {
     *("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),

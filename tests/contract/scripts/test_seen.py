@@ -61,7 +61,7 @@ def test_a_script_on_processors_sees_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launchers.devices.visible", lambda: ["GPU-a", "GPU-b"])
-    with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), str(tmp_path), None) as opened:
+    with launchers.section_of("local").open(Resources(RANKS, 0, 1, 1), str(tmp_path)) as opened:
         bench = Bench(opened.slots[0], tmp_path)
         tells = "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], file=open('seen', 'w'))\n"
         assert_well(bench.run(bench.write(tells + TRAINS)))
@@ -416,7 +416,7 @@ while True:
 @pytest.mark.slow
 def test_what_a_script_imports_is_imported_once_for_all_trials(tmp_path: Path) -> None:
     agents = str(tmp_path / "agents")
-    with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), agents, None) as launcher:
+    with launchers.section_of("local").open(Resources(RANKS, 0, 1, 1), agents) as launcher:
         bench = Bench(launcher.slots[0], tmp_path)
         script = bench.write(_IMPORTING)
         for _ in range(3):

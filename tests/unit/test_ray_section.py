@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from autotune.standalone.ray_safety import judged
+from launchers.ray_section import protection
 from launchers.ray_token import own_token
 
 pytestmark = pytest.mark.fault(30)
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fault(30)
 def test_what_doctor_says(
     address: str | None, environment: dict[str, str], version: str, safe: bool, told: str
 ) -> None:
-    found, text = judged(address, environment, version)
+    found, text = protection(address, environment, version)
     assert found is safe
     assert told in text
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from autotune.analysis.contenders import error_of
-from autotune.analysis.early import errors_of_early, with_known_noise
+from autotune.analysis.levels import errors_of_early, with_known_noise
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 from tests.records import in_order

@@ -1,12 +1,14 @@
-"""Variables of the environment that act on any job: `export` lines for a shell."""
+"""Forms for a shell: variables that act on any job, and arguments of the user's own script."""
 
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.config import arguments
+from autotune.errors import BadInput
 from autotune.export.best import BestConfig
 from autotune.export.formats.telling import Said, told
+from autotune.export.recommended_command import is_of_command, recommended
 from search_spaces import CATALOGUE, defaults
 from search_spaces.knob import VARIABLES
 from search_spaces.words import Fields, Knobs, Words
@@ -57,3 +59,33 @@ def _of_script(best: BestConfig) -> dict[str, Words]:
 def _as_tried(name: str, flags: Mapping[str, str], turned: Mapping[str, Any]) -> Words:
     """Return the variables that the trials had."""
     return Words(lambda value, _: dict(arguments.variables(flags, {name: turned.get(name, value)})))
+
+
+def argv(best: BestConfig) -> Said:
+    """Return one line for a shell, to follow the arguments that the script has today.
+
+    Parsers take the last of two values. For a study over a command it is the whole command.
+
+    Raises:
+        BadInput: there is no script.
+    """
+    if best.script is None:
+        raise BadInput(
+            "argv is for studies over a script, whose workload.flags name its arguments; this one is "
+            "over a workload"
+        )
+    if is_of_command(best):
+        return Said(f"{shlex.join(recommended(best))}\n", {})
+    flags: dict[str, str] = best.script["flags"]
+    found, unsaid = told(best, {name: _argument(name, best.script) for name in flags})
+    words = [word for some in found.values() for word in some]
+    return Said(f"{shlex.join(words)}\n" if words else "", unsaid)
+
+
+def _argument(name: str, script: dict[str, Any]) -> Words:
+    def say(value: Any, _: Knobs) -> Fields | None:
+        # None of them: a variable, or a switch that is to be taken away.
+        words = arguments.changed((), script["flags"], {name: script["turned"].get(name, value)})
+        return {name: words} if words else None
+
+    return Words(say)

@@ -1,0 +1,209 @@
+"""Estimates beside the rounds of the confirmation: the leader of a search, and a pair of long runs.
+
+Each is the ratio of two single runs, with the interval that the noise between runs leaves. It is
+printed and overrules nothing. Pure.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.analysis.batches import batch_change
+from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.levels import levelled
+from autotune.analysis.memory import outgrown
+from autotune.analysis.outcomes import Outcomes, baseline_failure
+from autotune.analysis.verdict import (
+    Contender,
+    Finalist,
+    Kind,
+    LongRun,
+    Numerics,
+    Unchecked,
+    Verdict,
+)
+from autotune.measurement.estimate import Ratio
+from autotune.measurement.noise import run_df, total_half_width
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
+
+_SHOWN = 4
+"""Most trials of a provisional answer besides the baseline."""
+
+
+def leader(
+    attempts: Attempts, today: Mapping[str, Any], checks: GateRecord, world_size: int
+) -> Verdict:
+    """Return the provisional answer by the trials of a search, before rounds confirm one.
+
+    It is the fastest trial if that is surely faster than the baseline's own, and else the baseline.
+    A configuration that can change numerics and has not passed the gate is named, but never the
+    answer.
+
+    Args:
+        attempts: attempts of a study that may be under way.
+        today: the baseline, a value for every knob.
+        checks: what the numerics gate has found.
+        world_size: number of ranks.
+    """
+    if not attempts.searched():
+        return Verdict(Kind.NO_RESULT)
+    ranked = _ranked(attempts, checks)
+    own = attempts.baseline()
+    baseline = next((one for one in ranked if own and one.trial == own.trial), None)
+    safe = (
+        one
+        for one in ranked
+        if one is not baseline
+        and (one.trial in checks.passed or not touched(one.knobs, today, checks.harmless))
+    )
+    others = list(itertools.islice(safe, _SHOWN))
+    if not others and baseline is None:
+        return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
+    df = _df(attempts)
+    kind, ahead = _compared(others, baseline, df)
+    chosen = baseline if baseline and kind != Kind.BETTER else others[0]
+    shown = [*([baseline] if baseline else []), *others]
+    return Verdict(
+        kind,
+        trial=chosen.trial,
+        knobs=chosen.knobs,
+        throughput=_rate(chosen, df),
+        speedup=_ratio(chosen, baseline, df) if baseline else None,
+        baseline=_rate(baseline, df) if baseline else None,
+        finalists=tuple(_finalist(one, chosen, baseline, df) for one in shown),
+        refused=checks.refused,
+        baseline_failure=None if baseline else baseline_failure(attempts),
+        contender=Contender(others[0].trial, others[0].knobs, ahead)
+        if ahead and chosen is baseline
+        else None,
+        unchecked=_unchecked(ranked, chosen, baseline or chosen, today, checks),
+        **(_of_change(chosen, today, checks, world_size) if kind == Kind.BETTER else {}),
+    )
+
+
+def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
+    """Return the result of the pair for the recommended configuration; None if there is none.
+
+    Its shift is the difference to the rounds, whose interval it includes.
+    """
+    short = verdict.speedup
+    if short is None or verdict.knobs is None:
+        return None
+    runs = attempts.of(Purpose.LONG).complete()
+    own = runs.of_trial(verdict.trial).with_knobs(verdict.knobs).last
+    today = runs.of_baseline().last
+    if own is None or today is None or own.environment != today.environment:
+        return None
+    if short.low <= 0 or not math.isfinite(short.high):
+        return None
+    ratio = _ratio(own, today, _df(attempts))
+    beyond = math.hypot(_half_width(ratio), _half_width(short))
+    seconds = min(own.result.wall_seconds, today.result.wall_seconds)
+    return LongRun(seconds, ratio, _around(math.log(ratio.value / short.value), beyond))
+
+
+def _compared(
+    others: Sequence[StoredAttempt], baseline: StoredAttempt | None, df: float
+) -> tuple[Kind, Ratio | None]:
+    """Return what the fastest other trial says, and how much faster it is than the baseline."""
+    if baseline is None:
+        return Kind.NO_BASELINE, None
+    if not others:
+        return Kind.NOTHING_BETTER, None
+    ahead = _ratio(others[0], baseline, df)
+    if ahead.low > 1:
+        return Kind.BETTER, ahead
+    return Kind.UNDECIDED if ahead.high > 1 else Kind.NOTHING_BETTER, ahead
+
+
+def _of_change(
+    chosen: StoredAttempt, today: Mapping[str, Any], checks: GateRecord, world_size: int
+) -> dict[str, Any]:
+    """Return the parts of a verdict that say what a recommended change does besides."""
+    found = checks.passed.get(chosen.trial)
+    return {
+        "batch": batch_change(chosen.knobs, today, world_size),
+        "touched": tuple(touched(chosen.knobs, today, checks.harmless)),
+        "numerics": found and Numerics(found.loss_distance, found.norm_ratio, steps=found.steps),
+        "risks": checks.risks.get(chosen.trial, ""),
+    }
+
+
+def _finalist(
+    one: StoredAttempt, chosen: StoredAttempt, baseline: StoredAttempt | None, df: float
+) -> Finalist:
+    rates, ratio = (_speed(one),), _ratio(one, chosen, df)
+    return Finalist(one.trial, one.knobs, one is baseline, rates, ratio, None)
+
+
+def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
+    """Return trials that have completed and not failed since, the fastest first."""
+    own = attempts.baseline()
+    out = {*outgrown(attempts), *(refused.trial for refused in checks.refused)}
+    out |= {
+        a.trial
+        for a in attempts.of(Purpose.CONFIRM).recorded()
+        if a.result.state != AttemptState.COMPLETE and not (own and a.trial == own.trial)
+    }
+    searched = levelled(attempts).searched().complete().measured()
+    return sorted((one for one in searched if one.trial not in out), key=lambda one: -_speed(one))
+
+
+def _unchecked(
+    ranked: Sequence[StoredAttempt],
+    chosen: StoredAttempt,
+    base: StoredAttempt,
+    today: Mapping[str, Any],
+    checks: GateRecord,
+) -> Unchecked | None:
+    """Return the fastest trial that is ahead of the choice and may compute something else."""
+    for one in ranked:
+        names = tuple(touched(one.knobs, today, checks.harmless))
+        if _speed(one) > _speed(chosen) and names and one.trial not in checks.passed:
+            return Unchecked(one.knobs, _speed(one) / _speed(base), names)
+    return None
+
+
+# Two runs
+
+
+def _df(attempts: Attempts) -> float:
+    """Return the degrees of freedom of the noise between runs."""
+    equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
+    return run_df(len(equal))
+
+
+def _speed(run: StoredAttempt) -> float:
+    return run.result.throughput or math.ulp(0.0)
+
+
+def _width(run: StoredAttempt, df: float) -> float:
+    """Return half of the 95 % interval of a run's log rate, by its blocks and by runs.
+
+    Attempts of an earlier version have only one for both.
+    """
+    result = run.result
+    known = (result.block_half_width, result.half_width)
+    own = next((width for width in known if width is not None), 1.0)
+    return total_half_width(own, result.sigma_run or 0.0, df)
+
+
+def _rate(run: StoredAttempt, df: float) -> Ratio:
+    return _around(math.log(_speed(run)), _width(run, df))
+
+
+def _ratio(one: StoredAttempt, other: StoredAttempt, df: float) -> Ratio:
+    """Return how many times faster one run is than another."""
+    if one is other:
+        return Ratio(1, 1, 1)
+    width = math.hypot(_width(one, df), _width(other, df))
+    return _around(math.log(_speed(one) / _speed(other)), width)
+
+
+def _around(log: float, half_width: float) -> Ratio:
+    return Ratio(math.exp(log), math.exp(log - half_width), math.exp(log + half_width))
+
+
+def _half_width(ratio: Ratio) -> float:
+    return math.log(ratio.high / ratio.low) / 2

@@ -1,0 +1,89 @@
+"""Forms for training frameworks: Hugging Face, Lightning, DeepSpeed, torchtitan.
+
+Read with transformers 5.23, Accelerate 1.15, Lightning 2.6, DeepSpeed 0.19 and torchtitan 0.3.0.
+
+- Hugging Face: fields that older versions lack are said only where they are needed, as these refuse
+  what they do not know. `accelerate launch` takes enable_cpu_affinity, which is numa_binding, from the
+  command line only.
+- DeepSpeed: its bf16 and fp16 are formats of the weights beside fp32 ones, where the trials had
+  autocast; its stages are its own ZeRO, not PyTorch's. Its section activation_checkpointing sets up what
+  a model may call: it turns nothing on, so that knob is left unsaid.
+- torchtitan: 0.2 reads the arguments of the loader as `--training.dataloader.*`; later versions count
+  tokens instead of samples.
+"""
+
+from typing import Any
+
+import yaml
+
+from autotune.export.best import BestConfig
+from autotune.export.formats.telling import Said, as_json, nested, nodes, on_cpu, told, words_of
+from search_spaces.knob import written
+
+_STRATEGY = "strategy.init_args"
+_CLASS = "lightning.pytorch.strategies.DDPStrategy"
+
+
+def hf_trainer(best: BestConfig) -> Said:
+    """Return a file for HfArgumentParser.parse_json_file."""
+    fields, unsaid = told(best, words_of("hf-trainer"))
+    # Without that word it refuses bf16 where there is no device.
+    where_measured = {"use_cpu": True} if on_cpu(best) else {}
+    return Said(as_json(nested({**where_measured, **fields})), unsaid)
+
+
+def accelerate(best: BestConfig) -> Said:
+    """Return a file for `accelerate launch --config_file`, on one machine."""
+    fields, unsaid = told(best, words_of("accelerate"))
+    content = nested({**_ranks(best), **fields})
+    if on_cpu(best) and best.world_size > 1:
+        unsaid = {"world_size": best.world_size, **unsaid}  # it starts one process, unless by MPI
+    return Said(yaml.safe_dump(content, sort_keys=False), unsaid)
+
+
+def _ranks(best: BestConfig) -> dict[str, Any]:
+    several = "MULTI_CPU" if on_cpu(best) else "MULTI_GPU"
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": several if best.world_size > 1 else "NO",
+        "num_processes": best.world_size,
+        "use_cpu": on_cpu(best),
+    }
+
+
+def lightning(best: BestConfig) -> Said:
+    """Return YAML.
+
+    A strategy with arguments has the form of LightningCLI, of which
+    `lightning.pytorch.cli.instantiate_class((), arguments["strategy"])` makes one.
+    """
+    fields, unsaid = told(best, words_of("lightning"))
+    if any(name.startswith(_STRATEGY) for name in fields):
+        fields.pop("strategy", None)
+        fields = {"strategy.class_path": _CLASS, **fields}
+    content = {
+        "accelerator": "cpu" if on_cpu(best) else "gpu",
+        "devices": best.world_size // nodes(best),  # of each node
+        **({"num_nodes": nodes(best)} if nodes(best) > 1 else {}),
+        **nested(fields),
+    }
+    return Said(yaml.safe_dump(content, sort_keys=False), unsaid)
+
+
+def deepspeed(best: BestConfig) -> Said:
+    """Return a ds_config.json, for any number of ranks."""
+    fields, unsaid = told(best, words_of("deepspeed"))
+    return Said(as_json(nested(fields)), unsaid)
+
+
+def torchtitan(best: BestConfig) -> Said:
+    """Return `--section.name value`, an argument a line."""
+    fields, unsaid = told(best, words_of("torchtitan"))
+    return Said("".join(f"{_argument(*each)}\n" for each in fields.items()), unsaid)
+
+
+def _argument(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        section, _, last = name.rpartition(".")
+        return f"--{name}" if value else f"--{section}.no_{last}"
+    return f"--{name} {written(value)}"

@@ -1,0 +1,401 @@
+"""Numbers of the measurement and of the proof of its results."""
+
+from dataclasses import dataclass
+
+from autotune.policy import judgement, literature, measured
+
+_GATE = "largest error in harmless runs (benchmarks/gate.py)"
+
+
+@dataclass(frozen=True)
+class MeasurementPolicy:
+    """Numbers of how runs are measured and what they are expected to cost."""
+
+    # Blocks
+    steady_blocks: int = judgement(5, "blocks", "in a row that end the warm-up if they are steady")
+    steady_variation: float = judgement(
+        0.02, "relative", "largest scatter of steady blocks (coefficient of variation)"
+    )
+    steady_drift: float = judgement(
+        0.01, "share of the median", "largest drift over steady blocks (Theil-Sen slope)"
+    )
+    least_block_df: int = judgement(
+        2,
+        "degrees of freedom",
+        "least for three blocks or more",
+        "with one, an interval in twenty is three times as wide, and no more hold the truth",
+    )
+    most_block_correlation: float = judgement(
+        0.9, "correlation", "most of neighbouring blocks", "a few that all rise would tell nothing"
+    )
+    fine: float = judgement(0.1, "nats", "half-width of a ratio that is never too vague")
+    least_certain: float = judgement(
+        0.5, "share", "of a difference that is certain where a ratio is not too vague"
+    )
+
+    # Noise between runs
+    prior_sigma: float = measured(
+        0.02,
+        "relative",
+        "standard deviation between runs before any were repeated",
+        "3 to 4 % on two shared cores, below 1 % on a quiet node",
+    )
+    prior_weight: float = judgement(
+        2.0, "runs", "for which `prior_sigma` counts beside repeated runs"
+    )
+    fewest_for_drift: int = judgement(5, "runs", "fewest that tell a drift")
+    shortest_for_drift: float = judgement(
+        1800.0,
+        "seconds",
+        "least time from the first run to the last for a drift",
+        "minutes tell no hours",
+    )
+    others_df: float = judgement(
+        2.0,
+        "degrees of freedom",
+        "most of all other arms in the variance of a pair",
+        "arms need not have one noise",
+    )
+
+    # Steps on CUDA devices
+    waiting_jitter: float = measured(
+        0.025,
+        "relative",
+        "scatter of neighbouring steps from which on a device waits for its host",
+        "at most 0.019 where it computes, at least 0.030 where it waits, one H200",
+    )
+    waiting_processes: float = measured(
+        0.2,
+        "nats",
+        "standard deviation between processes that wait for their host",
+        "113, 126 and 185 ms in three processes, one H200",
+    )
+    computing_processes: float = measured(
+        0.005,
+        "nats",
+        "standard deviation between processes that compute",
+        "79.4 to 80.4 ms, one H200",
+    )
+    processes_df: float = judgement(
+        2.0, "degrees of freedom", "of the two priors of processes beside measured runs"
+    )
+    unsteady: float = judgement(
+        0.05,
+        "nats",
+        "standard deviation between processes from which on more of them tell more than longer runs",
+        "between 0.5 % of those that compute and 20 % of those that wait",
+    )
+    most_correlation: float = judgement(0.9, "correlation", "most of neighbouring steps")
+    usual_correlation: float = measured(
+        0.4,
+        "correlation",
+        "of neighbouring steps before any was seen",
+        "median of 35 series, one H200",
+    )
+    correlation_weight: float = judgement(
+        8.0, "pairs of steps", "for which the usual correlation counts"
+    )
+    least_df: float = judgement(
+        2.0, "degrees of freedom", "least of a run's interval", "with one it is too wide to use"
+    )
+
+    # First steps
+    first_step: float = judgement(5.0, "steady steps", "that a first step takes, at most")
+    first_step_seconds: float = judgement(
+        10.0, "seconds", "by which a first step takes longer than a steady one, at most"
+    )
+    first_step_margin: float = judgement(2.0, "factor", "over the worst first step of the study")
+    early_steps: int = judgement(5, "steps", "of a run that count as early")
+    early_step: float = judgement(
+        3.0, "steady steps", "that an early step takes", "gradient compression begins later"
+    )
+    late_step: float = judgement(1.3, "steady steps", "that a later step of the warm-up takes")
+
+    # Contention
+    busy: float = judgement(
+        0.9, "share", "of a node's processors that are busy in a disturbed block"
+    )
+    foreign: float = judgement(
+        0.1, "share", "of a node's processors that other processes take in a disturbed block"
+    )
+    straggling: float = judgement(
+        1.5, "factor", "by which a rank lags behind the others more than before"
+    )
+    enough_disturbed: int = judgement(3, "blocks", "fewest that tell how much is usual")
+
+    # Watched jobs
+    checks_in_a_row: int = judgement(
+        3, "minutes", "below the bound with which a drift begins, or above it with which it ends"
+    )
+    fewest_blocks_of_check: int = judgement(5, "blocks", "of a rank, fewest for a check")
+
+    # The baseline
+    most_failures: int = judgement(
+        3, "failures", "of the baseline in a row, each for another reason, until it is given up"
+    )
+    baseline_again_after: int = judgement(
+        8, "trials", "between two runs of the baseline", "they show drift"
+    )
+    baseline_first_after: int = judgement(
+        3, "trials", "before it runs again at all", "the first ones lie far apart"
+    )
+    restless: float = measured(
+        0.06,
+        "relative",
+        "standard error of a trial from which on trials are paired",
+        "trials 12, 10, 8 % apart alone were 5.5, 2.8, 3.3 % apart paired, 4.6 % 4.9, two cores",
+    )
+    drifting: float = judgement(0.04, "relative per hour", "drift from which on trials are paired")
+
+    # Nodes
+    nodes_apart: float = literature(
+        0.08,
+        "nats",
+        "standard deviation between equal nodes before anything is known",
+        "Sinha et al. 2022, arXiv:2208.11035, five clusters",
+    )
+    odd_node: float = judgement(
+        3.0, "standard deviations", "beyond which nodes are not of one kind"
+    )
+    doubt_of_level: float = judgement(
+        2.0, "standard errors", "of a node's level that a trial is given before it is stopped"
+    )
+
+    # Compilation
+    compile_default: float = measured(
+        15.0, "seconds", "of torch.compile on a CUDA device", "12 to 16 s, GPT-2 124M, H200"
+    )
+    compile_graphs: float = judgement(20.0, "seconds", "of torch.compile with reduce-overhead")
+    compile_max: float = judgement(150.0, "seconds", "of torch.compile with max-autotune")
+    compile_on_cpu: float = judgement(20.0, "seconds", "of torch.compile on the CPU")
+    compile_float8: float = measured(
+        20.0, "seconds", "that float8 adds to torch.compile", "35 s in all, GPT-2 124M, H200"
+    )
+    compile_warm: float = judgement(
+        1 / 3, "share", "of a compilation where an earlier process has compiled the graph"
+    )
+    compile_longer: float = judgement(
+        2.0, "factor", "over a compilation that was ended before it was over"
+    )
+
+    # Costs of runs
+    runs_looked_at: int = judgement(16, "runs", "latest ones that tell costs")
+    fewest_timed_steps: int = judgement(
+        2, "steps", "of a timed run after its first one, which is all of its warm-up then"
+    )
+    brief_steps: float = judgement(
+        6.0,
+        "steps",
+        "after the first of a run that only shows how processes lie apart",
+        "with 10 % scatter they tell 4 %, where processes differ by 20 %",
+    )
+    profiled_steps: float = judgement(
+        7.0, "steps", "that the shortest profile costs, overhead of the profiler included"
+    )
+    longer_after_failure: float = judgement(
+        2.0, "factor", "over a run that was too short, so that a few of them get there"
+    )
+    slow_launch: float = judgement(0.9, "quantile", "of the launches seen that a plan counts on")
+    least_timed_on_device: float = measured(
+        0.3,
+        "share of a launch",
+        "least time of steps on a CUDA device",
+        "about one second times a step to 1 %, H200",
+    )
+    least_timed: float = judgement(0.1, "share of a launch", "least time of steps on the CPU")
+    full_precision: float = measured(
+        7.0,
+        "factor",
+        "of a step in fp32 over one in bf16 on a CUDA device, before one was timed",
+        "56,000 against 409,000 tokens/s, GPT-2 124M, H200",
+    )
+    unknown_seconds: float = judgement(
+        1.0, "seconds", "of a trial before there was any", "all are alike"
+    )
+    least_seconds: float = judgement(1e-3, "seconds", "least of a trial")
+
+    # Bottlenecks
+    worth_saying: float = judgement(0.03, "share of a step", "of a part that is named")
+    imbalance: float = judgement(1.2, "factor", "between the memory of two ranks that is named")
+    rising: float = judgement(
+        1.1, "factor", "of the rate by twice the micro-batch from which on the batch is too small"
+    )
+    read_often: int = judgement(10, "steps", "between two readings of the loss that are too few")
+
+
+MEASUREMENT = MeasurementPolicy()
+
+
+@dataclass(frozen=True)
+class ProofPolicy:
+    """Numbers of what is proved of a finalist."""
+
+    # Length of the runs that are compared
+    fewest_steps: int = judgement(32, "optimizer steps", "fewest of a reference")
+    most_steps: int = judgement(
+        96, "optimizer steps", "most of a reference, which goes on until its loss has fallen"
+    )
+    look_every: int = judgement(
+        8, "optimizer steps", "between two looks whether the loss of a reference has fallen"
+    )
+    start: int = judgement(4, "optimizer steps", "whose mean loss is the loss at the start")
+    progress: float = judgement(
+        0.10, "share of the loss", "fall of a reference with which losses are compared"
+    )
+    most_seeds: int = judgement(3, "pairs of runs", "most, while the result is open")
+
+    # Loss
+    margin: float = judgement(
+        0.05, "share of the progress", "by which the loss of the last quarter may differ"
+    )
+    level: float = literature(
+        0.05,
+        "probability",
+        "to call curves equivalent that lie a margin apart, over all looks",
+        "Schuirmann 1987",
+    )
+    surely_different: float = judgement(
+        0.01,
+        "probability",
+        "to call curves different, before the last look, that lie a margin apart",
+    )
+    seed_scatter: float = measured(
+        0.15,
+        "share of the margin",
+        "least standard deviation between the distances of equal curves with other seeds",
+        "at most 5 % of wrong curves pass (benchmarks/equivalence.py)",
+    )
+    window: int = judgement(3, "optimizer steps", "whose mean distance is shown", "batches jump")
+
+    # Gradients
+    null_fp32: float = judgement(
+        1e-3,
+        "relative error",
+        "of the gradient in fp32 where all is well",
+        "cuDNN's convolutions may be TF32",
+    )
+    null_tf32: float = judgement(2e-3, "relative error", "the same in tf32", "by the format")
+    null_fp16: float = measured(0.015, "relative error", "the same in fp16", _GATE)
+    null_bf16: float = measured(0.05, "relative error", "the same in bf16", _GATE)
+    null_pure_bf16: float = measured(0.06, "relative error", "the same with weights in bf16", _GATE)
+    null_float8: float = judgement(0.10, "relative error", "the same in float8", "by the format")
+    null_sent_fp16: float = judgement(
+        0.003, "relative error", "the same of gradients sent in fp16", "by the format"
+    )
+    null_sent_bf16: float = judgement(
+        0.01, "relative error", "the same of gradients sent in bf16", "by the format"
+    )
+    limit: float = judgement(3.0, "null errors", "largest error of the whole gradient")
+    limit_of_tensor: float = judgement(
+        3.0, "limits of the whole", "largest error of a tensor, relative to its own norm"
+    )
+    limit_of_second: float = judgement(
+        3.0,
+        "limits of the first step",
+        "largest error in the second step",
+        "its weights differ by the first",
+    )
+    largest_limit: float = judgement(0.5, "relative error", "largest limit of any number format")
+    negligible: float = judgement(
+        0.02, "share of the gradient", "least norm that the error of a tensor is relative to"
+    )
+    known_direction: float = judgement(
+        0.5,
+        "relative error",
+        "largest of a tensor's gradient with which its update is compared",
+        "Adam moves a tensor by its noise where there is nothing else",
+    )
+    update: float = judgement(
+        0.15, "relative", "largest difference of how far the first steps move the weights"
+    )
+    update_of_tensor: float = judgement(
+        0.35, "relative", "the same for a tensor", "its sketch tells a norm to 12 %"
+    )
+    norm: float = judgement(
+        0.25, "relative", "largest difference of the median norm over all steps"
+    )
+    replicas: float = judgement(1e-9, "relative", "largest difference between the ranks' models")
+
+    # Data
+    runs_read: int = judgement(
+        8, "runs", "of the baseline that are read", "with every trial paired there are thousands"
+    )
+    chance_copies: int = judgement(
+        2, "rows", "most that come twice by chance where the baseline has none"
+    )
+    copies_deviations: float = judgement(
+        3.0, "standard deviations", "of a Poisson count by which more rows may repeat"
+    )
+
+    # Ablation
+    idle_gain: float = judgement(
+        0.005, "relative", "gain below which reverted changes surely lie, all together"
+    )
+    idle_error: float = judgement(
+        0.05,
+        "probability",
+        "one-sided error of the test of reverted changes, of all groups together",
+    )
+    idle_sure: float = judgement(
+        0.05, "probability", "one-sided error with which a change no longer looks idle"
+    )
+    idle_futile: float = judgement(
+        0.2, "probability", "one-sided error with which the test of a group is given up"
+    )
+    idle_groups: int = judgement(7, "groups", "most that are tested")
+
+    # Finalists
+    ranked: int = judgement(150, "trials", "with the highest rates that the model ranks")
+    least_error: float = judgement(1e-4, "relative", "least standard error of a rate")
+    most_error: float = judgement(
+        0.15, "relative", "largest standard error of a rate", "that of a trial of a step or two"
+    )
+    unlikely: float = judgement(
+        1.28,
+        "standard errors",
+        "with which a trial is faster in one case out of ten, and no finalist",
+        "its rounds would cost more than they bring",
+    )
+    beyond_doubt: float = judgement(
+        3.0, "standard errors", "by which a difference is more than noise"
+    )
+    reserved: float = judgement(
+        0.25, "share", "of the wall time that the search leaves to the proof at least"
+    )
+
+    # Rounds
+    fewest_rounds: int = judgement(3, "rounds", "before the first look")
+    fewest_alone: int = judgement(
+        2, "rounds", "of one finalist where the spread between processes has a prior"
+    )
+    error: float = judgement(
+        0.025,
+        "probability",
+        "of 'better' in a study whose finalists are no better than the baseline",
+    )
+    apart_error: float = judgement(
+        0.05, "probability", "of the largest distance to the best, and of the largest gain"
+    )
+    alike: float = judgement(
+        0.02, "relative", "distance of the leader to the best within which rounds end"
+    )
+    tied: float = judgement(
+        0.01, "relative", "distance to the best within which the memory decides"
+    )
+    no_gain: float = judgement(
+        0.005, "relative", "gain below which nothing is left to prove or to choose"
+    )
+    hopeless: float = judgement(
+        0.02, "probability", "to be faster than the leader with which a finalist drops out"
+    )
+    finest: float = judgement(0.01, "nats", "least half-width that fresh rounds aim at")
+    coarsest: float = judgement(0.04, "nats", "largest half-width that fresh rounds aim at")
+    share_of_gain: float = judgement(
+        1 / 3, "share", "of the gain: half-width that fresh rounds aim at between those"
+    )
+    share_of_unsteady: float = judgement(
+        1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"
+    )
+
+
+PROOF = ProofPolicy()

@@ -1,0 +1,83 @@
+"""Sections of a study file for launchers: which one a study names, and how it is read."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from launchers.base import Launcher, LauncherSection, Resources
+from launchers.ray_section import RaySection
+from launchers.reservation import Busy, refuse
+
+
+class LocalSection(LauncherSection):
+    """Section of the launcher on this machine."""
+
+    kind: Literal["local"]
+
+    def open(
+        self,
+        resources: Resources,
+        log_dir: str,
+        busy: Busy = refuse,
+        env: Mapping[str, str] | None = None,
+    ) -> Launcher:
+        """Return the opened launcher."""
+        from launchers.local import LocalLauncher
+
+        return LocalLauncher(resources, log_dir, busy, env or {})
+
+
+KINDS: Mapping[str, type[LocalSection | RaySection]] = {"local": LocalSection, "ray": RaySection}
+"""Section of each launcher, by the word that a study file has for it."""
+PACKAGES = {kind.package: f"launcher: {name}" for name, kind in KINDS.items() if kind.package}
+"""Package that only one launcher needs -> how a study asks for that launcher."""
+SPANNING = " or ".join(f"`launcher: {name}`" for name, kind in KINDS.items() if kind.spans_nodes)
+"""Launchers that spread a trial over several nodes, in words."""
+FOR_SEVERAL_NODES = f"launcher: ray   # of several nodes; a running cluster: {RaySection.EXAMPLE}"
+"""Line of a study file for a trial on several nodes."""
+MOVED = {"ray_address": f"is a field of the launcher now; write `launcher: {RaySection.EXAMPLE}`"}
+"""Former field of a study -> where it went."""
+
+
+def section_of(kind: str, **fields: Any) -> LocalSection | RaySection:
+    """Return the section of a launcher, with these fields."""
+    return KINDS[kind].model_validate({"kind": kind, **fields})
+
+
+def as_section(given: Any) -> Any:
+    """Return the section of a launcher for its name alone; anything else unchanged.
+
+    Raises:
+        ValueError: it is of no launcher.
+    """
+    section = {"kind": given} if isinstance(given, str) else given
+    kind = section.get("kind") if isinstance(section, Mapping) else None
+    if isinstance(section, LauncherSection) or kind in KINDS:
+        return section
+    raise ValueError(f"must be {' or '.join(KINDS)}, or a mapping with one of them as `kind`")
+
+
+def of_record(study: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored study with the section of its launcher, as this version has it.
+
+    Earlier versions stored the name of the launcher, and the address of the cluster beside it.
+    """
+    if "ray_address" not in study:
+        return study
+    rest = {name: value for name, value in study.items() if name not in MOVED}
+    address = study["ray_address"]
+    return rest if address is None else {**rest, "launcher": {"kind": "ray", "address": address}}
+
+
+def tag_of(section: Any) -> str:
+    """Return the tag of a section's class in pydantic's locations, see `AnyLauncher`."""
+    kind = section["kind"] if isinstance(section, Mapping) else section.kind
+    return f"[{KINDS[kind].__name__}]"
+
+
+AnyLauncher = Annotated[
+    Annotated[LocalSection, Tag("[LocalSection]")] | Annotated[RaySection, Tag("[RaySection]")],
+    Discriminator(tag_of),
+]
+"""The launcher of a study file."""

@@ -82,10 +82,10 @@ def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     Raises:
         ValueError: blocks are to be compiled and the model has none.
     """
-    mode = knobs["compile"]
+    mode, scope = knobs["compile"], knobs["compile_scope"]
     if mode == "none":
         return model
-    if apart := _compiled_apart(knobs, model, sharded=knobs["parallelism"] in SHARDING):
+    if apart := _compiled_apart(model, scope, sharded=knobs["parallelism"] in SHARDING):
         _compile_forwards(apart, mode)
         return model
     return cast(nn.Module, torch.compile(model, mode=mode))
@@ -105,17 +105,17 @@ def compile_in_place(knobs: Knobs, model: nn.Module, *, sharded: bool) -> None:
         ValueError: blocks are to be compiled and the model has none.
     """
     if knobs["compile"] != "none":
-        apart = _compiled_apart(knobs, model, sharded=sharded)
+        apart = _compiled_apart(model, knobs["compile_scope"], sharded=sharded)
         _compile_forwards(apart or [model], knobs["compile"])
 
 
-def _compiled_apart(knobs: Knobs, model: nn.Module, *, sharded: bool) -> list[nn.Module]:
+def _compiled_apart(model: nn.Module, scope: str, *, sharded: bool) -> list[nn.Module]:
     """Return the blocks if each is compiled by itself; none if the model is compiled as a whole.
 
     They are where FSDP2 gathers and frees the parameters of each: its hooks would break the graph of
     a whole model there, and graphs compiled after every break share nothing.
     """
-    if knobs["compile_scope"] == "blocks":
+    if scope == "blocks":
         return repeated(model, "compile_scope=blocks")
     return blocks(model) if sharded else []
 

@@ -9,10 +9,13 @@ from storage.records import (
     UNTIMED,
     AttemptResult,
     AttemptState,
+    Claim,
     Fault,
     Lease,
     LeaseState,
+    MessageCode,
     MessageKind,
+    NewMessage,
     Purpose,
     Recommended,
     Retry,
@@ -24,6 +27,7 @@ from storage.records import (
     StoredStudy,
     StudyState,
     Summary,
+    Worker,
 )
 from storage.repository import Repository
 from storage.trials import TrialLedger
@@ -35,11 +39,14 @@ __all__ = [
     "AttemptResult",
     "AttemptState",
     "Attempts",
+    "Claim",
     "Database",
     "Fault",
     "Lease",
     "LeaseState",
+    "MessageCode",
     "MessageKind",
+    "NewMessage",
     "Purpose",
     "Recommended",
     "Repository",
@@ -53,5 +60,6 @@ __all__ = [
     "StudyState",
     "Summary",
     "TrialLedger",
+    "Worker",
     "study_names",
 ]

@@ -3,7 +3,7 @@
 from sqlalchemy import select, update
 
 from storage.models import MessageRow
-from storage.records import Lease, MessageKind, StoredMessage
+from storage.records import Lease, MessageCode, MessageKind, NewMessage, StoredMessage
 from storage.transactions import Transactions
 
 
@@ -14,12 +14,18 @@ class Messages:
         self._transactions = transactions
 
     def say(
-        self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.SAID
+        self,
+        lease: Lease,
+        study_id: int,
+        message: str | NewMessage,
+        *,
+        kind: MessageKind = MessageKind.SAID,
     ) -> None:
         """Store a message for the readers of a study's log."""
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
-            session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
+            said = vars(NewMessage.of(message))
+            session.add(MessageRow(study_id=study_id, at=at, kind=kind, **said))
 
     def set_status(self, lease: Lease, study_id: int, text: str) -> None:
         """Replace the study's status message: how far the running attempts have come."""
@@ -54,4 +60,9 @@ class Messages:
                 )
                 .order_by(MessageRow.id)
             )
-            return [StoredMessage(row.id, row.at, row.text, MessageKind(row.kind)) for row in rows]
+            return [_message(row) for row in rows]
+
+
+def _message(row: MessageRow) -> StoredMessage:
+    kind, code = MessageKind(row.kind), MessageCode(row.code)
+    return StoredMessage(row.id, row.at, row.text, kind, code, row.data or {})

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Integer, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    ForeignKey,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from storage.columns import AnyFloat, AnyJson, AnyText
@@ -13,11 +22,14 @@ class Base(DeclarativeBase):
 
 
 class LeaseRow(Base):
-    """Lease of a cluster: at most one daemon runs its studies, and every write proves the lease."""
+    """Lease of a study: at most one daemon runs it, and each of its writes proves the lease.
+
+    Queues have one as well, by which it is known that a daemon serves them.
+    """
 
     __tablename__ = "autotune_lease"
 
-    cluster: Mapped[str] = mapped_column(String(255), primary_key=True)
+    key: Mapped[str] = mapped_column("cluster", String(255), primary_key=True)
     epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int] = mapped_column(Integer)
@@ -51,6 +63,9 @@ class StudyRow(Base):
     retry_at: Mapped[float | None] = mapped_column(Float)  # not before; database time
     retries: Mapped[int] = mapped_column(Integer, default=0)  # that failed, in a row
     created: Mapped[float] = mapped_column(Float)
+    owner: Mapped[str] = mapped_column(String(255), default="", server_default="")
+    priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    held: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class EnvironmentRow(Base):
@@ -82,6 +97,8 @@ class AttemptRow(Base):
     cause: Mapped[str] = mapped_column(AnyText, default="")
     log_tail: Mapped[str] = mapped_column(AnyText, default="")
     throughput: Mapped[float | None] = mapped_column(Float)
+    raw_throughput: Mapped[float | None] = mapped_column(Float)  # storage.records.AttemptResult
+    ratio: Mapped[float | None] = mapped_column(Float)  # over the baseline interleaved with it
     half_width: Mapped[float | None] = mapped_column(Float)  # blocks and runs together
     block_half_width: Mapped[float | None] = mapped_column(Float)  # blocks alone
     block_freedom: Mapped[float | None] = mapped_column(
@@ -144,6 +161,8 @@ class MessageRow(Base):
     at: Mapped[float] = mapped_column(Float)
     kind: Mapped[str] = mapped_column(String(16))  # storage.records.MessageKind
     text: Mapped[str] = mapped_column(AnyText)
+    code: Mapped[str] = mapped_column(String(32), default="", server_default="")
+    data: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # what the text says, by name
 
 
 class RecommendationRow(Base):

@@ -25,15 +25,18 @@ class StudyState(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run the studies of one cluster. A higher epoch takes it from a lower one.
+    """The right to write of one study, or of a daemon to be the one that its queue is known by.
+
+    A higher epoch takes it from a lower one.
 
     Attributes:
+        key: what it is for: `study:ID`, or the name of a queue.
         predecessor: id of the process that held it before on the same host; None if there was none.
         predecessor_started: start time of that process, see storage.holders; None if unknown.
         token: identifies this holder, as a restored database may give out an epoch again.
     """
 
-    cluster: str
+    key: str
     epoch: int
     predecessor: int | None = None
     predecessor_started: int | None = None
@@ -42,9 +45,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class LeaseState:
-    """Present or last holder of a cluster's lease."""
+    """Present or last holder of a lease."""
 
-    cluster: str
+    key: str
     epoch: int
     host: str
     pid: int
@@ -57,6 +60,21 @@ class LeaseState:
     def machine(self) -> str:
         """Name of the host."""
         return self.host.split()[0]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Process that claims studies of a queue.
+
+    Attributes:
+        host: value of storage.holders.this_host.
+        seconds: duration of its leases.
+    """
+
+    queue: str
+    host: str
+    pid: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,12 @@ class StoredStudy:
     """Number of tries in a row that have failed."""
     file: str | None = None
     """File with the study's settings; None if unknown."""
+    owner: str = ""
+    """Account that has submitted it; empty if unknown."""
+    priority: int = 0
+    """Studies of a higher priority come first."""
+    held: bool = False
+    """True if no daemon may begin it before it is released."""
 
     @property
     def key(self) -> str:
@@ -93,6 +117,14 @@ class StoredStudy:
         The other may be in another database, or in one that no longer exists.
         """
         return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A study that a worker has taken to run, and its lease."""
+
+    study: StoredStudy
+    lease: Lease
 
 
 @dataclass(frozen=True)
@@ -214,7 +246,11 @@ class AttemptResult:
     """Result of one attempt.
 
     Attributes:
-        throughput: units of the study's objective per second; None if nothing usable was measured.
+        throughput: units of the study's objective per second, as trials are compared by it; None if
+            nothing usable was measured.
+        raw_throughput: as its own blocks have it, where `throughput` follows from `ratio`.
+        ratio: over the baseline interleaved with it; `throughput` is this times the rate of the
+            baseline's own trial. None: it ran without one.
         half_width: relative half-width of its 95 % interval, from blocks and runs together; None
             likewise.
         block_half_width: relative half-width of the 95 % interval from the blocks alone.
@@ -238,7 +274,14 @@ class AttemptResult:
     peak_bytes: int = 0
     wall_seconds: float = 0.0
     resident_of: int | None = None
+    raw_throughput: float | None = None
+    ratio: float | None = None
     fault: Fault = Fault.TRIAL
+
+    @property
+    def rate(self) -> float | None:
+        """Units per second as measured; None if nothing usable was."""
+        return self.throughput if self.raw_throughput is None else self.raw_throughput
 
 
 @dataclass(frozen=True)
@@ -308,6 +351,36 @@ class MessageKind(StrEnum):
     """Progress of the running attempts: one message, replaced at each change."""
 
 
+class MessageCode(StrEnum):
+    """Meaning of a message whose facts are read again."""
+
+    NONE = ""
+    SPACE = "space"
+    """Size of the search space."""
+    LEFT_OUT = "left_out"
+    """Values that are not tried. Data: reason."""
+    EXPECTATION = "expectation"
+    """Expectation of the model when the search ends. Data: knobs, value, gain."""
+
+
+@dataclass(frozen=True)
+class NewMessage:
+    """Message to be stored.
+
+    Attributes:
+        data: facts that the text tells, by name.
+    """
+
+    text: str
+    code: MessageCode = MessageCode.NONE
+    data: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, said: "str | NewMessage") -> "NewMessage":
+        """Return a message; a plain text has no code."""
+        return cls(said) if isinstance(said, str) else said
+
+
 @dataclass(frozen=True)
 class Summary:
     """Progress of a study, as the database counts it.
@@ -335,6 +408,8 @@ class StoredMessage:
     at: float
     text: str
     kind: MessageKind = MessageKind.SAID
+    code: MessageCode = MessageCode.NONE
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ OUT_OF_MEMORY = "out_of_memory"
 from."""
 
 
+SUGGESTED_BY = "suggested_by"
+"""Attribute of a queued trial with the reason for it."""
+
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
@@ -92,7 +95,7 @@ class TrialLedger:
         known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
         failed = bool(known) and all(trial.state == TrialState.FAIL for trial in known)
         self._study.enqueue_trial(
-            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=not failed
+            dict(params), user_attrs={SUGGESTED_BY: reason}, skip_if_exists=not failed
         )
 
     @_fenced
@@ -128,15 +131,22 @@ class TrialLedger:
 
     @_fenced
     def tell(
-        self, number: int, result: AttemptResult, note: str, error: float | None = None
+        self,
+        number: int,
+        result: AttemptResult,
+        note: str,
+        error: float | None = None,
+        *,
+        value: float | None = None,
     ) -> None:
         """Record a trial's result with its note, exactly once.
 
-        COMPLETE and PRUNED carry their throughput; OOM is PRUNED without one, and violates the
+        COMPLETE and PRUNED carry their value; OOM is PRUNED without one, and violates the
         constraint; HANG, CRASH and ERROR are FAIL.
 
         Args:
-            error: relative standard error of the throughput; None if unknown.
+            error: relative standard error of the value; None if unknown.
+            value: of the objective; None: the throughput.
         """
         trial = self._of_number(number)
         if trial._cached_frozen_trial.state.is_finished():
@@ -154,7 +164,7 @@ class TrialLedger:
             trial.set_constraint(OUT_OF_MEMORY, 1.0 if result.state == "OOM" else -1.0)
             if dashboard := _dashboard():
                 dashboard.save_note(trial, note)
-            self._tell(trial, result)
+            self._tell(trial, result, result.throughput if value is None else value)
         except UpdateFinishedTrialError:
             return  # told by another daemon in the meantime, from the same record
 
@@ -176,6 +186,15 @@ class TrialLedger:
             if known.get(name) != text:
                 self._study.set_user_attr(name, text)
 
+    @property
+    def objective(self) -> str:
+        """Optuna's name of a trial's value; empty if it has none yet."""
+        return (self._study.metric_names or [""])[0]
+
+    def has_values(self) -> bool:
+        """Return whether a value of any trial was told."""
+        return any(trial.values or trial.intermediate_values for trial in self.trials())
+
     @_fenced
     def name_objective(self, name: str) -> None:
         """Set Optuna's name of a trial's value."""
@@ -183,12 +202,12 @@ class TrialLedger:
             warnings.simplefilter("ignore")
             self._study.set_metric_names([name])
 
-    def _tell(self, trial: Trial, result: AttemptResult) -> None:
+    def _tell(self, trial: Trial, result: AttemptResult, value: float | None) -> None:
         if result.state == "COMPLETE":
-            self._study.tell(trial, result.throughput, skip_if_finished=True)
+            self._study.tell(trial, value, skip_if_finished=True)
             return
-        if result.state == "PRUNED" and result.throughput is not None:
-            trial.report(result.throughput, step=0)
+        if result.state == "PRUNED" and value is not None:
+            trial.report(value, step=0)
         pruned = result.state in ("PRUNED", "OOM")
         self._study.tell(
             trial, state=TrialState.PRUNED if pruned else TrialState.FAIL, skip_if_finished=True

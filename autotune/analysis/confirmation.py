@@ -7,7 +7,7 @@ is faster, because the choice flatters the rounds before.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -337,8 +337,14 @@ class Confirmation:
         return own or self.rates(trial)
 
     def contrast(self, trial: int, other: int) -> Contrast:
-        """Return how much faster a trial is than another in the rounds that choose, in logarithms."""
-        return contrast(self.rounds, trial, other)
+        """Return how much faster a trial is than another in the rounds that choose, in logarithms.
+
+        Where the spread between processes is known each of the two has a variance of its own, so that a
+        baseline whose processes lie apart hides no difference of others.
+        """
+        if self.processes is None:
+            return contrast(self.rounds, trial, other)
+        return compare(*(self._arm(self.processes, t, self._seen(t)) for t in (trial, other)))
 
     def ratio(self, trial: int, other: int) -> Ratio:
         """Return the ratio of two trials in the rounds that choose, with a single comparison's CI."""
@@ -356,7 +362,8 @@ class Confirmation:
         assert self.baseline is not None
         if trial == self.chosen and self.measured_alone:
             if self.processes is not None:
-                arms = self._arm(self.processes, trial), self._arm(self.processes, self.baseline)
+                both = trial, self.baseline
+                arms = (self._arm(self.processes, t, self.basis_rates(t)) for t in both)
                 return compare(*arms).ratio(ONE_SIDED)
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
@@ -369,13 +376,11 @@ class Confirmation:
         """
         if self.processes is None or not self.basis_rates(trial):
             return None
-        return self._arm(self.processes, trial).rate
+        return self._arm(self.processes, trial, self.basis_rates(trial)).rate
 
-    def _arm(self, processes: Processes, trial: int) -> Arm:
-        rates = self.basis_rates(trial)
-        return processes.arm(
-            trial, [*rates, *processes.baseline_runs] if trial == self.baseline else rates
-        )
+    def _arm(self, processes: Processes, trial: int, rates: Sequence[float]) -> Arm:
+        alone = processes.baseline_runs if trial == self.baseline else ()
+        return processes.arm(trial, [*rates, *alone])
 
     def level(self, rounds: int) -> float:
         """Return the one-sided level of one finalist's look after so many rounds."""
@@ -529,25 +534,44 @@ def replay(
     Returns:
         None if no trial of the search is complete.
     """
-    first = first_round(attempts)
     selection = Selection(finalists, tuple(unaffordable), same_batch)
+    confirmation = begin(attempts, selection, most_rounds, barred, blocks)
+    if confirmation is not None:
+        for _ in closed_rounds(confirmation, attempts):
+            pass
+    return confirmation
+
+
+def begin(
+    attempts: Attempts,
+    selection: "Selection",
+    most_rounds: int,
+    barred: Collection[int] = (),
+    blocks: Blocks | None = None,
+) -> Confirmation | None:
+    """Return the confirmation before its first round; for arguments and result see `replay`."""
+    first = first_round(attempts)
     candidates, baseline_trial = _candidates(attempts, barred, selection, first)
     if not candidates:
         return None
     processes = blocks and Processes.of(attempts, blocks, [one.trial for one in candidates])
-    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first, processes or None)
+    return Confirmation(candidates, baseline_trial, most_rounds, first, processes or None)
+
+
+def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[int]:
+    """Close the recorded rounds one by one; yield the number of each, once it is taken in."""
     while members := confirmation.members():
-        results = confirmation.recorded(attempts)
+        results, number = confirmation.recorded(attempts), confirmation.next_round
         if confirmation.is_void(attempts):
-            confirmation.void.add(confirmation.next_round)
+            confirmation.void.add(number)
         elif len(results) == len(members):
             confirmation.close_round(results)
+            yield number
         else:
             break
     alone = confirmed_alone(confirmation, attempts)
     if alone is not None and confirmation.measured_alone:
         confirmation.take_back(alone.knobs)
-    return confirmation
 
 
 def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from autotune.measurement.noise import standard_error
 from autotune.measurement.policy import PROOF
-from autotune.search.ranking import expected_first
+from autotune.search.ranking import expected_first, expected_rates
 from storage import AttemptResult, StoredAttempt
 
 _LEAST_RATE = 1e-9
@@ -20,11 +20,28 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
     Args:
         several: trials with a throughput.
     """
-    by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-    rates = [rate for a in by_rate[: PROOF.ranked] if (rate := a.result.throughput)]
+    by_rate, rates = _by_rate(several)
     close = by_rate[: len(rates)]
     order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
     return [*(close[place] for place in order), *by_rate[len(rates) :]]
+
+
+def expected_by_trial(several: Sequence[StoredAttempt]) -> dict[int, float]:
+    """Return the rate that the model expects of each trial, of those that were seen fastest.
+
+    Args:
+        several: trials with a throughput.
+    """
+    by_rate, rates = _by_rate(several)
+    close = by_rate[: len(rates)]
+    found = expected_rates(rates, [_error(a) for a in close], [a.knobs for a in close])
+    return {one.trial: rate for one, rate in zip(close, found, strict=True)}
+
+
+def _by_rate(several: Sequence[StoredAttempt]) -> tuple[list[StoredAttempt], list[float]]:
+    """Return trials, the fastest first, and the rates of those that are looked at closely."""
+    by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
+    return by_rate, [rate for a in by_rate[: PROOF.ranked] if (rate := a.result.throughput)]
 
 
 def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttempt]:

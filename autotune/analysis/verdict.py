@@ -221,6 +221,14 @@ class Verdict:
         alone = len(finalist.rates) > self.chosen_in
         return finalist.rates[self.chosen_in :] if alone else finalist.rates
 
+    @property
+    def own_rates(self) -> tuple[float, float]:
+        """Lowest and highest rate of the answer in the rounds that its figures rest on."""
+        assert self.throughput is not None
+        own = (self.telling(one) for one in self.finalists if one.trial == self.trial)
+        rates = next(own, ()) or (self.throughput.value,)
+        return min(rates), max(rates)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the data for JSON; an infinite bound, which one round gives, becomes None."""
         body: dict[str, Any] = _finite(asdict(self))

@@ -2,16 +2,31 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from autotune import __version__
-from autotune.cli import examine, reference, results, run_job, running, studies
+from autotune.cli import (
+    examine,
+    queueing,
+    reference,
+    results,
+    run_job,
+    running,
+    storage,
+    studies,
+    submit,
+)
 from autotune.errors import AutotuneError, BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
-_OF_SOME_COMMANDS = {"pandas": "pandas", "optuna_dashboard": "optuna-dashboard"}
+_OF_SOME_COMMANDS = {
+    "pandas": "pandas",
+    "optuna_dashboard": "optuna-dashboard",
+    "pyarrow": "pyarrow",
+}
 """Module -> package that a command needs, and studies do not."""
 _WITH_A_COMMAND = {"ignore_unknown_options": True}
 
@@ -21,29 +36,43 @@ app = typer.Typer(
     add_completion=False,
     help="Finds, with measured proof, the training configuration with the highest throughput.",
 )
-# `autotune --help` lists them in this order.
-app.command(context_settings=_WITH_A_COMMAND)(running.init)
-app.command(context_settings=_WITH_A_COMMAND)(running.start)
-app.command()(running.resume)
-app.command()(studies.stop)
-app.command()(studies.delete)
-app.command()(studies.clean)
-app.command()(running.watch)
-app.command()(studies.status)
-app.command("list")(studies.list_)
-app.command()(studies.logs)
-app.command()(results.export)
-app.command("run", context_settings=_WITH_A_COMMAND)(run_job.run_job)
-app.command()(results.report)
-app.command()(results.dashboard)
-app.command()(examine.doctor)
-app.command()(examine.diagnose)
-app.command()(examine.record)
-app.command()(examine.simulate)
-app.command()(reference.knobs)
-app.command()(reference.presets)
-app.command()(reference.schema)
-app.command()(running.daemon)
+_TUNE, _LOOK, _USE = "Tune", "Look at a study", "Use the result"
+_CHECK, _DATA, _UPKEEP = "Check and simulate", "Reference", "Upkeep"
+_COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
+    (_TUNE, "init", running.init, True),
+    (_TUNE, "start", running.start, True),
+    (_TUNE, "submit", submit.submit, True),
+    (_TUNE, "resume", running.resume, False),
+    (_TUNE, "stop", studies.stop, False),
+    (_LOOK, "watch", running.watch, False),
+    (_LOOK, "status", studies.status, False),
+    (_LOOK, "list", studies.list_, False),
+    (_LOOK, "queue", queueing.queue, False),
+    (_LOOK, "report", results.report, False),
+    (_LOOK, "compare", results.compare, False),
+    (_LOOK, "dashboard", results.dashboard, False),
+    (_LOOK, "logs", studies.logs, False),
+    (_USE, "run", run_job.run_job, True),
+    (_USE, "export", results.export, False),
+    (_CHECK, "doctor", examine.doctor, False),
+    (_CHECK, "diagnose", examine.diagnose, False),
+    (_CHECK, "record", examine.record, False),
+    (_CHECK, "simulate", examine.simulate, False),
+    (_DATA, "knobs", reference.knobs, False),
+    (_DATA, "presets", reference.presets, False),
+    (_DATA, "schema", reference.schema, False),
+    (_UPKEEP, "move", queueing.move, False),
+    (_UPKEEP, "hold", queueing.hold, False),
+    (_UPKEEP, "release", queueing.release, False),
+    (_UPKEEP, "delete", studies.delete, False),
+    (_UPKEEP, "clean", studies.clean, False),
+    (_UPKEEP, "daemon", running.daemon, False),
+)
+"""Group in `autotune --help`, name, function, and whether a command of the user's may follow."""
+for _group, _name, _function, _takes_command in _COMMANDS:
+    _settings = _WITH_A_COMMAND if _takes_command else {}
+    app.command(_name, rich_help_panel=_group, context_settings=_settings)(_function)
+app.add_typer(storage.app, name="storage", rich_help_panel=_UPKEEP)
 
 
 def run() -> None:

@@ -1,7 +1,6 @@
 """Commands that print or write results of a study."""
 
 import contextlib
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -33,33 +32,73 @@ STANDARD_OUTPUT = Path("-")
 
 def report(
     study: StudyArgument,
+    file: Annotated[
+        Path | None, typer.Argument(help="With --html: the file of the page, or - to print it.")
+    ] = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Compute the figures again from the timed blocks.")
+    ] = False,
+    as_page: Annotated[
+        bool, typer.Option("--html", help="Write one self-contained page: FILE, or NAME.html.")
     ] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the verdict in full, or the provisional one, and its evidence."""
-    from autotune.config import StudySpec
-    from autotune.views import paper
-    from autotune.views.current_verdict import current_verdict
+    from autotune.views.figures import figures_of
+    from autotune.views.page import page
+    from autotune.views.paper import report_of
     from autotune.views.recompute import recomputed_verdict
-    from autotune.views.verdict_text import shown as with_text
-    from storage import Attempts
 
+    if file and not as_page:
+        raise BadInput(f"{file} is the file of a page: add --html")
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
-    verdict = recomputed or current_verdict(repository, stored)
-    if as_json:
-        spec = StudySpec.model_validate(stored.spec)
-        attempts = Attempts(repository.attempts.of(stored.id), spec.full_baseline())
-        ran = paper.how_it_ran(repository, attempts, verdict, spec)
-        shown = {**with_text(verdict), "running": ran and dataclasses.asdict(ran)}
-        print(json.dumps(shown, indent=2))
+    figures = figures_of(repository, stored, recomputed)
+    if as_page:
+        _write_page(page(figures), file or Path(f"{name}.html"))
+    elif as_json:
+        print(json.dumps(figures.as_dict(), indent=2))
     else:
-        print(paper.report(repository, name, verdict))
+        print(report_of(figures))
+
+
+def _write_page(text: str, target: Path) -> None:
+    from autotune.export.writing import write_text
+
+    if target == STANDARD_OUTPUT:
+        hand_over(text)
+        return
+    try:
+        write_text(target, text)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    print(target)
+
+
+def compare(
+    first: Annotated[str, typer.Argument(help="Name of a study, or its study.yaml.")],
+    second: Annotated[str, typer.Argument(help="Another one, as from after an upgrade.")],
+    storage: StorageOption = None,
+    second_storage: Annotated[
+        str | None, typer.Option(help="Storage URL of the second study, where it is another one.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two studies: machines, settings, and which parts of the first verdict still hold."""
+    from autotune.views.comparison import comparison, comparison_text
+    from autotune.views.figures import as_json as plain_data
+    from autotune.views.figures import figures_of
+
+    both = []
+    for study, given in ((first, storage), (second, second_storage or storage)):
+        url, name = located(study, given)
+        repository = open_storage(url, existing=True, reading=True)
+        both.append(figures_of(repository, repository.studies.named(name)))
+    found = comparison(both[0], both[1])
+    print(json.dumps(plain_data(found), indent=2) if as_json else comparison_text(found))
 
 
 def export(
@@ -82,13 +121,15 @@ def export(
     ] = "yaml",
     trials: Annotated[
         Path | None,
-        typer.Option(help="Write all attempts as CSV there instead; -: print them."),
+        typer.Option(
+            help="Write all attempts there instead, as CSV or, to *.parquet, as Parquet; -: print them."
+        ),
     ] = None,
     storage: StorageOption = None,
 ) -> None:
     """Write the recommendation of a study, or its provisional answer, as best.yaml or for another tool.
 
-    With --trials, write all attempts as CSV instead.
+    With --trials, write all attempts as a table instead.
     """
     from autotune.export import best, formats, publish, writing
     from autotune.views.current_verdict import current_verdict
@@ -103,7 +144,7 @@ def export(
         _hand_over(best_in(Path(study), best.read), form, output)
         return
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     stored = repository.studies.named(name)
     if trials:
         _write_attempts(repository, name, trials)
@@ -122,14 +163,17 @@ def export(
 
 
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
-    from autotune.views.frame import attempts_frame
+    from autotune.views.frame import attempts_frame, frame_to_parquet
 
     frame = attempts_frame(repository, name)
     if target == STANDARD_OUTPUT:
         hand_over(frame.to_csv(index=False))
         return
     try:
-        frame.to_csv(target, index=False)
+        if target.suffix == ".parquet":
+            frame_to_parquet(frame, target)
+        else:
+            frame.to_csv(target, index=False)
     except OSError as error:
         raise BadInput(f"{target} cannot be written: {error}") from None
     print(target)
@@ -175,19 +219,20 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     storage: StorageOption = None,
 ) -> None:
-    """Open the study in optuna-dashboard, on loopback only, at an address with a token."""
+    """Open the page of a study, with optuna-dashboard one link away; on loopback, with a token."""
     from autotune.paths import dashboard_link
-    from autotune.views.dashboard import opened, serve
+    from autotune.views.dashboard import Addresses, opened, serve
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     repository.studies.named(name)
     with contextlib.ExitStack() as until_it_ends:
 
-        def ready(address: str) -> None:
-            line = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
-            print(line, flush=True)
+        def ready(addresses: Addresses) -> None:
+            print(f"{name}: {addresses.page}  (Ctrl-C ends it)", flush=True)
+            told = "it can delete studies, so keep it to yourself"
+            print(f"  all trials in optuna-dashboard: {addresses.trials}  ({told})", flush=True)
             if browser:
-                until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
+                until_it_ends.enter_context(opened(addresses.page, dashboard_link(Path.cwd())))
 
         serve(repository.database, name, port, ready)

@@ -119,6 +119,14 @@ class ObjectiveSpec(Section):
         "trial costs more than its expected gain would save it (sampler: model).",
     )
 
+    price_per_device_hour: float | None = Field(
+        default=None,
+        gt=0,
+        le=10**6,
+        description="Price of an hour of one device, in a currency of your choice: reports then say "
+        "what the recommendation saves, and what the study cost, in money.",
+    )
+
     @field_validator("global_batch", mode="before")
     @classmethod
     def _as_stored_before(cls, given: Any) -> Any:

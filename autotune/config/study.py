@@ -267,6 +267,11 @@ class StudySpec(Section):
         return {**searched, **{name: list(knob.values) for name, knob in self.knobs.items()}}
 
     @property
+    def job_knobs(self) -> frozenset[str]:
+        """Return names of the knobs that belong to this job: searched ones, and those it sets."""
+        return frozenset({*self.values(), *self.baseline})
+
+    @property
     def flags(self) -> dict[str, str]:
         """Return the flags of all knobs that a script sets by itself."""
         own_flags = {name: knob.flag for name, knob in self.knobs.items() if knob.flag}

@@ -10,17 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.measurement import cycles
-from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
+from autotune.measurement.noise import noise_of_pairs, total_half_width
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, HOPELESS, Limits
 from autotune.runs.interleaved import InterleavedSchedule, MemberMonitor
 from autotune.worker.protocol import BlockReport, TrialReport
 from storage import AttemptResult, AttemptState
 
 _TRIAL, _BASELINE = 0, 1
-_PAIRING_GAIN = 2.0
-"""Ratio of the deviation between single runs to that between pairs, beyond the scatter of cycles.
-
-It was two to six on two shared cores, by the seconds."""
 _FEW_CYCLES = 4
 """Cycles below which nothing is known of how far the two differ."""
 _SLOWER = 2.0
@@ -41,10 +37,17 @@ class PairedRatio(NamedTuple):
     df: float
 
     def applied(self, result: AttemptResult, baseline_rate: float) -> AttemptResult:
-        """Return a trial's result with this ratio, where the baseline runs at this rate."""
+        """Return a trial's result with this ratio, where the baseline runs at this rate.
+
+        Args:
+            result: of the trial, with the throughput that its own blocks give.
+            baseline_rate: rate of the baseline's own trial, units per second.
+        """
         return dataclasses.replace(
             result,
             throughput=self.ratio * baseline_rate,
+            raw_throughput=result.throughput,
+            ratio=self.ratio,
             half_width=total_half_width(self.half_width, result.sigma_run or 0.0),
             block_half_width=self.half_width,
             block_freedom=self.df,
@@ -86,9 +89,7 @@ class PairedSchedule(InterleavedSchedule):
             baseline_rate: rate of the baseline's own trial, units per second.
             at_once: True if both build at the same time.
         """
-        known = trial.sigma_run
-        sigma = max(known / _PAIRING_GAIN, min(known, PRIOR_SIGMA))
-        self._race = dataclasses.replace(trial, sigma_run=sigma)
+        self._race = dataclasses.replace(trial, sigma_run=noise_of_pairs(trial.sigma_run))
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
         hopeless = trial.incumbent_low / _SLOWER
@@ -159,7 +160,8 @@ class _PairedTrialMonitor(MemberMonitor):
             return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         if known is None or not timed:
             return result
-        own = dataclasses.replace(result, sigma_run=self._pair.sigma)
+        rate = self._rule.estimate().rate  # of its own blocks
+        own = dataclasses.replace(result, sigma_run=self._pair.sigma, throughput=rate)
         return known.applied(own, self._pair.baseline_rate)
 
 

@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from autotune.search.grid import Grid
 from autotune.search.observations import Observations
 from autotune.search.step_model import StepModel
+from autotune.search.threads import ThreadpoolController
 
 Knobs = Mapping[str, Any]
 
@@ -22,7 +23,15 @@ Knobs = Mapping[str, Any]
 def expected_first(
     rates: Sequence[float], errors: Sequence[float], knobs: Sequence[Knobs]
 ) -> list[int]:
-    """Return the indices of configurations, the largest expected rate first.
+    """Return the indices of configurations, the largest expected rate first; see `expected_rates`."""
+    expected = expected_rates(rates, errors, knobs)
+    return [int(place) for place in np.argsort(-np.asarray(expected), kind="stable")]
+
+
+def expected_rates(
+    rates: Sequence[float], errors: Sequence[float], knobs: Sequence[Knobs]
+) -> list[float]:
+    """Return the rate that the model expects of each configuration, by all measurements together.
 
     Args:
         rates: measured rates above 0, one per configuration; a few hundred at most.
@@ -30,19 +39,19 @@ def expected_first(
         knobs: knobs of the configurations, all with the same names.
     """
     frozen = tuple(tuple(sorted(one.items())) for one in knobs)
-    return list(_expected_first(tuple(rates), tuple(errors), frozen))
+    return list(_expected_rates(tuple(rates), tuple(errors), frozen))
 
 
 @functools.lru_cache(maxsize=64)
-def _expected_first(
+def _expected_rates(
     rates: tuple[float, ...],
     errors: tuple[float, ...],
     knobs: tuple[tuple[tuple[str, Hashable], ...], ...],
-) -> tuple[int, ...]:
+) -> tuple[float, ...]:
     several = [dict(one) for one in knobs]
     space = _space(several)
     if not space:
-        return tuple(sorted(range(len(rates)), key=lambda place: -rates[place]))
+        return rates
     grid = Grid(space)
     measured = max(rates) / np.asarray(rates)
     rows = np.array([grid.encode(one) for one in several], dtype=np.int64)
@@ -53,8 +62,10 @@ def _expected_first(
         running=np.empty((0, len(grid.names)), dtype=np.int64),
         unit=1 / max(rates),
     )
-    times = StepModel(grid, seen).likeliest(rows)
-    return tuple(np.argsort(times, kind="stable").tolist())
+    # The matrices are small: threads would only disturb each other, and trials.
+    with ThreadpoolController().limit(limits=1):
+        times = StepModel(grid, seen).likeliest(rows)
+    return tuple((max(rates) / times).tolist())
 
 
 def _space(several: Sequence[Knobs]) -> dict[str, CategoricalDistribution]:

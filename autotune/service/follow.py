@@ -1,17 +1,23 @@
 """Following a study on the terminal until it ends."""
 
 import contextlib
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
-from rich.markup import escape
+from rich.live import Live
 
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
+from autotune.views.block import final_block
 from autotune.views.current_verdict import current_verdict
+from autotune.views.figures import figures_of
+from autotune.views.live import LiveView
 from autotune.views.progress import ProgressLines
 from autotune.views.terminal import plain
 from autotune.views.verdict_text import text_of
@@ -20,48 +26,86 @@ from storage.disk import full, is_full
 
 _POLL_SECONDS = 0.3
 _CHECK_SECONDS = 3.0
-_SILENT_SECONDS = 9.0
-"""Time without a line after which the activity is printed, where no terminal shows it all the
-time."""
+_HEARTBEAT_SECONDS = 60.0
+"""Time without a line after which one says where the study stands, where no terminal shows it."""
 _LONGEST_ABSENCE_SECONDS = 600.0
+_WIDTH, _WIDEST = 80, 120
+"""Columns of the final block where no terminal has a width, and at most."""
 
 
 def follow(
     repository: Repository, study: StoredStudy, keep_alive: Callable[[], None] | None = None
 ) -> StoredStudy:
-    """Print what happens in the study until it ends; return the ended study.
+    """Show what happens in the study until it ends; return the ended study.
+
+    On a terminal it is a screen that is redrawn; elsewhere a line per event, and one a minute.
 
     Args:
         keep_alive: called now and then; makes sure that a daemon runs the study. None: only watch.
     """
     console = Console(highlight=False, soft_wrap=True)
-    lines = ProgressLines(repository, study)
-    last_check = last_line = time.monotonic()
-    last_told = ""
+    last_check = time.monotonic()
     outage = _StorageOutage(console)
     daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
-    with console.status(study.name) as headline:  # shows on a terminal only
+    kind = _LiveScreen if console.is_terminal else _EventLines
+    with kind(console, repository, study) as shown:
         while True:
             with outage.waiting():
                 study = repository.studies.named(study.name)
-                for line in lines.new():
-                    console.print(plain(line), markup=False)
-                    last_line = time.monotonic()
+                shown.update()
                 if study.state.ended:
                     return study
                 disk.check()
-                if console.is_terminal:
-                    headline.update(escape(plain(lines.headline())))
-                elif time.monotonic() - last_line > _SILENT_SECONDS:
-                    if (told := plain(lines.headline())) != last_told:
-                        console.print(told, markup=False)
-                    last_told, last_line = told, time.monotonic()
                 if keep_alive is None:
                     daemon.check(study)
                 elif time.monotonic() - last_check > _CHECK_SECONDS:
                     last_check = time.monotonic()
                     keep_alive()
             time.sleep(_POLL_SECONDS)
+
+
+class _LiveScreen:
+    """Screen of a study on a terminal, redrawn in place; its last state stays."""
+
+    def __init__(self, console: Console, repository: Repository, study: StoredStudy) -> None:
+        self._console = console
+        self._view = LiveView(repository, study)
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def update(self) -> None:
+        """Draw the study as it is now."""
+        self._live.update(self._view.screen(self._console.width), refresh=True)
+
+
+class _EventLines:
+    """Lines of a study where no terminal shows it all the time."""
+
+    def __init__(self, console: Console, repository: Repository, study: StoredStudy) -> None:
+        self._console = console
+        self._lines = ProgressLines(repository, study)
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave nothing behind."""
+
+    def update(self) -> None:
+        """Print what is new; after a minute without a line, where the study stands."""
+        new = list(self._lines.new())
+        if not new and time.monotonic() - self._last > _HEARTBEAT_SECONDS:
+            new = [self._lines.headline()]
+        for line in new:
+            self._console.print(plain(line), markup=False)
+            self._last = time.monotonic()
 
 
 class _DaemonCheck:
@@ -74,7 +118,7 @@ class _DaemonCheck:
 
     def check(self, study: StoredStudy) -> None:
         """Check whether there is a daemon."""
-        served = self._repository.leases.holder(study.cluster) is not None
+        served = self._repository.leases.serving(study) is not None
         if not served and not self._said:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
             self._console.print(text, markup=False)
@@ -129,7 +173,7 @@ def detached(repository: Repository, name: str) -> str:
     """Return the message when following stops: whether the study runs on."""
     try:
         study = repository.studies.named(name)
-        holder = repository.leases.holder(study.cluster)
+        holder = repository.leases.serving(study)
     except StorageUnreachable as error:
         return f"\nDetached; whether {name} runs on is unknown: {error}"
     if study.state.ended:
@@ -147,12 +191,7 @@ def detached(repository: Repository, name: str) -> str:
 def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> str:
     """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
-        verdict = Verdict.from_dict(study.verdict)
-        text = f"\n{text_of(verdict)}"
-        text += f"\nMeasured on {verdict.measured_on}." if verdict.measured_on else ""
-        if verdict.trial is not None and writing.is_of(exported, study.name):
-            text += f"\n{exported}: load it with autotune.load()."
-        return text
+        return f"\n{block_of(repository, study, exported)}"
     text = f"\nFailed: {study.error}"
     if study.state == StudyState.STOPPED:
         text = f"\nStopped. `autotune resume {study.name}` goes on where it stood."
@@ -160,6 +199,29 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     if answer.trial is not None:
         text += f"\n{text_of(answer)}\n`autotune export {study.name}` writes that."
     return text
+
+
+def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
+    """Return the final block of a study that is done.
+
+    Args:
+        repository: with the study.
+        study: that is done.
+        exported: path of its best.yaml.
+    """
+    figures = figures_of(repository, study)
+    written = figures.answer.trial is not None and writing.is_of(exported, study.name)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    return final_block(figures, width=min(width, _WIDEST), exported=_shown(exported, written))
+
+
+def _shown(path: Path, written: bool) -> str:
+    """Return a path as it is typed here; empty if it is not written."""
+    if not written:
+        return ""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def exit_code(study: StoredStudy) -> int:

@@ -18,6 +18,7 @@ from storage import (
     Attempts,
     AttemptState,
     Lease,
+    NewMessage,
     Purpose,
     Repository,
     StoredAttempt,
@@ -59,11 +60,11 @@ class StudyContext:
         baseline, harmless = self.plan.baseline, self.plan.spec.harmless
         return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
 
-    def say(self, message: str) -> None:
+    def say(self, message: str | NewMessage) -> None:
         """Leave a message for the user."""
         self.repository.messages.say(self.lease, self.study.id, message)
 
-    def end_search(self, reason: str, messages: Sequence[str]) -> None:
+    def end_search(self, reason: str, messages: Sequence[NewMessage]) -> None:
         """Record why the search has ended, and say so."""
         self.repository.studies.end_search(self.lease, self.study, reason, messages)
 

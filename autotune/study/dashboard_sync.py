@@ -7,8 +7,9 @@ from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import counted, difference, quantity, rate_text
+from autotune.analysis.wording import counted, difference
 from autotune.study.context import StudyContext
+from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.notes import study_note, trial_note
 from autotune.views.verdict_text import text_of
 from storage import Purpose, TrialLedger
@@ -53,7 +54,7 @@ class DashboardSync:
         if not verdict.provisional:
             self._note_finalists(verdict)
         self._ledger.set_attributes(dict(self._attributes(verdict)))
-        note = study_note(verdict)
+        note = study_note(verdict, self._context.plan.spec.job_knobs)
         if note != self._note:
             self._ledger.note(note)
             self._note = note
@@ -66,17 +67,14 @@ class DashboardSync:
         changed = difference(verdict.knobs or {}, self._context.plan.baseline)
         yield "recommended", f"trial {verdict.trial}: {changed}"
         how = "provisional" if verdict.provisional else "confirmed"
-        yield "throughput", f"{how}: {rate_text(verdict.throughput, self._unit)}"
+        yield "throughput", f"{how}: {range_text(verdict.own_rates, self._unit)}"
         if verdict.speedup:
-            bounds = f"{verdict.speedup.low:.2f} to {verdict.speedup.high:.2f}"
-            yield "speed-up", f"{how}: {verdict.speedup.value:.2f}x (95 % interval {bounds})"
+            yield "speed-up", f"{how}: {ratio_text(verdict.speedup)}"
         searched = levelled(self._context.attempts()).searched().complete()
         best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
-        rate = quantity(best.result.throughput or 0.0)
         yield (
             "highest value",
-            f"{rate} {self._unit}, trial {best.trial}: seen once, the luckiest of "
-            f"{counted(len(searched), 'trial')}",
+            f"trial {best.trial}: seen once, the luckiest of {counted(len(searched), 'trial')}",
         )
 
     def _note_finalists(self, verdict: Verdict) -> None:
@@ -87,5 +85,6 @@ class DashboardSync:
             own = searched[finalist.trial]
             level = levels.at(own.environment)
             result, rates = level.applied(own.result), verdict.telling(finalist)
-            note = trial_note(own, result, self._unit, confirmed=rates, level=level)
+            shown = self._context.plan.spec.job_knobs
+            note = trial_note(own, result, self._unit, own=shown, confirmed=rates, level=level)
             self._ledger.note(note, trial=finalist.trial)

@@ -15,7 +15,7 @@ from autotune.analysis.contenders import error_of
 from autotune.analysis.levels import Levels, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import difference, quantity, too_slow
+from autotune.analysis.wording import difference, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
@@ -26,6 +26,7 @@ from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.follow_ups import FollowUps
 from autotune.study.initial_trials import InitialTrials
+from autotune.study.objective_values import ObjectiveValues
 from autotune.study.run_planner import RunPlanner
 from autotune.study.schedule import Schedule
 from autotune.study.slot_pool import SlotPool
@@ -36,6 +37,8 @@ from storage import (
     AttemptResult,
     Attempts,
     AttemptState,
+    MessageCode,
+    NewMessage,
     Purpose,
     StoredAttempt,
     StoredNoise,
@@ -59,7 +62,7 @@ class Signals:
     waiting: threading.Event = field(default_factory=threading.Event)
     """Another study has the machine: the time does not count."""
     opening: threading.Event = field(default_factory=threading.Event)
-    """Nothing is measured yet that would be disturbed by looking often."""
+    """The launcher is not open yet: the time does not count, and looking often disturbs nothing."""
 
     def check(self) -> None:
         """Raise the signal that was given, if one was.
@@ -107,6 +110,7 @@ class Tuner:
         self._pool = SlotPool(context)
         self._planner = RunPlanner(context, self._pool)
         self._ledger = self._open_ledger()
+        self._values = ObjectiveValues(self._ledger, self.unit)
         self._follow_ups = FollowUps(context, self._space, self._schedule, self._ledger)
         self.dashboard = DashboardSync(context, self._ledger)
 
@@ -172,15 +176,18 @@ class Tuner:
         ledger = TrialLedger(database, name, self._sampler, context.lease, launched)
         if not ledger.trials():
             for reason in self._space.left_out:
-                self._context.say(f"Left out: {reason}.")
+                self._context.say(
+                    NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
+                )
             known = self._spec.counts != "steps"
             batch = self._plan.facts.global_batch
-            for line in outline(self._space, batch, batch_known=known):
-                self._context.say(line)
+            size, *lonely = outline(self._space, batch, batch_known=known)
+            self._context.say(NewMessage(size, MessageCode.SPACE))
+            for line in lonely:
+                self._context.say(NewMessage(line, MessageCode.LEFT_OUT, {"reason": line}))
             if note := self._spec.note_on_tokens:
                 self._context.say(note)
             self._enqueue_baseline(ledger)
-            ledger.name_objective(f"throughput, {self.unit}")
         return ledger
 
     def _enqueue_baseline(self, ledger: TrialLedger) -> None:
@@ -300,17 +307,20 @@ class Tuner:
     def _end_search(self, reason: str) -> None:
         """Say once why the search ended and what the model expects by now."""
         if self._context.study.search_ended is None:
-            messages = [f"The search ends: {reason}.", *self._expectation()]
+            messages = [NewMessage(f"The search ends: {reason}."), *self._expectation()]
             self._context.end_search(reason, messages)
 
-    def _expectation(self) -> Iterator[str]:
+    def _expectation(self) -> Iterator[NewMessage]:
         """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
-            changed = difference(self._space.complete(expected.params), self._plan.baseline)
-            yield (
-                f"The model takes {changed} for the best, with {quantity(expected.value)} "
-                f"{self.unit}, and expects one more trial to bring {expected.gain:.2%}."
+            knobs = self._space.complete(expected.params)
+            text = (
+                f"The model takes {difference(knobs, self._plan.baseline)} for the best, with "
+                f"{self._values.text(expected.value)}, and expects one more trial to bring "
+                f"{expected.gain:.2%}."
             )
+            data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}
+            yield NewMessage(text, MessageCode.EXPECTATION, data)
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
@@ -334,8 +344,9 @@ class Tuner:
         """Tell Optuna a result, levelled to the node of the baseline's own trial."""
         level = Levels.of(self._context.attempts()).at(attempt.environment)
         told = level.applied(result)
-        note = trial_note(attempt, told, self.unit, level=level)
-        self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)))
+        note = trial_note(attempt, told, self.unit, own=self._spec.job_knobs, level=level)
+        value = self._values.of(told, self._context.attempts())
+        self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; return trials that were asked for but not run."""

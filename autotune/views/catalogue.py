@@ -120,6 +120,29 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
         )
 
 
+def knob_lines(knob: Knob) -> Iterator[str]:
+    """Yield all that the catalogue has of one knob, as lines for a terminal."""
+    yield f"{knob.name}: {knob.summary}"
+    yield ""
+    rows = (
+        ("values", knob.domain.describe()),
+        ("default", written(knob.default)),
+        ("needs", _needs(knob)),
+        ("does not go with", _conflicts(knob).replace("`", "")),
+        ("may change", _changes(knob)),
+        ("acts through", knob.applied),
+        ("level", knob.acts_on),
+        ("acts on", ", ".join(knob.parts)),
+        ("tried first", _promising(knob)),
+        ("options", ", ".join(knob.named.names) if knob.named else ""),
+        ("source", knob.source),
+    )
+    width = max(len(label) for label, _ in rows)
+    for label, text in rows:
+        if text:
+            yield f"  {label:<{width}}  {text}"
+
+
 def _options() -> Iterator[str]:
     yield "## Options of scripts"
     yield ""

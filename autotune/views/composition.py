@@ -1,17 +1,20 @@
-"""What a step of a configuration is made of, from its run under the profiler."""
+"""Composition of a step of a configuration, from its run under the profiler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.analysis.findings import findings, listed
+from autotune.analysis.findings import Finding, findings
+from autotune.analysis.verdict import Verdict
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
+from autotune.measurement.step_series import units
 from autotune.paths import StudyPaths
 from launchers.site import lowest_capability
 from search_spaces import Facts
 from storage import Attempts, Purpose, Repository, StoredAttempt, StoredStudy
 
-_LABELS = {
+LABELS = {
     "compute": "forward and backward pass",
     "communication": "communication not hidden",
     STRAGGLER: "waiting for the slowest rank",
@@ -21,71 +24,130 @@ _LABELS = {
     "synchronisation": "reading the loss",
     "launching": "the rest: Python, launching kernels",
 }
-_MICRO = 1e6
+"""Name of each part of a step in words."""
+_MILLI = 1e3
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of a step, in milliseconds."""
+
+    name: str
+    label: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class StepMade:
+    """Composition of a step of the baseline and of the recommended configuration.
+
+    The shares are those under the profiler; the time of a step is the confirmed one. A single look has
+    no interval.
+
+    Attributes:
+        before: milliseconds of a step of the baseline.
+        after: those of the recommended configuration; equal to `before` where the baseline is kept.
+        looks: number of profiled steps of each.
+    """
+
+    before: float
+    after: float
+    parts: tuple[Part, ...]
+    looks: tuple[int, int]
 
 
 def composition(
     repository: Repository, attempts: Attempts, trial: int | None
 ) -> dict[str, float] | None:
-    """Shares of a step by part, see autotune.measurement.bottleneck; None if it was not profiled."""
+    """Return the shares of a step by part; None if it was not profiled.
+
+    See autotune.measurement.bottleneck.
+    """
     profile = _profile(attempts, trial)
     blocks = repository.attempts.blocks(profile.id) if profile else []
     parts = blocks[0].observed.get("parts") if blocks else None
     return breakdown(parts) if parts else None
 
 
-def composition_table(
-    repository: Repository,
-    study: StoredStudy,
-    attempts: Attempts,
-    rates: dict[int, float],
-) -> Iterator[str]:
-    """One column per profiled trial.
+def before_and_after(
+    repository: Repository, attempts: Attempts, verdict: Verdict, counts: str
+) -> StepMade | None:
+    """Return the composition of a step; None unless both were profiled and confirmed.
 
     Args:
-        rates: confirmed samples (or tokens) per second of each trial to show, in that order.
+        repository: with the study.
+        attempts: of the study.
+        verdict: its answer.
+        counts: unit of its rates.
     """
-    shown = {t: made for t in rates if (made := composition(repository, attempts, t)) is not None}
-    if not shown:
-        return
-    yield "### What a step is made of"
-    yield ""
-    yield "| part | " + " | ".join(f"trial {trial}" for trial in shown) + " |"
-    yield "|---|" + "---|" * len(shown)
-    for part, label in _LABELS.items():
-        cells = [
-            f"{made[part]:.1%}, {made[part] / rates[trial] * _MICRO:,.4g} µs"
-            for trial, made in shown.items()
-        ]
-        yield f"| {label} | " + " | ".join(cells) + " |"
-    if any(made["idle"] for made in shown.values()):
-        yield "| device idle | " + " | ".join(f"{m['idle']:.1%}" for m in shown.values()) + " |"
-    yield ""
-    yield (
-        "Shares of a step under the profiler, which itself slows small operators down, and the time "
-        "that makes of a sample (or token) at the confirmed rate. Traces for https://ui.perfetto.dev:"
-    )
-    for trial in shown:
-        yield f"- trial {trial}: `{_trace(study, attempts, trial)}`"
+    own = attempts.baseline()
+    if own is None or verdict.trial is None or not verdict.baseline or not verdict.throughput:
+        return None
+    rates = verdict.baseline.value, verdict.throughput.value
+    steps = [
+        _step_seconds(repository, attempts, trial, rate, counts)
+        for trial, rate in zip((own.trial, verdict.trial), rates, strict=True)
+    ]
+    made = [composition(repository, attempts, trial) for trial in (own.trial, verdict.trial)]
+    before, after = made
+    if before is None or after is None or steps[0] is None or steps[1] is None:
+        return None
+    first, second = (_MILLI * seconds for seconds in (steps[0], steps[1]))
+    parts = [
+        Part(name, label, before[name] * first, after[name] * second)
+        for name, label in LABELS.items()
+    ]
+    looks = [_looked(repository, attempts, trial) for trial in (own.trial, verdict.trial)]
+    return StepMade(first, second, tuple(parts), (looks[0], looks[1]))
 
 
-def held_back(
+def _step_seconds(
+    repository: Repository, attempts: Attempts, trial: int, rate: float, counts: str
+) -> float | None:
+    """Return the seconds of a step at a confirmed rate; None if the trial was not confirmed."""
+    run = attempts.of(Purpose.CONFIRM).of_trial(trial).measured().last
+    kept = [block for block in repository.attempts.blocks(run.id) if block.kept] if run else []
+    if not kept or not rate:
+        return None
+    per_step = sum(units(block, counts) for block in kept) / sum(block.steps for block in kept)
+    return per_step / rate
+
+
+def _looked(repository: Repository, attempts: Attempts, trial: int) -> int:
+    profile = _profile(attempts, trial)
+    return repository.attempts.blocks(profile.id)[0].steps if profile else 0
+
+
+def traces(study: StoredStudy, attempts: Attempts, trials: Iterable[int]) -> Iterator[Path]:
+    """Yield the trace of the first rank of each profiled trial, for https://ui.perfetto.dev."""
+    for trial in trials:
+        if profile := _profile(attempts, trial):
+            paths = StudyPaths(Path(study.workdir), study.name, study.key)
+            yield paths.attempt(profile.name).trace(0)
+
+
+def bottlenecks(
     repository: Repository,
     study: StoredStudy,
     attempts: Attempts,
     baseline: dict[str, Any],
     unusable: Sequence[str] = (),
-) -> Iterator[str]:
-    """Yield what holds the baseline back, from its profile.
+) -> list[Finding]:
+    """Return what holds the baseline back, from its profile; nothing without one.
 
     Args:
+        repository: with the study.
+        study: to look at.
+        attempts: of the study.
+        baseline: a value for every knob.
         unusable: knobs that cannot act on this job.
     """
     own = attempts.of_baseline().first
     profile = _profile(attempts, own.trial if own else None)
     blocks = repository.attempts.blocks(profile.id) if profile else []
     if not profile or not blocks:
-        return
+        return []
     if study.facts is not None:
         facts = recorded_facts(study.facts)
     else:
@@ -93,21 +155,18 @@ def held_back(
         facts = _guessed(environment, blocks[0].workers)
     observed: dict[str, Any] = dict(blocks[0].observed)
     observed["unusable"] = [*observed.get("unusable", ()), *unusable]
-    known = findings(observed, baseline, facts)
-    yield "### What holds the baseline back"
-    yield ""
-    yield from listed(known)
+    return findings(observed, baseline, facts)
 
 
 def recorded_facts(facts: dict[str, Any]) -> Facts:
-    """What a study has stored of its machine."""
+    """Return what a study has stored of its machine."""
     capability = facts["capability"]
     lists = {"capability": tuple(capability) if capability else None}
     return Facts(**{**facts, **lists, "rules": tuple(facts.get("rules", ()))})
 
 
 def _guessed(environment: dict[str, Any], workers: int) -> Facts:
-    """For a study of an older version, which kept no facts: as if its first node were all."""
+    """Return the facts of a study that kept none, as if its first node were all of them."""
     devices = environment["devices"]
     return Facts(
         "cuda" if devices else "cpu",
@@ -119,9 +178,3 @@ def _guessed(environment: dict[str, Any], workers: int) -> Facts:
 
 def _profile(attempts: Attempts, trial: int | None) -> StoredAttempt | None:
     return attempts.of(Purpose.PROFILE).of_trial(trial).complete().first
-
-
-def _trace(study: StoredStudy, attempts: Attempts, trial: int) -> Path:
-    profile = _profile(attempts, trial)
-    assert profile is not None
-    return StudyPaths(Path(study.workdir), study.name, study.key).attempt(profile.name).trace(0)

@@ -1,62 +1,101 @@
-"""optuna-dashboard on a study's storage, on loopback, behind the printed address."""
+"""Page of a study and optuna-dashboard on its storage, on loopback, at an address with a token."""
 
 import contextlib
 import html
 import os
 import socketserver
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna_dashboard
 
 from autotune.errors import BadInput
-from autotune.views.admission import Invited, ThisMachine
+from autotune.views.admission import App, Environ, Invited, StartResponse, ThisMachine
+from autotune.views.figures import figures_of
+from autotune.views.page import page
 from autotune.worker.files import make_private
-from storage import Database
+from storage import Database, Repository
 
 _LOOPBACK = "127.0.0.1"
+_PAGE = "/report"
+"""Path of the page of the study."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Server with a thread per request."""
-
     daemon_threads = True
 
 
 class _Quiet(WSGIRequestHandler):
-    """Handler that logs no request."""
-
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a page polls several times a second."""
 
 
-def serve(database: Database, name: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted.
+class Addresses(NamedTuple):
+    """Addresses of a study that is served; both have the token without which none is answered.
+
+    Attributes:
+        page: of its page.
+        trials: of its trials in optuna-dashboard.
+    """
+
+    page: str
+    trials: str
+
+
+class _WithPage:
+    """WSGI application that answers one path with the page of a study, and passes all others on."""
+
+    def __init__(self, app: App, repository: Repository, name: str, trials: str) -> None:
+        self._app = app
+        self._repository = repository
+        self._name = name
+        self._trials = trials
+
+    def __call__(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
+        """Answer a request."""
+        if environ.get("PATH_INFO") != _PAGE:
+            return self._app(environ, start)
+        figures = figures_of(self._repository, self._repository.studies.named(self._name))
+        body = page(figures, trials=self._trials).encode()
+        headers = [
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+        ]
+        start("200 OK", headers)
+        return [body]
+
+
+def serve(database: Database, name: str, port: int, ready: Callable[[Addresses], None]) -> None:
+    """Serve a study until interrupted.
 
     Args:
-        port: port to listen on; 0: a free one.
-        ready: called with the study's address once requests are answered; the address has the token
-            without which none is.
+        database: with the study.
+        name: of the study.
+        port: 0 takes a free one.
+        ready: called with the study's addresses once requests are answered.
 
     Raises:
         BadInput: the port is taken.
     """
     storage = database.optuna()
     try:
-        page = f"studies/{storage.get_study_id_from_name(name)}"
-    except KeyError:  # the study has not run yet, or has been renamed, which can be undone
-        page = ""
-    invited = Invited(optuna_dashboard.wsgi(storage))
+        trials = f"/dashboard/studies/{storage.get_study_id_from_name(name)}"
+    except KeyError:  # it has not run yet, or was renamed there, which may be undone there
+        trials = "/dashboard/"
+    optunas = optuna_dashboard.wsgi(storage)
+    invited = Invited(_WithPage(optunas, Repository(database), name, trials))
     try:
         server = make_server(_LOOPBACK, port, ThisMachine(invited), _Server, handler_class=_Quiet)
     except OSError as error:
         raise BadInput(f"port {port}: {error.strerror}; give another with --port") from None
     with server:
         try:
-            address = f"http://{_LOOPBACK}:{server.server_port}/dashboard/{page}"
-            ready(f"{address}?token={invited.token}")
+            host, token = f"http://{_LOOPBACK}:{server.server_port}", f"?token={invited.token}"
+            ready(Addresses(f"{host}{_PAGE}{token}", f"{host}{trials}{token}"))
             server.serve_forever()
         except KeyboardInterrupt:
             return
@@ -64,12 +103,11 @@ def serve(database: Database, name: str, port: int, ready: Callable[[str], None]
 
 @contextlib.contextmanager
 def opened(address: str, link: Path) -> Iterator[None]:
-    """Open an address in a browser, by a file that leads there.
-
-    Every user may read the arguments of a process, and so an address among them.
+    """Open an address in a browser by a file that leads there, as arguments can be read by every user.
 
     Args:
-        link: path of the file, which this user alone may read; it exists as long as the context lasts.
+        address: to open.
+        link: the file, for this user alone; it is there as long as the context lasts.
     """
     try:
         make_private(link.parent)

@@ -1,39 +1,114 @@
-"""A study's attempts as a table, for notebooks and spreadsheets."""
+"""Attempts of a study as a table, for notebooks and spreadsheets."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from storage import Repository
+from autotune.analysis.rounds import Round
+from autotune.views.figures import StudyFigures, figures_of
+from autotune.views.trial_figures import TrialFigures
+from search_spaces.knob import written
+from storage import Attempts, Purpose, Repository, StoredAttempt
 
 
 def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
-    """One row per attempt, in the order in which they were started.
+    """Return one row per attempt, in the order in which they were started.
 
-    Columns: trial, purpose (see storage.Purpose), round, attempt, state, cause, throughput and its
-    relative half_width (95 %), of which block_half_width and sigma_run are the parts, steady, contended,
-    peak_bytes, wall_seconds, resident_of (trial whose processes it took over, 0 of the baseline's own
-    trial: those of the look at it; empty: it had its own), then one per knob.
+    Columns: trial, purpose (see storage.Purpose), round, attempt, state, then
+    ratio, ratio_low, ratio_high: over the baseline, of a trial of the search with its 95 % interval by
+    what is known now, of a run of the confirmation that of its round; in_turn, reference and
+    reference_rate: whether they took turns, the baseline's attempt that it is over, and its rate;
+    rate: as measured, per second; so_far, so_far_low, so_far_high: the running result of a
+    confirmation; then cause, suggested_by, steady, contended, peak_bytes, wall_seconds, resident_of
+    (trial whose processes it took over; empty: it had its own), then one per knob.
     """
-    attempts = repository.attempts.of(repository.studies.named(name).id)
-    trials: dict[int | None, int] = {attempt.id: attempt.trial for attempt in attempts}
-    rows = [
-        {
-            "trial": attempt.trial,
-            "purpose": attempt.purpose,
-            "round": attempt.round,
-            "attempt": attempt.attempt,
-            "state": attempt.result.state,
-            "cause": attempt.result.cause,
-            "throughput": attempt.result.throughput,
-            "half_width": attempt.result.half_width,
-            "block_half_width": attempt.result.block_half_width,
-            "sigma_run": attempt.result.sigma_run,
-            "steady": attempt.result.steady,
-            "contended": attempt.result.contended,
-            "peak_bytes": attempt.result.peak_bytes,
-            "wall_seconds": attempt.result.wall_seconds,
-            "resident_of": trials.get(attempt.result.resident_of),
-            **attempt.knobs,
+    study = repository.studies.named(name)
+    figures = figures_of(repository, study)
+    attempts = repository.attempts.of(study.id)
+    return pd.DataFrame(list(_rows(figures, attempts)))
+
+
+def frame_to_parquet(frame: pd.DataFrame, target: Path) -> None:
+    """Write a frame as Parquet; a column of values of several types is written as text.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        OSError: the file cannot be written.
+    """
+    importlib.import_module("pyarrow")  # pandas would raise another error without it
+    mixed = [str(name) for name in frame if frame[name].dropna().map(type).nunique() > 1]
+    texts = {name: frame[name].map(written, na_action="ignore") for name in mixed}
+    frame.assign(**texts).to_parquet(target, index=False)
+
+
+def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict[str, Any]]:
+    trials = {one.trial: one for one in figures.trials}
+    rounds = {one.number: one for one in figures.rounds}
+    baselines = {
+        (one.purpose, one.round): one.name
+        for one in Attempts(attempts, {})
+        if one.trial == figures.answer.baseline
+    }
+    hosts: dict[int | None, int] = {attempt.id: attempt.trial for attempt in attempts}
+    for one in attempts:
+        result = one.result
+        compared: dict[str, Any] = {}
+        if one.purpose == Purpose.SEARCH and one.recorded and one.trial in trials:
+            compared = _of_trial(trials[one.trial])
+        elif one.purpose == Purpose.CONFIRM and one.round in rounds:
+            compared = _of_round(rounds[one.round], one.trial, figures.answer.baseline)
+            if compared:
+                compared["reference"] = baselines.get((Purpose.CONFIRM, one.round), "")
+        yield {
+            "trial": one.trial,
+            "purpose": one.purpose.value,
+            "round": one.round,
+            "attempt": one.attempt,
+            "state": result.state.value,
+            **{name: compared.get(name) for name in _COMPARED},
+            "rate": result.throughput if one.purpose == Purpose.CONFIRM else result.rate,
+            "cause": result.cause,
+            "suggested_by": trials[one.trial].suggested_by if one.trial in trials else "",
+            "steady": result.steady,
+            "contended": result.contended,
+            "peak_bytes": result.peak_bytes,
+            "wall_seconds": result.wall_seconds,
+            "resident_of": hosts.get(result.resident_of),
+            **one.knobs,
         }
-        for attempt in attempts
-    ]
-    return pd.DataFrame(rows)
+
+
+_COMPARED = (
+    *("ratio", "ratio_low", "ratio_high", "in_turn", "reference", "reference_rate"),
+    *("so_far", "so_far_low", "so_far_high"),
+)
+
+
+def _of_trial(one: TrialFigures) -> dict[str, Any]:
+    if one.ratio is None:
+        return {}
+    return {
+        "ratio": one.ratio.value,
+        "ratio_low": one.ratio.low,
+        "ratio_high": one.ratio.high,
+        "in_turn": one.in_turn,
+        "reference": one.reference,
+        "reference_rate": one.reference_rate,
+    }
+
+
+def _of_round(one: Round, trial: int, baseline: int | None) -> dict[str, Any]:
+    if trial not in one.ratios or baseline is None:
+        return {}
+    so_far = one.so_far.get(trial)
+    return {
+        "ratio": one.ratios[trial],
+        "in_turn": True,
+        "reference_rate": one.rates[baseline],
+        "so_far": so_far.value if so_far else None,
+        "so_far_low": so_far.low if so_far else None,
+        "so_far_high": so_far.high if so_far else None,
+    }

@@ -1,14 +1,14 @@
 """Notes for optuna-dashboard, in Markdown."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.analysis.conclusion import mean_rate
 from autotune.analysis.levels import AT_HOME, Level
+from autotune.analysis.trial_ratios import around, rate_range
 from autotune.analysis.verdict import Finalist, Verdict
-from autotune.analysis.wording import counted, difference, quantity, rate_text
-from autotune.measurement.estimate import Ratio
+from autotune.analysis.wording import counted, difference, quantity
+from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.verdict_text import text_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
@@ -22,38 +22,35 @@ def trial_note(
     result: AttemptResult,
     unit: str,
     *,
+    own: Collection[str] = (),
     confirmed: Sequence[float] = (),
     level: Level = AT_HOME,
 ) -> str:
-    """Return the note of a trial: throughput with interval, memory, cause of failure.
+    """Return the note of a trial: speed-up where it is known, rate, memory, cause of failure.
 
     Args:
+        attempt: of the trial.
+        result: of the attempt, as if it had run where the baseline did.
+        unit: of rates.
+        own: knobs of this job, which are listed.
         confirmed: its throughput by round, if it was measured again.
         level: factor of its node, by which the throughput has been multiplied already.
     """
     lines = [f"### {result.state}"]
-    if result.throughput is not None and result.half_width is not None:
-        rate = Ratio(
-            result.throughput,
-            result.throughput * max(0.0, 1 - result.half_width),
-            result.throughput * (1 + result.half_width),
-        )
-        lines.append(f"- throughput: {rate_text(rate, unit)}")
-        if level.error:
-            lines.append(
-                f"- that is {level.factor:.3f} times what was measured: by so much is the baseline "
-                f"faster where its own trial ran than on this node, ±{level.error:.1%} (standard "
-                "error), which comes on top"
-            )
-    if confirmed:
+    if result.ratio is not None:
+        ratio = around(result.ratio, result.half_width or 0.0)
+        lines.append(f"- over yours, which took turns with it, seen once: {ratio_text(ratio)}")
+    if result.rate is not None:
+        lines.append(f"- rate, as measured: {quantity(result.rate)} {unit}")
+    if result.throughput is not None and level.error:
         lines.append(
-            f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: "
-            f"{rate_text(mean_rate(confirmed), unit)}"
+            f"- the baseline is {level.factor:.3f} times as fast where its own trial ran as on this "
+            f"node, ±{level.error:.1%} (standard error)"
         )
-    if result.block_half_width is not None and result.sigma_run is not None:
+    if ran := rate_range(confirmed):
         lines.append(
-            f"- of the interval: ±{result.block_half_width:.1%} from the blocks; equal runs differ by "
-            f"{result.sigma_run:.1%} (standard deviation)"
+            f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: at "
+            f"{range_text(ran, unit)}"
         )
     if result.peak_bytes:
         lines.append(f"- peak memory of a rank: {quantity(result.peak_bytes / _MIB)} MiB")
@@ -64,35 +61,48 @@ def trial_note(
     if result.contended:
         lines.append("- contended: other processes used the processors in every repetition too")
     if result.resident_of is not None:
-        lines.append(
-            "- ran in processes that were there: those of the look at the baseline, or of a trial from "
-            "which it differs in nothing but what acts on a step"
-        )
+        lines.append("- ran in the processes of an earlier run (a warm worker)")
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
-    return "\n".join([*lines, "", *_configuration(attempt.knobs)])
+    return "\n".join([*lines, "", *_configuration(attempt.knobs, {}, own)])
 
 
-def study_note(verdict: Verdict) -> str:
-    """Return the note of a study: its answer, the configuration, and what supports it."""
+def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
+    """Return the note of a study: its answer, the configuration, and what supports it.
+
+    Args:
+        verdict: to show.
+        own: knobs of this job, which are listed beside those that change.
+    """
     lines = ["## Provisional answer" if verdict.provisional else "## Verdict", ""]
     lines += [text_of(verdict), ""]
     lines += [f"Measured on {verdict.measured_on}.", ""] if verdict.measured_on else []
     if verdict.knobs:
         lines += ["### For now" if verdict.provisional else "### Recommended", ""]
-        lines += [*_configuration(verdict.knobs, verdict.baseline_knobs), ""]
-        lines += [f"### {_how_compared(verdict)}", ""]
-        lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
-        lines += [_finalist_row(finalist) for finalist in verdict.finalists]
-        lines += ["", _basis(verdict)] if verdict.chosen_in else []
+        shown = _configuration(verdict.knobs, verdict.baseline_knobs, own)
+        lines += [*shown, ""]
+    return "\n".join([*lines, *finalists_and_refused(verdict)])
+
+
+def finalists_and_refused(verdict: Verdict) -> Iterator[str]:
+    """Yield the tables of finalists and of refused configurations, where there are any."""
+    if verdict.knobs and verdict.finalists:
+        yield f"### {_how_compared(verdict)}"
+        yield ""
+        yield "| trial | ratio to the recommended one | |"
+        yield "|---|---|---|"
+        yield from map(_finalist_row, verdict.finalists)
+        if verdict.chosen_in:
+            yield ""
+            yield _basis(verdict)
     if verdict.refused:
-        lines += ["", "### Refused: they compute something else", ""]
-        lines += ["| trial | differs from the recommended in | why |", "|---|---|---|"]
-        lines += [
-            f"| {refused.trial} | {difference(refused.knobs, verdict.knobs or {})} | "
-            f"{refused.reason} |"
-            for refused in verdict.refused
-        ]
-    return "\n".join(lines)
+        yield ""
+        yield "### Refused: they compute something else"
+        yield ""
+        yield "| trial | differs from the recommended in | why |"
+        yield "|---|---|---|"
+        for refused in verdict.refused:
+            changed = difference(refused.knobs, verdict.knobs or {})
+            yield f"| {refused.trial} | {changed} | {refused.reason} |"
 
 
 def _how_compared(verdict: Verdict) -> str:
@@ -111,13 +121,14 @@ def _basis(verdict: Verdict) -> str:
     return f"{text}; the others by {counted(verdict.chosen_in, 'round')} of all before those."
 
 
-def _configuration(knobs: dict[str, Any], baseline: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the knobs with another value than their default, or than that of the baseline."""
-    today = baseline or {}
+def _configuration(
+    knobs: Mapping[str, Any], baseline: Mapping[str, Any], own: Collection[str]
+) -> list[str]:
+    """Return the knobs of this job, and others that differ from the baseline or from their default."""
     shown = [
         f"{name}: {written(value)}"
         for name, value in knobs.items()
-        if today.get(name, value) != value or _is_unusual(name, value)
+        if name in own or baseline.get(name, value) != value or _is_unusual(name, value)
     ]
     return ["```", *(shown or ["# all knobs at their defaults"]), "```"]
 

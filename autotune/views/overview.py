@@ -1,18 +1,22 @@
 """Status of studies, for people and for scripts."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import duration, quantity
+from autotune.analysis.wording import duration
 from autotune.config import StudySpec
+from autotune.measurement.estimate import Ratio
+from autotune.views.figure_text import short_ratio
+from autotune.views.figures import as_json
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import standing
 from autotune.views.signs import NO_SIGNS, described, signs_of
 from autotune.views.verdict_text import shown
-from storage import MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
+from storage import Attempts, MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
 from storage.disk import full, is_full
 
 _UNFINISHED = ("RUNNING", "QUEUED")
@@ -22,12 +26,14 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    now = standing(repository.attempts.summary(study.id), spec.full_baseline())
-    lease = repository.leases.holder(study.cluster)
+    lease = repository.leases.serving(study)
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
     served = study.state == StudyState.RUNNING and lease is not None
     attempts = repository.attempts.of(study.id)
+    known = Attempts(attempts, spec.full_baseline(), spec.harmless)
+    now = standing(known, repository.noise.of(study.id))
+    verdict = Verdict.from_dict(study.verdict) if study.verdict else None
     seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
@@ -56,17 +62,19 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         **signs,
         "metric": spec.objective.metric,
         "unit": spec.unit,
-        "baseline": now.baseline,
-        "best": now.best,
-        "best_trial": now.best_trial,
-        "speedup_in_search": now.speedup,
-        "verdict": study.verdict and shown(Verdict.from_dict(study.verdict)),
+        "baseline_rate": now.baseline,
+        "leading_trial": now.leading,
+        "leading_ratio": as_json(now.ratio),
+        "speedup": as_json(verdict.speedup) if verdict else None,
+        "verdict": shown(verdict) if verdict else None,
         "error": study.error if study.state.ended else None,
     }
 
 
 def _postponed(study: StoredStudy) -> str | None:
-    """Return why a queued study is tried again later, and when; None if it is not."""
+    """Return why a queued study is not begun, or tried again later, and when; None if neither."""
+    if study.held:
+        return f"held; autotune release {study.name}"
     if study.retry_at is None:
         return None
     at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))
@@ -94,7 +102,6 @@ def _outlook(
 
 def describe(status: dict[str, Any]) -> str:
     """Return the standing of a study as text."""
-    unit = status["unit"]
     counted = ", ".join(f"{count} {state}" for state, count in status["trials_by_state"].items())
     lines = [
         f"{status['study']}: {_state(status)}",
@@ -114,14 +121,11 @@ def describe(status: dict[str, Any]) -> str:
         lines += [f"            {status['doing']}"] if status["doing"] else []
         lines += [f"  next      {status['next']}"] if status["next"] else []
         lines += described(status)
-    if status["best"] and not status["verdict"]:
-        best = f"  best      {quantity(status['best'])} {unit}, trial {status['best_trial']}"
-        if status["speedup_in_search"]:
-            best += f", {status['speedup_in_search']:.2f}x baseline (seen once, not confirmed)"
-        lines.append(best)
-    if status["verdict"]:
-        again = "" if status["state"] == "DONE" else "(before it went on) "
-        lines.append(f"  verdict   {again}{status['verdict']['sentence']}")
+    if status["leading_ratio"] and not status["verdict"]:
+        ratio = short_ratio(_ratio(status["leading_ratio"]))
+        lines.append(f"  leading   trial {status['leading_trial']}, {ratio} over yours, seen once")
+    if status["verdict"] and status["state"] != "DONE":
+        lines.append(f"  verdict   (before it went on) {status['verdict']['sentence']}")
     if status["error"]:
         lines.append(f"  error     {status['error']}")
     return "\n".join(lines)
@@ -142,23 +146,28 @@ def _of_time(status: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Studies, a line each."""
+    """Return the studies, a line each."""
     if not rows:
         return "no studies yet"
-    lines = [f"{'study':30} {'state':18} {'trials':>6} {'best':>12} {'speed-up':>9}"]
+    lines = [f"{'study':30} {'state':18} {'trials':>6}  over yours"]
     for row in rows:
-        verdict = row["verdict"] or {}
-        best = (verdict.get("throughput") or {}).get("value") or row["best"]
-        speedup = f"{row['speedup_in_search']:.2f}x" if row["speedup_in_search"] else "-"
-        confirmed = verdict.get("speedup")
-        if confirmed:
-            speedup = f"{confirmed['value']:.2f}x"
-        lines.append(
-            f"{row['study']:30} {_state(row):18} {row['trials']:>6} "
-            f"{quantity(best) if best else '-':>12} {speedup:>9}"
-        )
+        lines.append(f"{row['study']:30} {_state(row):18} {row['trials']:>6}  {_speedup(row)}")
         lines += [f"  {row['waiting']}"] if row["waiting"] else []
     return "\n".join(lines)
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    """Return the proven speed-up of a study, or that of the trial that leads."""
+    if row["verdict"] and row["speedup"]:
+        return short_ratio(_ratio(row["speedup"]))
+    if row["verdict"] or not row["leading_ratio"]:
+        return "-"
+    return f"{short_ratio(_ratio(row['leading_ratio']))}, seen once"
+
+
+def _ratio(body: dict[str, Any]) -> Ratio:
+    high = body["high"]
+    return Ratio(body["value"], body["low"], math.inf if high is None else high)
 
 
 def _state(row: dict[str, Any]) -> str:

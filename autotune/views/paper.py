@@ -1,189 +1,377 @@
-"""The report of a study, in Markdown."""
+"""Report of a study in Markdown: the answer first, then how far it can be trusted, then the evidence."""
 
-import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.analysis.attribution import Contribution, contributions
-from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.levels import Levels
-from autotune.analysis.memory import limit_of_rank
-from autotune.analysis.provenance import measured_in
+from autotune.analysis.attribution import Contribution
+from autotune.analysis.findings import listed
+from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
-from autotune.config import StudySpec
-from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT, total_half_width
-from autotune.views.composition import composition_table, held_back, recorded_facts
-from autotune.views.notes import study_note
-from autotune.views.running import Racing, Running, racing, running
+from autotune.views.figure_text import MIB, hours, money, range_text, ratio_text, span, times
+from autotune.views.figures import Failed, KnobChange, StudyFigures, figures_of
+from autotune.views.notes import finalists_and_refused
+from autotune.views.running import Running
+from autotune.views.trial_figures import TrialFigures
+from autotune.views.trust import Trust
 from autotune.views.verdict_text import memory_lines
-from search_spaces import Facts
-from search_spaces.constraints import global_batch
 from search_spaces.knob import written
-from storage import Attempts, Purpose, Repository, StoredNoise, StoredStudy, StudyState
+from storage import Repository
 
-_MIB = 2**20
 _SHOWN = 10
+"""Trials in the table of the search."""
+TRUST = {Trust.PROVEN: "Proven", Trust.CARE: "With care", Trust.OPEN: "Not known"}
+STAGES = {
+    Stage.CHOICE: "choosing",
+    Stage.GAIN: "by how much",
+    Stage.BEFORE: "does not count",
+    Stage.OPEN: "not complete",
+}
+PURPOSES = {
+    "search": "trials of the search",
+    "pace": "yours beside a trial",
+    "calibrate": "yours again",
+    "reference": "numerics: the fp32 reference",
+    "numerics": "numerics: losses against it",
+    "confirm": "rounds",
+    "repeat": "yours in more processes",
+    "long": "runs for minutes",
+    "attribute": "one change taken back",
+    "profile": "profiles of a step",
+    "fit": "largest micro-batch",
+    "epochs": "short epochs",
+    "longest": "longest samples",
+}
+"""Name of each purpose of attempts in words."""
 
 
-def report(repository: Repository, name: str, verdict: Verdict) -> str:
-    """The verdict or the provisional answer, how its configuration ran, the noise, the best trials."""
-    study = repository.studies.named(name)
-    spec = StudySpec.model_validate(study.spec)
-    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
-    parts = [[f"# {name}"], list(_standing(study, verdict)), [study_note(verdict)]]
-    ran = how_it_ran(repository, attempts, verdict, spec)
-    if ran:
-        rows = memory_lines(verdict.memory) if verdict.memory else ()
-        parts.append(["### How the recommended configuration ran", "", *_running(ran, rows)])
-    unusable = spec.workload.beyond_reach(spec.values())
-    parts.append(list(held_back(repository, study, attempts, spec.full_baseline(), unusable)))
-    facts = recorded_facts(study.facts) if study.facts else None
-    parts.append(list(_attribution(spec, attempts, verdict, facts)))
-    if study.facts:
-        parts.append(list(_per_batch(spec, attempts, study.facts["world_size"])))
-    rates = _confirmed(verdict)
-    parts.append(list(composition_table(repository, study, attempts, rates)))
-    parts.append(list(_measurement(attempts, repository.noise.of(study.id), racing(attempts))))
-    parts.append(list(_best_trials(spec, attempts)))
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+def report(repository: Repository, name: str, verdict: Verdict | None = None) -> str:
+    """Return the report of a study.
+
+    Args:
+        repository: with the study.
+        name: of the study.
+        verdict: to show instead of the present one.
+    """
+    return report_of(figures_of(repository, repository.studies.named(name), verdict))
 
 
-def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
-    """Yield why a study has not ended, and how to resume it."""
-    if study.state == StudyState.DONE:
+def report_of(figures: StudyFigures) -> str:
+    """Return the report of a study with these figures."""
+    sections = (section(figures) for section in _SECTIONS)
+    return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
+
+
+def _heading(figures: StudyFigures) -> Iterator[str]:
+    yield f"# {figures.study}"
+    if figures.state == "DONE":
         return
-    yield f"The study is {study.state}" + (f": {study.error}" if study.error else ".")
-    if study.state.ended:
-        yield f"`autotune resume {study.name}` goes on."
-    if not verdict.provisional:
+    yield ""
+    yield f"The study is {figures.state}" + (f": {figures.error}" if figures.error else ".")
+    if figures.state in ("STOPPED", "FAILED"):
+        yield f"`autotune resume {figures.study}` goes on."
+    if not figures.provisional:
         yield "The verdict is from before it went on."
 
 
-def _attribution(
-    spec: StudySpec, attempts: Attempts, verdict: Verdict, facts: Facts | None
-) -> Iterator[str]:
-    """Yield the gain of each knob of the winner."""
-    today = spec.full_baseline()
-    gains = contributions(attempts, verdict.knobs, today, facts) if verdict.knobs else []
+def _verdict(figures: StudyFigures) -> Iterator[str]:
+    yield "## Provisional answer" if figures.provisional else "## Verdict"
+    yield ""
+    yield figures.answer.text
+    if figures.verdict.measured_on:
+        yield ""
+        yield f"Measured on {figures.verdict.measured_on}."
+
+
+def _changes(figures: StudyFigures) -> Iterator[str]:
+    if not figures.answer.changes:
+        return
+    yield "### What changes"
+    yield ""
+    yield from _knob_table(figures.answer.changes)
+
+
+def _knob_table(changes: Iterable[KnobChange]) -> Iterator[str]:
+    yield "| knob | yours | recommended |"
+    yield "|---|---|---|"
+    for one in changes:
+        yield f"| {one.knob} | {written(one.before)} | {written(one.after)} |"
+
+
+def _trust(figures: StudyFigures) -> Iterator[str]:
+    if not figures.trust:
+        return
+    yield "### How far to trust it"
+    yield ""
+    for point in figures.trust:
+        setting = f" (`{point.setting}`)" if point.setting else ""
+        yield f"- {TRUST[point.trust]}: {point.title}. {point.text}{setting}"
+
+
+def _saving(figures: StudyFigures) -> Iterator[str]:
+    saving, cost = figures.saving, figures.cost
+    if saving is None:
+        return
+    yield "### What it saves, and what the study cost"
+    yield ""
+    assumed = ", the default of `objective.job_hours`" if figures.job.hours_assumed else ""
+    yield (
+        f"- saved: {hours(saving.hours.value)} of a job of {hours(saving.job_hours)}{assumed} "
+        f"({hours(saving.hours.low)} to {hours(saving.hours.high)})"
+    )
+    yield f"- cost: {cost.device_hours:.2g} device hours"
+    if saving.payback_seconds is not None:
+        yield f"- paid back after {span(saving.payback_seconds)} of training"
+    if saving.money is not None and cost.money is not None:
+        yield (
+            f"- money: {money(saving.money.value)} saved ({money(saving.money.low)} to "
+            f"{money(saving.money.high)}), for {money(cost.money)}"
+        )
+
+
+def _rounds(figures: StudyFigures) -> Iterator[str]:
+    today = figures.answer.baseline
+    trials = sorted({t for one in figures.rounds for t in one.rates if t != today})
+    if not trials or today is None:
+        return
+    yield "### Proof, round by round"
+    yield ""
+    yield f"| round | trial | over yours | so far | rate, {figures.unit} | yours, {figures.unit} | |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in figures.rounds:
+        for trial in trials:
+            if trial in one.rates or trial in one.failed:
+                yield _round_row(one, trial, today)
+    yield ""
+    yield (
+        "Yours and the other ran in turn in each round, so that both felt the same pace of the "
+        "machine. So far: by the rounds up to then, with an interval that holds whenever it is looked "
+        "at."
+    )
+
+
+def _round_row(one: Round, trial: int, today: int) -> str:
+    cells = [
+        times(one.ratios[trial]) if trial in one.ratios else "-",
+        ratio_text(one.so_far[trial]) if trial in one.so_far else "-",
+        quantity(one.rates[trial]) if trial in one.rates else one.failed[trial],
+        quantity(one.rates[today]) if today in one.rates else "-",
+        STAGES[one.stage] + (", disturbed" if {trial, today} & {*one.disturbed} else ""),
+    ]
+    return f"| {one.number} | {trial} | {' | '.join(cells)} |"
+
+
+def _step(figures: StudyFigures) -> Iterator[str]:
+    made = figures.step
+    if made is None:
+        return
+    yield "### What a step is made of"
+    yield ""
+    kept = figures.answer.trial == figures.answer.baseline
+    yield "| ms of a step | yours |" + ("" if kept else " recommended | change |")
+    yield "|---|---|" + ("" if kept else "---|---|")
+    rows = [(part.label, part.before, part.after) for part in made.parts]
+    for label, before, after in [*rows, ("a step", made.before, made.after)]:
+        more = "" if kept else f" {after:.4g} | {after - before:+.3g} |"
+        yield f"| {label} | {before:.4g} |{more}"
+    yield ""
+    looks = " and ".join(counted(steps, "step") for steps in made.looks)
+    yield (
+        f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
+        "has no interval: differences of a few per cent may be chance."
+    )
+    if figures.traces:
+        yield "Traces for https://ui.perfetto.dev:"
+        yield from (f"- `{path}`" for path in figures.traces)
+
+
+def _contributions(figures: StudyFigures) -> Iterator[str]:
+    gains = figures.contributions
     if not gains:
-        yield from _why_no_attribution(spec, attempts, verdict)
+        yield from _why_no_contributions(figures)
         return
     yield "### What each knob brings"
     yield ""
     yield "| knob | baseline | winner | gain (95 % interval) |"
     yield "|---|---|---|---|"
     for one in gains:
-        bounds = f"{one.gain.low:.2f} to {one.gain.high:.2f}" if one.rounds > 1 else "once"
-        yield (
-            f"| {_tied(one)} | {written(one.before)} | {written(one.after)} | "
-            f"{one.gain.value:.2f}x ({bounds}) |"
-        )
+        yield f"| {tied(one)} | {written(one.before)} | {written(one.after)} | {ratio_text(one.gain)} |"
     yield ""
     yield (
-        "The winner against itself with that one knob back at the baseline's value (with those that do "
-        "not go with that), in turn. Knobs help and hinder each other, so that the gains need not "
-        "multiply to the whole."
+        f"The winner against itself with that one knob back at the baseline's value (with those that do "
+        f"not go with that), in turn, in {counted(max(one.rounds for one in gains), 'round')}. Knobs "
+        "help and hinder each other, so that the gains need not multiply to the whole. This is not the "
+        "importance that a search dashboard shows: that is how much trials differed, luck included."
     )
 
 
-def _per_batch(spec: StudySpec, attempts: Attempts, world_size: int) -> Iterator[str]:
-    """The best of every global batch, where there are several."""
-    found = best_per_batch(attempts, world_size)
-    if len(found) < 2:
+def tied(one: Contribution) -> str:
+    """Return the knob of a contribution with those that had to go back with it."""
+    return f"{one.knob} (with {', '.join(one.tied)})" if one.tied else one.knob
+
+
+def _why_no_contributions(figures: StudyFigures) -> Iterator[str]:
+    if figures.answer.kind != Kind.BETTER or figures.answer.trial is None:
         return
-    own = global_batch(spec.full_baseline(), world_size)
+    yield "### What each knob brings"
+    yield ""
+    runs = {one.purpose: one for one in figures.runs}
+    if "attribute" in runs:
+        yield "Not known: no variant of the winner ran in the same round as the winner itself."
+    elif figures.provisional:
+        yield "Not measured yet."
+    elif not figures.contribution_rounds:
+        yield "Not measured: `measurement.attribution` is 0."
+    else:
+        several = 1 + len(figures.answer.changes)
+        confirmed = runs.get("confirm")
+        each = confirmed.seconds / confirmed.count if confirmed else 0.0
+        seconds = figures.contribution_rounds * several * each
+        yield (
+            f"Not measured: the time was over. {figures.contribution_rounds} rounds of "
+            f"{counted(several, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
+        )
+
+
+def _search(figures: StudyFigures) -> Iterator[str]:
+    search = figures.search
+    if not figures.trials:
+        return
+    yield "### Search"
+    yield ""
+    states = ", ".join(f"{count} {state}" for state, count in search.trials.items())
+    yield f"- {counted(len(figures.trials), 'trial')}: {states}"
+    yield from (f"- {text}" for text in [search.space] if text)
+    yield from (f"- left out: {reason}" for reason in search.left_out)
+    if search.ended:
+        gain = search.expected_gain
+        more = "" if gain is None else f"; one more trial was expected to bring {gain:.2%}"
+        yield f"- ended: {search.ended}{more}"
+    yield from why_finalists(figures)
+    if raced := search.stopped_early.stopped:
+        saved = search.stopped_early
+        time = f", which saved {duration(saved.seconds)}, {saved.share:.0%} of the search"
+        yield f"- trials stopped early: {raced}{time if saved.seconds >= 1 else ''}"
+    yield from (f"- failed: {failed_text(one)}" for one in search.failures)
+    yield ""
+    yield "| trial | over yours, seen once | expected | how | rate | yours | peak MiB | changes |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for one in best_first(figures.trials)[:_SHOWN]:
+        yield _trial_row(one)
+    yield ""
+    yield (
+        f"Rates in {figures.unit}, as measured; yours: of the run beside it, or the mean of yours "
+        "where it ran alone. Expected: by the model of a step, from all trials together."
+    )
+
+
+def why_finalists(figures: StudyFigures) -> Iterator[str]:
+    """Yield why the recommended trial was measured again."""
+    one = next((t for t in figures.trials if t.recommended and not t.baseline), None)
+    if one is None or one.expected is None or not one.again:
+        return
+    rank = 1 + sum((t.expected or 0.0) > one.expected for t in figures.trials)
+    place = "the most" if rank == 1 else f"number {rank} by that"
+    seen = f", and it was seen at {ratio_text(one.ratio)}" if one.ratio else ""
+    yield (
+        f"- trial {one.trial} was measured again because the model of a step expects "
+        f"{times(one.expected)} of it ({place}){seen}"
+    )
+
+
+def failed_text(one: Failed) -> str:
+    """Return trials that failed in the same way, as 'trials 3, 5: OOM, out of memory'."""
+    which = "trial" if len(one.trials) == 1 else "trials"
+    numbers = ", ".join(map(str, one.trials[:_SHOWN]))
+    more = len(one.trials) - _SHOWN
+    cause = f", {one.cause}" if one.cause else ""
+    return f"{which} {numbers}{f' and {more} more' if more > 0 else ''}: {one.state}{cause}"
+
+
+def best_first(trials: Sequence[TrialFigures]) -> list[TrialFigures]:
+    """Return timed trials: the recommended one, yours, the paired ones, the rest, each fastest first."""
+
+    def place(one: TrialFigures) -> tuple[bool, bool, bool, float]:
+        speed = one.ratio.value if one.ratio else (one.rate or 0.0)
+        return not one.recommended, not one.baseline, not one.in_turn, -speed
+
+    return sorted((one for one in trials if one.rate is not None), key=place)
+
+
+def how_text(one: TrialFigures) -> str:
+    """Return how a trial was compared with yours."""
+    if one.baseline:
+        return "yours"
+    compared = "in turn" if one.in_turn else "alone"
+    return f"{compared}, ended early" if one.state == "PRUNED" else compared
+
+
+def _trial_row(one: TrialFigures) -> str:
+    changed = difference(one.changes, {})
+    cells = [
+        ratio_text(one.ratio) if one.ratio else "-",
+        times(one.expected) if one.expected is not None else "-",
+        how_text(one),
+        quantity(one.rate or 0.0),
+        quantity(one.reference_rate) if one.reference_rate else "-",
+        quantity(one.peak_bytes / MIB),
+        changed,
+    ]
+    return f"| {one.trial} | {' | '.join(cells)} |"
+
+
+def _per_batch(figures: StudyFigures) -> Iterator[str]:
+    """Yield the best configuration of each global batch."""
+    if not figures.batches:
+        return
     yield "### Best per global batch"
     yield ""
-    unit = spec.unit
-    yield f"| global batch | trial | over the baseline | {unit} | difference to the baseline |"
+    yield "| global batch | trial | over yours | rounds | changes |"
     yield "|---|---|---|---|---|"
-    for one in found:
-        mark = " (yours)" if one.global_batch == own else ""
-        changed = difference(one.knobs, spec.full_baseline())
+    for one in figures.batches:
+        mark = " (yours)" if one.global_batch == figures.job.batch_before else ""
+        changed = difference(one.knobs, figures.verdict.baseline_knobs)
+        ratio = ratio_text(one.speedup) if one.speedup else "-"
         yield (
-            f"| {one.global_batch:,}{mark} | {one.trial} | {_over_baseline(one)} | "
-            f"{quantity(one.throughput)} | {changed} |"
+            f"| {one.global_batch:,}{mark} | {one.trial} | {ratio} | {one.rounds or 'seen once'} | "
+            f"{changed} |"
         )
     yield ""
     yield "Another global batch than yours wants another learning rate."
 
 
-def _over_baseline(one: BatchBest) -> str:
-    if one.speedup is None:
-        return "-"
-    if one.rounds < 2:
-        return f"{one.speedup.value:.2f}x, seen once"
-    bounds = f"{one.speedup.low:.2f} to {one.speedup.high:.2f}"
-    return f"{one.speedup.value:.2f}x ({bounds}, {one.rounds} rounds)"
-
-
-def _why_no_attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
-    if verdict.kind != Kind.BETTER or verdict.knobs is None:
+def _running(figures: StudyFigures) -> Iterator[str]:
+    ran = figures.running
+    if ran is None:
         return
-    yield "### What each knob brings"
+    yield "### How the recommended configuration ran"
     yield ""
-    if not spec.measurement.attribution:
-        yield "Not measured: `measurement.attribution` is 0."
-        return
-    changed = sum(verdict.knobs[name] != value for name, value in spec.full_baseline().items())
-    runs = 1 + changed
-    confirmed = [a.result.wall_seconds for a in attempts.of(Purpose.CONFIRM).recorded()]
-    seconds = runs * spec.measurement.attribution * statistics.mean(confirmed or [0.0])
-    if attempts.of(Purpose.ATTRIBUTE).recorded():
-        yield "Not known: no variant of the winner ran in the same round as the winner itself."
-        return
-    if verdict.provisional:
-        yield "Not measured yet."
-        return
-    yield (
-        f"Not measured: the time was over. {spec.measurement.attribution} rounds of "
-        f"{counted(runs, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
-    )
-
-
-def _tied(one: Contribution) -> str:
-    return f"{one.knob} (with {', '.join(one.tied)})" if one.tied else one.knob
-
-
-def _confirmed(verdict: Verdict) -> dict[int, float]:
-    """The recommended trial and the baseline, with their confirmed rates."""
-    rates = {}
-    if verdict.trial is not None and verdict.throughput:
-        rates[verdict.trial] = verdict.throughput.value
-    for finalist in verdict.finalists:
-        if finalist.baseline and verdict.baseline:
-            rates[finalist.trial] = verdict.baseline.value
-    return rates
-
-
-def how_it_ran(
-    repository: Repository, attempts: Attempts, verdict: Verdict, spec: StudySpec
-) -> Running | None:
-    """Figures of what is recommended in the confirmation; None if it was not in it."""
-    runs = attempts.of(Purpose.CONFIRM).of_trial(verdict.trial)
-    confirmed = runs.with_knobs(verdict.knobs) if verdict.knobs else runs
-    reference = attempts.of(Purpose.REFERENCE)
-    blocks = {a.id: repository.attempts.blocks(a.id) for a in [*confirmed, *reference]}
-    environment = repository.environments.of_attempt(confirmed.last.id) if confirmed.last else None
-    machine = measured_in(attempts, repository.environments.of_attempt)
-    limit = limit_of_rank(machine or {}, spec.resources)
-    return running(confirmed, reference, blocks, (environment or {}).get("devices", []), limit)
-
-
-def _running(ran: Running, more: Iterable[str]) -> Iterator[str]:
     yield f"| in {ran.runs} runs, {ran.blocks} blocks | |"
     yield "|---|---|"
+    rates = figures.answer.rates
+    if rates is not None:
+        yield f"| rate, from round to round | {range_text(rates, figures.unit)} |"
+    for label, text in running_rows(ran):
+        yield f"| {label} | {text} |"
+    if figures.verdict.memory:
+        yield from memory_lines(figures.verdict.memory)
+    if ran.utilisation and ran.utilisation > 1:
+        yield ""
+        yield "More than the device can do: the FLOP count or the device's peak is wrong."
+
+
+def running_rows(ran: Running) -> Iterator[tuple[str, str]]:
+    """Yield label and figure of what was observed of the recommended configuration."""
     rows = [
         ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
         ("step time, median", ran.step_p50, "{:.4g} s"),
         ("step time, 95th percentile", ran.step_p95, "{:.4g} s"),
         ("step time, longest", ran.step_max, "{:.4g} s"),
         ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
-        ("communication not hidden", ran.exposed_share, "{:.1%} of the time"),
+        ("communication not hidden on any rank", ran.exposed_share, "{:.1%} of the time"),
         ("slowest rank over the median one", ran.straggler, "{:.3f}"),
-        ("peak memory of a rank", ran.peak_bytes / _MIB, "{:,.0f} MiB"),
+        ("peak memory of a rank", ran.peak_bytes / MIB, "{:,.0f} MiB"),
         ("memory left free", ran.headroom, "{:.1%}"),
-        ("model FLOP/s of a rank", ran.flops, "{:.3g}"),
+        ("model TFLOP/s of a rank", ran.flops and ran.flops / 1e12, "{:.3g}"),
         ("of the device's peak", ran.utilisation, "{:.1%}"),
         ("clock of the slowest device", ran.clock_mhz, "{:,.0f} MHz"),
         ("energy of a sample", ran.energy_per_sample, "{:.4g} J"),
@@ -192,67 +380,57 @@ def _running(ran: Running, more: Iterable[str]) -> Iterator[str]:
     ]
     for label, value, form in rows:
         if value is not None:
-            yield f"| {label} | {form.format(value)} |"
-    yield from more
-    if ran.utilisation and ran.utilisation > 1:
-        yield ""
-        yield "More than the device can do: the FLOP count or the device's peak is wrong."
+            yield label, form.format(value)
 
 
-def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -> Iterator[str]:
-    timed = attempts.measured()
-    if not timed:
+def _measurement(figures: StudyFigures) -> Iterator[str]:
+    if not figures.runs:
         return
     yield "### How it was measured"
     yield ""
-    if noise:
+    noise = figures.noise
+    if noise and noise.runs > 1:
         yield (
-            f"- equal runs in new processes are taken to differ by {noise.sigma_run:.1%} (standard "
-            "deviation, beyond the scatter within each): what was known before, and "
-            f"{noise.runs} runs of the baseline"
+            f"- equal runs in new processes differ by {noise.sigma_run:.1%} (standard deviation, beyond "
+            f"the scatter within each; by {counted(noise.runs, 'run')} of yours)"
         )
         if noise.drift_per_hour:
             yield f"- drift: {noise.drift_per_hour:+.1%} per hour"
-        elif noise.drift_per_hour is None:
-            yield f"- drift: not known; {_lacks_for_drift(attempts)}"
-    if raced.stopped:
-        saved = f", which saved {duration(raced.seconds)}, {raced.share:.0%} of the search"
-        yield f"- trials stopped early: {raced.stopped}{saved if raced.seconds >= 1 else ''}"
-    disturbed = sum(a.result.contended for a in timed)
-    if disturbed:
-        yield f"- others disturbed {disturbed} of {len(timed)} runs"
-    unsteady = sum(not a.result.steady for a in timed)
-    if unsteady:
-        yield f"- {unsteady} of {len(timed)} runs were still unsteady when their warm-up ran out"
+    for one in figures.runs:
+        yield f"- {PURPOSES.get(one.purpose, one.purpose)}: {one.count}, {one.seconds:.1f} s"
 
 
-def _lacks_for_drift(attempts: Attempts) -> str:
-    """Return what would have to be measured for the drift."""
-    own = attempts.baseline()
-    runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE).complete()] if a]
-    span = max(a.started for a in runs) - min(a.started for a in runs) if runs else 0.0
-    return (
-        f"{counted(len(runs), 'run')} of the baseline within {duration(span)}; it takes "
-        f"{FEWEST_FOR_DRIFT} over {duration(SHORTEST_FOR_DRIFT)}"
-    )
+def _bottlenecks(figures: StudyFigures) -> Iterator[str]:
+    if figures.bottlenecks:
+        yield "### What holds the baseline back"
+        yield ""
+        yield from listed(list(figures.bottlenecks))
 
 
-def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
-    levels = Levels.of(attempts)
-    complete = levels.applied(attempts).searched().complete()
-    searched = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
-    if not searched:
-        return
-    yield f"### Best trials of the search ({spec.unit}, seen once)"
+def _finalists(figures: StudyFigures) -> Iterator[str]:
+    yield from finalists_and_refused(figures.verdict)
+
+
+def _knobs(figures: StudyFigures) -> Iterator[str]:
+    yield "### Knobs of this job"
     yield ""
-    yield "| trial | throughput | ± | peak MiB | difference to the baseline |"
-    yield "|---|---|---|---|---|"
-    for attempt in searched[:_SHOWN]:
-        result = attempt.result
-        doubt = total_half_width(result.half_width or 0.0, levels.at(attempt.environment).error)
-        changed = difference(attempt.knobs, spec.full_baseline())
-        yield (
-            f"| {attempt.trial} | {quantity(result.throughput or 0.0)} | "
-            f"{100 * doubt:.1f} % | "
-            f"{quantity(result.peak_bytes / _MIB)} | {changed} |"
-        )
+    yield from _knob_table(figures.own_knobs)
+
+
+_SECTIONS = (
+    _heading,
+    _verdict,
+    _changes,
+    _trust,
+    _saving,
+    _rounds,
+    _step,
+    _contributions,
+    _search,
+    _finalists,
+    _per_batch,
+    _running,
+    _measurement,
+    _bottlenecks,
+    _knobs,
+)

@@ -1,28 +1,45 @@
-"""A study's progress as lines of text, from what is recorded."""
+"""Progress of a study as lines of text: one line per event, its first three fields always the same.
+
+They are the seconds since the study was submitted, the kind of event, and its number: that of a trial or
+of a round.
+"""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.rounds import Round, rounds_of
+from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import difference, quantity
 from autotune.config import StudySpec
+from autotune.measurement.estimate import Ratio
+from autotune.views.figure_text import MIB, ratio_text, short_ratio, times
 from autotune.views.outlook import Outlook, outlook
 from storage import (
     UNTIMED,
     AttemptFeed,
+    Attempts,
     AttemptState,
     MessageKind,
     Purpose,
     Repository,
     StoredAttempt,
     StoredMessage,
+    StoredNoise,
     StoredStudy,
     StudyState,
-    Summary,
 )
 
 _CHECKED = {AttemptState.COMPLETE: "ok", AttemptState.REFUSED: "refused:"}
+_CHECKS = {
+    Purpose.REFERENCE: "numerics: fp32 reference",
+    Purpose.NUMERICS: "numerics: loss against fp32",
+    Purpose.PROFILE: "profile",
+    Purpose.EPOCHS: "short epochs",
+    Purpose.LONGEST: "the longest samples",
+}
+_NO_NUMBER = "-"
 
 
 @dataclass(frozen=True)
@@ -31,43 +48,39 @@ class Standing:
 
     Attributes:
         trials: recorded trials of the search.
-        running: attempts under way.
-        best: highest throughput of a complete trial; None while there is none.
-        baseline: throughput of the baseline; None while unknown.
-        confirming: round of the confirmation under way; 0 in the search.
+        by_state: their number by state.
+        baseline: rate of the baseline's own trial; None while unknown.
+        leading: trial that was seen fastest; None while none was compared with the baseline.
+        ratio: its speed-up over the baseline, seen once; None likewise.
     """
 
     trials: int
     by_state: dict[str, int]
-    running: int
-    best: float | None
-    best_trial: int | None
     baseline: float | None
-    confirming: int
-
-    @property
-    def speedup(self) -> float | None:
-        """Best over baseline, as seen in the search."""
-        return self.best / self.baseline if self.best and self.baseline else None
+    leading: int | None
+    ratio: Ratio | None
 
 
-def standing(summary: Summary, baseline: Mapping[str, Any]) -> Standing:
-    """Where a study with this baseline stands."""
-    first, best = summary.first, summary.best
-    today = first.result.throughput if first and first.knobs == baseline else None
+def standing(attempts: Attempts, noise: StoredNoise | None) -> Standing:
+    """Return where a study stands by these attempts."""
+    searched, own = attempts.searched(), attempts.baseline()
+    by_state: dict[str, int] = {}
+    for one in searched:
+        by_state[one.result.state.value] = by_state.get(one.result.state.value, 0) + 1
+    ratios = trial_ratios(attempts, noise)
+    complete = {one.trial: ratios[one.trial] for one in searched.complete() if one.trial in ratios}
+    leading = max(complete, key=lambda trial: complete[trial].ratio.value, default=None)
     return Standing(
-        trials=sum(summary.searched.values()),
-        by_state={state.value: count for state, count in summary.searched.items()},
-        running=summary.running,
-        best=best.result.throughput if best else None,
-        best_trial=best.trial if best else None,
-        baseline=today,
-        confirming=summary.confirming,
+        trials=len(searched),
+        by_state=by_state,
+        baseline=own.result.rate if own else None,
+        leading=leading,
+        ratio=None if leading is None else complete[leading].ratio,
     )
 
 
 class ProgressLines:
-    """What is new since the last look."""
+    """Lines of what is new in a study since the last look."""
 
     def __init__(self, repository: Repository, study: StoredStudy) -> None:
         self._repository = repository
@@ -77,55 +90,47 @@ class ProgressLines:
         self._unit = self._spec.unit
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._shown: set[int] = set()
+        self._rounds: set[tuple[int, int]] = set()
         self._last_message = 0
-        self._best: float = 0.0
 
     def new(self) -> Iterator[str]:
-        """Lines for messages and recorded attempts that were not shown yet."""
+        """Yield lines for messages and recorded attempts that were not shown yet."""
         messages = self._repository.messages.of(self._study.id, self._last_message)
-        attempts = self._feed.read()
-        ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
-        ended = [a for a in ended if a.purpose != Purpose.PAIRED]  # its trial has a line
-        baseline = self._standing().baseline if ended else None  # asked several times a second
-        lines = [(message.at, _told(message)) for message in messages]
-        searched = {a.trial: a.knobs for a in attempts if a.purpose == Purpose.SEARCH}
-        lines += [
-            (a.ended or 0.0, self._line(a, baseline, searched.get(a.trial, {}))) for a in ended
-        ]
+        recorded = self._feed.read()
+        ended = [a for a in recorded if a.ended is not None and a.id not in self._shown]
+        lines = [(message.at, 0, self._message(message)) for message in messages]
+        if ended:
+            lines += self._events(Attempts(recorded, self._baseline, self._spec.harmless), ended)
         self._shown.update(attempt.id for attempt in ended)
         self._last_message = max([self._last_message, *(m.number for m in messages)])
-        for _, text in sorted(lines):
-            yield text
+        for at, _, text in sorted(lines):
+            yield f"{max(0.0, at - self._study.created):6.0f}s  {text}"
 
     def headline(self) -> str:
-        """Return where the study stands, in one line: trials, time, what runs, how far it has come."""
-        now = self._standing()
+        """Return where the study stands, in one line: trials, time, what runs, the leading trial."""
+        recorded = self._feed.read()
+        attempts = Attempts(recorded, self._baseline, self._spec.harmless)
+        now = standing(attempts, self._repository.noise.of(self._study.id))
         study = self._repository.studies.named(self._study.name)
         budget = self._spec.budget
         trials = f"/{budget.trials}" if budget.trials else ""
         time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""
         text = f"{study.name}: {now.trials}{trials} trials, {study.elapsed:.0f}{time_} s"
-        if now.best:
-            text += f", best {quantity(now.best)} {self._unit}"
-        if now.speedup:
-            text += f", {now.speedup:.2f}x baseline"
-        seen = self._outlook(study)
-        text += "".join(f"; {running}" for running in seen.running[:1] or self._before(study))
+        if now.ratio and now.ratio.low != now.ratio.high:
+            text += (
+                f", leading: trial {now.leading}, {short_ratio(now.ratio)} over yours, seen once"
+            )
+        seen = self._outlook(study, recorded)
+        doing_now = seen.running[:1] or _before(study, recorded)
+        text += "".join(f"; {running}" for running in doing_now)
         doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
             text += f" ({doing.text})"
         return f"{text}; next: {seen.next}" if seen.next else text
 
-    def _before(self, study: StoredStudy) -> tuple[str, ...]:
-        """Return what is going on before the first run, in words; empty once there was one."""
-        if self._feed.read():
-            return ()
-        queued = study.state == StudyState.QUEUED
-        return ("queued" if queued else "starting the processes of the trials",)
-
-    def _outlook(self, study: StoredStudy) -> Outlook:
+    def _outlook(self, study: StoredStudy, recorded: Sequence[StoredAttempt]) -> Outlook:
         return outlook(
-            self._feed.read(),
+            recorded,
             self._baseline,
             self._spec.budget,
             self._spec.measurement,
@@ -134,67 +139,96 @@ class ProgressLines:
             now=time.time(),
         )
 
-    def _standing(self) -> Standing:
-        return standing(self._repository.attempts.summary(self._study.id), self._baseline)
+    def _events(
+        self, attempts: Attempts, ended: Sequence[StoredAttempt]
+    ) -> Iterator[tuple[float, int, str]]:
+        """Yield time, id and line of each event that these attempts have ended."""
+        noise = self._repository.noise.of(self._study.id)
+        searches = any(a.purpose == Purpose.SEARCH for a in ended)
+        ratios = trial_ratios(attempts, noise) if searches else {}
+        trials = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
+        for one in ended:
+            if one.purpose not in (Purpose.PAIRED, Purpose.CONFIRM):  # they have lines below
+                yield one.ended or 0.0, one.id, self._line(one, ratios, trials.get(one.trial, {}))
+        if any(a.purpose == Purpose.CONFIRM for a in ended):
+            yield from self._of_rounds(attempts)
+
+    def _of_rounds(self, attempts: Attempts) -> Iterator[tuple[float, int, str]]:
+        """Yield a line for every finalist of a round in which both it and the baseline have ended."""
+        every = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
+        own = attempts.baseline()
+        today = own.trial if own else None
+        for one in every:
+            runs = attempts.of(Purpose.CONFIRM).in_round(one.number).recorded()
+            last = max(runs, key=lambda run: (run.ended or 0.0, run.id))
+            known = one.rates.keys() | one.failed.keys()
+            for trial in sorted(known - {today}):
+                if (one.number, trial) not in self._rounds and (today is None or today in known):
+                    self._rounds.add((one.number, trial))
+                    yield last.ended or 0.0, last.id, self._round(one, trial, today)
+
+    def _round(self, one: Round, trial: int, today: int | None) -> str:
+        head = f"{'round':8} {one.number:>3}  trial {trial}"
+        if trial in one.failed:
+            return f"{head}  failed: {one.failed[trial]}"
+        rate = f"{quantity(one.rates[trial])} {self._unit}"
+        if trial not in one.ratios or today is None:
+            return f"{head}  {rate}, yours failed"
+        text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[today])}"
+        return f"{text}  so far {ratio_text(one.so_far[trial])}" if trial in one.so_far else text
 
     def _line(
-        self, attempt: StoredAttempt, baseline: float | None, searched: dict[str, Any]
+        self,
+        attempt: StoredAttempt,
+        ratios: Mapping[int, TrialRatio],
+        trial: Mapping[str, Any],
     ) -> str:
+        head, what = self._label(attempt, trial)
         result = attempt.result
-        label = self._label(attempt, searched)
         if attempt.purpose in UNTIMED:
-            return f"{label}  {_CHECKED.get(result.state, result.state)}  {result.cause}".rstrip()
-        if result.throughput is None:
-            return f"{label}  {result.state}  {result.cause}"
-        rate = f"{quantity(result.throughput):>8} {self._unit}"
-        spread = f"±{100 * (result.half_width or 0):.1f} %"
-        times = f"{result.throughput / baseline:5.2f}x" if baseline else " " * 6
+            state = _CHECKED.get(result.state, result.state)
+            return f"{head}  {what}  {state}  {result.cause}".rstrip()
+        if result.rate is None:
+            return f"{head}  {what}{result.state}  {result.cause}".rstrip()
+        rate = f"{quantity(result.rate)} {self._unit}"
+        if attempt.purpose != Purpose.SEARCH:
+            return f"{head}  {what}{rate}"
+        memory = f"{quantity(result.peak_bytes / MIB)} MiB"
+        if attempt.knobs == self._baseline:
+            return f"{head}  yours  {rate}  {memory}"
+        seen = ratios.get(attempt.trial)
+        compared = short_ratio(seen.ratio) if seen else "not compared"
+        early = "  ended early" if result.state == AttemptState.PRUNED else ""
         changed = difference(attempt.knobs, self._baseline)
-        mark = self._mark(attempt)
-        return f"{label}  {rate} {spread:>8}  {times}  {mark:8}  {changed}"
+        return f"{head}  {compared}  {rate}  {memory}{early}  {changed}"
 
     @staticmethod
-    def _label(attempt: StoredAttempt, searched: dict[str, Any]) -> str:
-        trial = f"trial {attempt.trial:>3}"
-        if attempt.purpose == Purpose.CONFIRM:
-            return f"round {attempt.round}, {trial}"
-        if attempt.purpose == Purpose.REFERENCE:
-            return f"{trial}, numerics: fp32 reference"
-        if attempt.purpose == Purpose.NUMERICS:
-            return f"{trial}, numerics: loss against fp32"
-        if attempt.purpose == Purpose.ATTRIBUTE:
+    def _label(attempt: StoredAttempt, searched: Mapping[str, Any]) -> tuple[str, str]:
+        """Return kind and number of an attempt's event, and what else names it."""
+        trial, round_, purpose = attempt.trial, attempt.round, attempt.purpose
+        if purpose in (Purpose.CALIBRATE, Purpose.REPEAT):
+            return f"{'again':8} {trial:>3}", "yours  "
+        if purpose == Purpose.ATTRIBUTE:
             back = [name for name, value in attempt.knobs.items() if value != searched.get(name)]
             less = f"without {', '.join(back)}" if back else "as it is"
-            return f"round {attempt.round}, {trial} {less}"
-        if attempt.purpose == Purpose.PROFILE:
-            return f"{trial}, profile"
-        if attempt.purpose == Purpose.LONG:
-            return f"{trial}, for minutes"
-        if attempt.purpose == Purpose.EPOCHS:
-            return f"{trial}, short epochs"
-        if attempt.purpose == Purpose.LONGEST:
-            return f"{trial}, the longest samples"
-        if attempt.purpose == Purpose.FIT:
-            return f"{trial}, micro-batch {attempt.knobs['micro_batch']}"
-        return trial
+            return f"{'ablation':8} {round_:>3}", f"trial {trial} {less}  "
+        if purpose == Purpose.LONG:
+            return f"{'long':8} {trial:>3}", ""
+        if purpose == Purpose.FIT:
+            return f"{'check':8} {trial:>3}", f"micro-batch {attempt.knobs['micro_batch']}"
+        if purpose in _CHECKS:
+            return f"{'check':8} {trial:>3}", _CHECKS[purpose]
+        return f"{'trial':8} {trial:>3}", ""
 
-    def _mark(self, attempt: StoredAttempt) -> str:
-        result = attempt.result
-        searching = attempt.purpose == Purpose.SEARCH
-        if attempt.purpose == Purpose.CALIBRATE:
-            mark = "again"
-        elif attempt.knobs == self._baseline:
-            mark = "baseline"
-        elif result.state == AttemptState.PRUNED:
-            mark = "stopped"
-        elif searching and (result.throughput or 0) > self._best:
-            mark = "best"
-        else:
-            mark = ""
-        if result.state == AttemptState.COMPLETE and searching:
-            self._best = max(self._best, result.throughput or 0)
-        return mark
+    @staticmethod
+    def _message(message: StoredMessage) -> str:
+        waits = "Waiting: " if message.kind == MessageKind.WAITING else ""
+        return f"{'study':8} {_NO_NUMBER:>3}  {waits}{message.text}"
 
 
-def _told(message: StoredMessage) -> str:
-    return f"Waiting: {message.text}" if message.kind == MessageKind.WAITING else message.text
+def _before(study: StoredStudy, recorded: Sequence[StoredAttempt]) -> tuple[str, ...]:
+    """Return what is going on before the first run, in words; empty once there was one."""
+    if recorded:
+        return ()
+    queued = study.state == StudyState.QUEUED
+    return ("queued" if queued else "starting the processes of the trials",)

@@ -9,6 +9,10 @@ from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.peaks import peak_flops
 from storage import Attempts, AttemptState, StoredBlock
 
+_HIGH = 0.95
+_STEPS_OF_A_PERCENTILE = 20
+"""Steps of which the 95th percentile is below the longest."""
+
 
 @dataclass(frozen=True)
 class Running:
@@ -16,10 +20,10 @@ class Running:
 
     Attributes:
         step_p50: seconds, of the slowest rank; so are the next two.
-        step_p95: within a block.
+        step_p95: within a block; of blocks with few steps, over all steps.
         step_max: of all steps.
         wait_share: of the time, that the slowest-fed rank waited for its loader.
-        exposed_share: of the time, that the rank with the least of it waited for communication which the
+        exposed_share: of the time, that every rank at least waited for communication which the
             backward pass did not hide.
         straggler: own time of the slowest rank over that of the median one.
         peak_bytes: of a rank.
@@ -30,7 +34,7 @@ class Running:
         clock_mhz: of the slowest device.
         compile_seconds: spent compiling, all runs together.
         in_turn: runs that took turns with what they are compared with, block by block.
-        contended_blocks: share of the blocks that others disturbed.
+        contended_blocks: share of the blocks that count which others disturbed.
     """
 
     runs: int
@@ -83,7 +87,7 @@ def running(
         in_turn=sum(any("turn" in block.observed for block in blocks[a.id]) for a in confirmed),
         blocks=len(kept),
         step_p50=_median(kept, "step_p50"),
-        step_p95=_median(kept, "step_p95"),
+        step_p95=_high_step(kept),
         step_max=max(
             (b.observed["step_max"] for b in kept if "step_max" in b.observed), default=None
         ),
@@ -97,8 +101,27 @@ def running(
         energy_per_sample=_energy(kept),
         clock_mhz=_median(kept, "clock_mhz"),
         compile_seconds=sum(b.observed.get("compile_seconds", 0.0) for b in every),
-        contended_blocks=sum(b.contended for b in every) / len(every),
+        contended_blocks=sum(b.contended for b in kept) / len(kept),
     )
+
+
+def _high_step(blocks: Sequence[StoredBlock]) -> float | None:
+    """Return the 95th percentile of the time of a step.
+
+    A block of few steps has no percentile of its own; there it is that of all steps, those of a block
+    taken as alike.
+    """
+    if statistics.median(block.steps for block in blocks) >= _STEPS_OF_A_PERCENTILE:
+        return _median(blocks, "step_p95")
+    if not any("step_p95" in block.observed for block in blocks):
+        return None
+    each = sorted((block.seconds / block.steps, block.steps) for block in blocks)
+    left = _HIGH * sum(steps for _, steps in each)
+    for seconds, steps in each:
+        left -= steps
+        if left <= 0:
+            return seconds
+    return each[-1][0]
 
 
 def _exposed(block: StoredBlock) -> float | None:

@@ -9,8 +9,9 @@ from autotune.analysis.effort import Price
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
-from autotune.analysis.wording import counted, difference, duration, quantity, rate_text, too_slow
+from autotune.analysis.wording import counted, difference, duration, quantity, too_slow
 from autotune.measurement.estimate import Ratio
+from autotune.views.figure_text import bounds_text, range_text
 from search_spaces import CATALOGUE
 from storage import AttemptState
 
@@ -62,7 +63,7 @@ def _better(verdict: Verdict) -> str:
     assert verdict.speedup is not None
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_gain(verdict.speedup)}: {changed} reaches {_rate(verdict)}, {_how_often(verdict)}."
+        f"{_gain(verdict.speedup)}: {changed}, {_how_often(verdict)}, at {_rate(verdict)}."
         + _of_several(verdict)
         + _failed(verdict)
         + _reverted(verdict)
@@ -79,7 +80,7 @@ def _nothing_better(verdict: Verdict) -> str:
     most = verdict.most_gain or 0.0
     left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
     return (
-        f"Nothing that was measured again beats your configuration{left}: it reaches {_rate(verdict)}, "
+        f"Nothing that was measured again beats your configuration{left}: it ran at {_rate(verdict)}, "
         f"measured {rounds} {how}." + _failed(verdict) + _refused(verdict)
     )
 
@@ -123,7 +124,7 @@ def _no_baseline(verdict: Verdict) -> str:
         runs = counted(verdict.baseline_rounds, "run")
         fails = f"fails after {runs} in turn{ends}; the best that does not"
     return (
-        f"Your configuration {fails} reaches {_rate(verdict)} with "
+        f"Your configuration {fails} ran at {_rate(verdict)} with "
         f"{difference(verdict.knobs or {}, verdict.baseline_knobs)}. If you have mended what stopped "
         "yours since, start a study of another name."
     )
@@ -162,7 +163,7 @@ def _not_enough_time(verdict: Verdict) -> str:
             f"something ({_MORE_TIME})."
         )
     if verdict.hindrance:
-        return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance)}."
+        return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance, verdict.study)}."
     text = f"Not enough time: {seen}."
     if not best.complete:
         text += f" How much it needs is not known; try several times as much ({_MORE_TIME})."
@@ -186,8 +187,8 @@ def _ahead(verdict: Verdict) -> str:
     assert verdict.speedup is not None
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_times(verdict.speedup)}: {changed} reaches {_rate(verdict)}, by one run of "
-        "each. That is not confirmed: the first of many trials owes a part of it to luck."
+        f"{_times(verdict.speedup)}: {changed}, by one run of each. That is not confirmed: the first of "
+        "many trials owes a part of it to luck."
         + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
         + _consequences(verdict)
         + _unchecked(verdict)
@@ -197,12 +198,12 @@ def _ahead(verdict: Verdict) -> str:
 def _keep(verdict: Verdict) -> str:
     rate, contender = _rate(verdict), verdict.contender
     if contender is None:
-        text = f"your configuration reaches {rate}, and there is nothing to compare it with yet."
+        text = f"your configuration ran at {rate}, and there is nothing to compare it with yet."
         return text + _unchecked(verdict)
     changed = difference(contender.knobs, verdict.baseline_knobs)
     return (
-        f"keep your configuration, which reaches {rate}: nothing is surely faster, and what comes next, "
-        f"{changed}, was seen at {_times(contender.gain)}." + _unchecked(verdict)
+        f"keep your configuration, which ran at {rate}: nothing is surely faster; next comes "
+        f"{changed}: {_times(contender.gain)}." + _unchecked(verdict)
     )
 
 
@@ -210,7 +211,7 @@ def _fastest(verdict: Verdict) -> str:
     failure = verdict.baseline_failure
     yours = f"does not run here ({_ended(failure)})" if failure else "has not been measured yet"
     return (
-        f"your configuration {yours}; the fastest that was seen reaches {_rate(verdict)} with "
+        f"your configuration {yours}; the fastest that was seen ran at {_rate(verdict)} with "
         f"{difference(verdict.knobs or {}, verdict.baseline_knobs)}." + _unchecked(verdict)
     )
 
@@ -228,14 +229,16 @@ _BY_SEARCH: Mapping[Kind, Callable[[Verdict], str]] = {
 
 
 def _rate(verdict: Verdict) -> str:
-    assert verdict.throughput is not None
-    return rate_text(verdict.throughput, verdict.unit)
+    """Return the rates of the answer, from the lowest to the highest: none of them is a promise."""
+    return range_text(verdict.own_rates, verdict.unit)
 
 
 def _times(ratio: Ratio) -> str:
-    return (
-        f"{ratio.value:.2f}x your configuration (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
-    )
+    """Return a speed-up in words; one whose interval contains 1 has no figure."""
+    interval = f"95 % interval {bounds_text(ratio)}"
+    if ratio.low <= 1 <= ratio.high:
+        return f"not distinguishable from your configuration ({interval})"
+    return f"{ratio.value:.2f}x your configuration ({interval})"
 
 
 def _gain(speedup: Ratio) -> str:
@@ -246,6 +249,26 @@ def _gain(speedup: Ratio) -> str:
     if speedup.vague:
         return f"At least {speedup.low:.2f}x your configuration ({interval})"
     return _times(speedup)
+
+
+def remarks(verdict: Verdict) -> list[str]:
+    """Return what the text of a recommendation says besides speed-up, evidence, price and memory."""
+    if verdict.kind != Kind.BETTER or verdict.speedup is None or verdict.told:
+        return []
+    speedup, today = verdict.speedup, verdict.baseline_knobs
+    found = [
+        *(_of_several(verdict), _failed(verdict), _reverted(verdict)),
+        *(_batch(verdict.batch, speedup, today), _training(verdict), _refused(verdict)),
+        *(_outgrown(verdict), _unchecked(verdict)),
+    ]
+    if verdict.long_run is not None:
+        found.append(f"{_long_figure(verdict.long_run)}.")
+    return [text.strip() for text in found if text]
+
+
+def memory_text(verdict: Verdict) -> str:
+    """Return what a rank takes at its peak, in a sentence; empty if that is not known."""
+    return _memory(verdict.memory).strip()
 
 
 def _how_often(verdict: Verdict) -> str:
@@ -383,7 +406,12 @@ def _ended(failure: Failure) -> str:
     return f"{failure.state}: {failure.cause}" if failure.cause else str(failure.state)
 
 
-def _hindrance(failure: Failure) -> str:
+def _hindrance(failure: Failure, study: str) -> str:
+    if failure.state == AttemptState.HANG:
+        return (
+            f"it hangs, or takes far longer to start: trial {failure.trial} {failure.cause}. `autotune "
+            f"logs {study} --trial {failure.trial}` shows what it printed, {_MORE_TIME} gives it longer"
+        )
     if failure.state == AttemptState.COMPLETE:
         return f"more time would not help, as {failure.cause}"
     return (

@@ -292,9 +292,9 @@ def study(bench: Bench, name: str, example: str) -> Figures:
     (folder / "study.yaml").write_text(yaml.safe_dump(settings))
     autotune = [sys.executable, "-m", "autotune"]
     call([*autotune, "start", "study.yaml", "--foreground"], bench, folder)
-    verdict = json.loads(call([*autotune, "report", settings["name"], "--json"], bench, folder))
+    report = json.loads(call([*autotune, "report", settings["name"], "--json"], bench, folder))
     status = json.loads(call([*autotune, "status", settings["name"], "--json"], bench, folder))
-    return {"verdict": verdict, "trials": status["trials_by_state"], "settings": settings}
+    return {"verdict": report["verdict"], "trials": status["trials_by_state"], "settings": settings}
 
 
 def settings_of(bench: Bench, name: str, example: str) -> dict[str, Any]:

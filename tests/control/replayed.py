@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import optuna
+
 from autotune.config import load
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
@@ -86,6 +88,15 @@ class Replayed(Records):
         self.serve()
         return self.verdict
 
+    def run_until_it_fails(self, **changes: Any) -> None:
+        """Submit and serve a study that ends without a verdict."""
+        self.submit(**changes)
+        self.serve()
+
+    def trials_of_optuna(self) -> optuna.Study:
+        """Return the study as Optuna has it."""
+        return optuna.load_study(study_name=self.name, storage=self.repository.database.optuna())
+
     @property
     def verdict(self) -> dict[str, Any]:
         study = self.study()
@@ -107,8 +118,8 @@ class Replayed(Records):
         return [attempt.result.state for attempt in self.attempts(purpose)]
 
     def bury_daemon(self) -> None:
-        """End the lease of a daemon that is dead."""
-        if lease := self.lease():
+        """End the leases of a daemon that is dead."""
+        for lease in self.leases():
             self.repository.leases.reclaim(lease)
 
 

@@ -15,12 +15,13 @@ from optuna_dashboard import get_note
 import autotune
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import rate_text
+from autotune.config import StudySpec
 from autotune.export import publish
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
 from autotune.study import dashboard_sync
 from autotune.views.current_verdict import current_verdict
+from autotune.views.figure_text import range_text
 from autotune.views.notes import study_note
 from autotune.views.recompute import recomputed_verdict
 from autotune.views.verdict_text import text_of
@@ -158,7 +159,7 @@ def test_stopped_at_ten_random_moments(played: Replayed, stopped: Interrupted) -
         assert played.study().state == "STOPPED"
         told = ask("report", played.name, "--json", "--storage", played.url, cwd=played.folder)
         assert told.returncode == 0, told.stderr
-        verdict = Verdict.from_dict(json.loads(told.stdout))
+        verdict = Verdict.from_dict(json.loads(told.stdout)["verdict"])
         assert verdict.provisional
         assert_agrees(verdict, played)
         read = ask("report", played.name, "--storage", played.url, cwd=played.folder)
@@ -323,14 +324,12 @@ def test_the_dashboard_has_it_beside_the_best_trial(played: Replayed, stopped: I
     stopped.serve()
     assert all(attributes["throughput"].startswith("provisional: ") for attributes in shown)
     study, verdict = dashboards_study(played), Verdict.from_dict(played.verdict)
-    assert study.metric_names == ["throughput, samples/s"]
+    assert study.metric_names == ["throughput over yours"]
     assert len(study.user_attrs) == 5, "as many as are shown without turning a page"
     assert study.user_attrs["verdict"] == text_of(verdict)
     assert study.user_attrs["recommended"].startswith(f"trial {verdict.trial}: ")
-    assert verdict.throughput is not None
-    assert study.user_attrs["throughput"] == (
-        f"confirmed: {rate_text(verdict.throughput, 'samples/s')}"
-    )
+    ran = range_text(verdict.own_rates, "samples/s")
+    assert study.user_attrs["throughput"] == f"confirmed: {ran}"
     assert study.user_attrs["speed-up"].startswith("confirmed: ")
     assert f"trial {study.best_trial.number}: seen once" in study.user_attrs["highest value"]
     assert get_note(study).startswith("## Verdict")
@@ -346,7 +345,8 @@ def test_the_note_of_a_study_that_is_stopped_is_what_is_in_hand(
     played.submit(**WHOLE)
     stopped.serve()
     answer = current_verdict(played.repository, played.study())
-    assert get_note(dashboards_study(played)) == study_note(answer)
+    own = StudySpec.model_validate(played.study().spec).job_knobs
+    assert get_note(dashboards_study(played)) == study_note(answer, own)
 
 
 def dashboards_study(played: Replayed) -> optuna.Study:

@@ -14,9 +14,8 @@ COMMAND = Launched("train.py", is_module=False, args=("--batch-size", "8"), work
 
 def study(flags: dict[str, str], **seen: object) -> str:
     usual = {"steps": 4, "micro_batch": 8, "loader": True, "ddp": True, "optimizer": "SGD"}
-    found = Findings(
-        SurveyResult(**{**usual, **seen}), 2, "cpu", Facts("cpu", 2), BatchSettings(flags=flags)
-    )
+    shown, batch = SurveyResult(**{**usual, **seen}), BatchSettings(flags=flags)
+    found = Findings(shown, 2, "cpu", COMMAND, Facts("cpu", 2), batch)
     return init_script.study(["torchrun", "train.py"], COMMAND, found, cpus=2, name="train")
 
 

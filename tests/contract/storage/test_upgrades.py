@@ -1,4 +1,4 @@
-"""A database of an older version is brought to this one when it is opened, and keeps what it held."""
+"""A database of an older version is read as it is; brought to this one, it keeps what it held."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, create_engine, text
+from optuna.storages import RDBStorage
+from sqlalchemy import Engine, MetaData, create_engine, select, text
 
 import storage
 from autotune.analysis.verdict import Verdict
+from autotune.errors import StorageError
 from autotune.measurement.estimate import Ratio
 from autotune.views.verdict_text import text_of
 from search_spaces import defaults
@@ -18,14 +20,19 @@ from storage import (
     AttemptResult,
     Database,
     Fault,
+    MessageCode,
     MessageKind,
     Purpose,
     Repository,
     SlotHealth,
     StoredBlock,
     StudyState,
+    TrialLedger,
+    Worker,
 )
 from storage.database import parse
+from storage.leases import key_of
+from storage.schema import revisions
 
 # What each version wrote, as it wrote it: never to be changed, only added to.
 FROZEN = {
@@ -107,6 +114,52 @@ update autotune_study set verdict = '{"kind": "better", "sentence": "2.00x yours
     "rounds": 5, "knobs": {"micro_batch": 4}, "speedup": {"value": 2.0, "low": 1.9, "high": null},
     "finalists": []}';
 """,
+    "0011": """
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, throughput, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 0, 'pace', 3, 1, 3, '{"micro_batch": 2}', 'COMPLETE', '', '', 100.0, true, false,
+        0, 1.0, 118.0, 119.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, throughput, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 3, 'search', 0, 1, 3, '{"micro_batch": 8}', 'COMPLETE', '', '', 120.0, true, false,
+        0, 1.0, 118.5, 119.5);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (8, 0, 10, 50, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (8, 1, 10, 50, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (8, 2, 10, 50, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (8, 3, 10, 50, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (9, 0, 10, 75, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (9, 1, 10, 75, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (9, 2, 10, 75, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended)
+    values (9, 3, 10, 75, 0, 0.5, '[0.5, 0.5]', 0.0, 1.5, 1024, true, false);
+insert into autotune_message (study_id, at, kind, text)
+    values (1, 120.0, 'said', 'Left out: micro_batch 64, as it has no partner.');
+insert into autotune_message (study_id, at, kind, text)
+    values (1, 121.0, 'said', '1,192 configurations remain, of any global batch.');
+insert into autotune_message (study_id, at, kind, text)
+    values (1, 122.0, 'said',
+        'The model takes a=1.5 for the best, with 9 t/s, and expects one more trial to bring 4.27%.');
+""",
+    "0012": """
+insert into autotune_study (name, cluster, spec, workdir, state, stop_requested, resume_requested,
+        elapsed, retries, created)
+    values ('second', 'host:here alice 12ab34cd', '{}', '/w', 'QUEUED', false, false, 0.0, 0, 200.0);
+""",
 }
 
 
@@ -118,13 +171,12 @@ def engine(storage_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def repository(
-    storage_url: str, engine: Engine, request: pytest.FixtureRequest
-) -> Iterator[Repository]:
-    """The newest version, over the database of an older one."""
+def older(storage_url: str, engine: Engine, request: pytest.FixtureRequest) -> str:
+    """The URL of a database of an older version."""
     config = Config()
     migrations = Path(storage.__file__).parent / "migrations"
     config.set_main_option("script_location", str(migrations))
+    RDBStorage(engine.url.render_as_string(hide_password=False)).engine.dispose()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         for version, written in FROZEN.items():
@@ -133,7 +185,14 @@ def repository(
             command.upgrade(config, version)
             for statement in written.strip().split(";\n"):
                 connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
-    database = Database(storage_url)
+    return storage_url
+
+
+@pytest.fixture
+def repository(older: str) -> Iterator[Repository]:
+    """The newest version, over the database of an older one."""
+    database = Database(older)
+    database.upgrade()
     yield Repository(database)
     database.engine.dispose()
 
@@ -144,8 +203,8 @@ def test_no_version_is_left_out() -> None:
     assert list(FROZEN) == before
 
 
-FROM_EACH_VERSION = pytest.mark.parametrize("repository", FROZEN, indirect=True)
-FROM_THE_SECOND = pytest.mark.parametrize("repository", ["0002"], indirect=True)
+FROM_EACH_VERSION = pytest.mark.parametrize("older", FROZEN, indirect=True)
+FROM_THE_SECOND = pytest.mark.parametrize("older", ["0002"], indirect=True)
 
 
 @FROM_EACH_VERSION
@@ -163,6 +222,86 @@ def test_everything_that_was_there_is_still_read(repository: Repository) -> None
     assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
 
 
+@FROM_EACH_VERSION
+def test_database_of_each_version_is_read_without_being_changed(older: str, engine: Engine) -> None:
+    before = dumped(engine)
+    database = Database(older)
+    repository = Repository(database)
+    study = repository.studies.named("first")
+    recorded, running, *_ = repository.attempts.of(study.id)
+    assert (recorded.result.throughput, running.running) == (80.0, True)
+    assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
+    assert database.optuna().get_all_studies() == []
+    for write in (
+        lambda: repository.studies.submit("another", "host:here", {}, "/w"),
+        lambda: repository.studies.request_stop("first"),
+        lambda: repository.leases.acquire("host:here", "here", 9, 60.0),
+        lambda: repository.studies.claim(Worker("host:here", "here", 9, 60.0)),
+    ):
+        with pytest.raises(StorageError, match="`autotune storage upgrade` brings it"):
+            write()
+    database.engine.dispose()
+    assert dumped(engine) == before
+
+
+@pytest.mark.parametrize("older", ["0007"], indirect=True)
+def test_upgrade_under_a_daemon_is_refused(older: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("update autotune_lease set expires = 1e12"))
+    before = dumped(engine)
+    with pytest.raises(StorageError, match="in use by process 7 on here: stop"):
+        Database(older).upgrade()
+    assert dumped(engine) == before
+
+
+@pytest.mark.parametrize("older", ["0009"], indirect=True)
+def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> None:
+    copy = tmp_path / "old.db"
+    assert Database(older).upgrade(copy) == ("0009", revisions()[0])
+    assert Database(f"sqlite:///{copy}").schema == "0009"
+    assert Repository(Database(f"sqlite:///{copy}")).studies.named("first").elapsed == 12.5
+
+
+def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_path: Path) -> None:
+    repository = Repository(Database(f"sqlite:///{tmp_path}/first.db"))
+    repository.studies.submit("first", "host:here", {"name": "first"}, "/w")
+    claimed = repository.studies.claim(Worker("host:here", "here", 9, 60.0))
+    assert claimed is not None
+    attempt = repository.attempts.begin(claimed.lease, claimed.study.id, 0, {"micro_batch": 2})
+    TrialLedger(repository.database, "first").trials()
+    backup = Database(f"sqlite:///{tmp_path}/first.db")
+    backup.back_up(tmp_path / "copy.db")
+    restored = Repository(Database(storage_url))
+    restored.database.restore(Database(f"sqlite:///{tmp_path}/copy.db"))
+    assert restored.studies.named("first") == repository.studies.named("first")
+    assert [a.id for a in restored.attempts.of(claimed.study.id)] == [attempt.id]
+    assert len(restored.database.optuna().get_all_studies()) == 1
+    taken = restored.studies.claim(Worker("host:here", "here", 10, 60.0))
+    assert taken is not None and taken.lease.epoch == claimed.lease.epoch + 1
+    assert restored.attempts.begin(taken.lease, taken.study.id, 0, {}).id > attempt.id
+    assert restored.studies.submit("second", "host:here", {}, "/w").id > taken.study.id
+
+
+def test_restore_into_a_database_with_studies_of_optuna_is_refused(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        TrialLedger(Database(f"sqlite:///{tmp_path}/{name}.db"), name).trials()
+    second = Database(f"sqlite:///{tmp_path}/second.db")
+    with pytest.raises(StorageError, match="has 1 studies of Optuna"):
+        second.restore(Database(f"sqlite:///{tmp_path}/first.db"))
+    assert [study.study_name for study in second.optuna().get_all_studies()] == ["second"]
+
+
+def dumped(engine: Engine) -> dict[str, list[str]]:
+    """Everything in a database."""
+    found = MetaData()
+    found.reflect(engine)
+    with engine.connect() as connection:
+        return {
+            table.name: sorted(map(repr, connection.execute(select(table))))
+            for table in found.sorted_tables
+        }
+
+
 @FROM_THE_SECOND
 def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
     recorded, *_ = repository.attempts.of(1)
@@ -174,7 +313,7 @@ def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
     assert (noise.sigma_run, noise.runs) == (0.01, 3)
 
 
-@pytest.mark.parametrize("repository", ["0008"], indirect=True)
+@pytest.mark.parametrize("older", ["0008"], indirect=True)
 def test_what_later_versions_have_added_is_still_read(repository: Repository) -> None:
     study = repository.studies.named("first")
     assert study.file == "/w/study.yaml"
@@ -184,7 +323,31 @@ def test_what_later_versions_have_added_is_still_read(repository: Repository) ->
     assert (recorded.result.resident_of, running.result.resident_of) == (None, 1)
 
 
-FROM_THE_NINTH = pytest.mark.parametrize("repository", ["0009"], indirect=True)
+FROM_THE_ELEVENTH = pytest.mark.parametrize("older", ["0011"], indirect=True)
+
+
+@FROM_THE_ELEVENTH
+def test_upgrade_tells_raw_rate_and_ratio_of_a_trial_beside_the_baseline_apart(
+    repository: Repository,
+) -> None:
+    alone, *_, baseline, trial = repository.attempts.of(1)
+    assert (trial.result.throughput, trial.result.rate, trial.result.ratio) == (120.0, 150.0, 1.5)
+    for other in (alone, baseline):
+        assert (other.result.raw_throughput, other.result.ratio) == (None, None)
+        assert other.result.rate == other.result.throughput
+
+
+@FROM_THE_ELEVENTH
+def test_upgrade_from_messages_in_words_keeps_their_facts_as_data(repository: Repository) -> None:
+    *_, left_out, space, expected = repository.messages.of(1)
+    assert left_out.code == MessageCode.LEFT_OUT
+    assert left_out.data == {"reason": "micro_batch 64, as it has no partner"}
+    assert space.code == MessageCode.SPACE
+    assert expected.code == MessageCode.EXPECTATION
+    assert expected.data == {"gain": pytest.approx(0.0427)}
+
+
+FROM_THE_NINTH = pytest.mark.parametrize("older", ["0009"], indirect=True)
 
 
 @FROM_THE_NINTH
@@ -195,7 +358,7 @@ def test_upgrade_from_causes_in_words_gives_each_attempt_its_fault(repository: R
     ]
 
 
-@pytest.mark.parametrize("repository", ["0010"], indirect=True)
+@pytest.mark.parametrize("older", ["0010"], indirect=True)
 def test_upgrade_from_verdict_in_words_keeps_its_text_and_its_data(repository: Repository) -> None:
     stored = repository.studies.named("first").verdict
     assert stored is not None
@@ -215,12 +378,20 @@ def test_upgrade_from_slots_in_a_message_keeps_them_as_data(repository: Reposito
     ]
 
 
+@pytest.mark.parametrize("older", ["0012"], indirect=True)
+def test_upgrade_from_leases_of_queues_gives_each_study_its_own(repository: Repository) -> None:
+    first, second = repository.studies.all()
+    assert (first.owner, second.owner) == ("", "alice")
+    states = [repository.leases.state(key_of(study.id)) for study in (first, second)]
+    assert [state and (state.epoch, state.pid) for state in states] == [(3, 7), None]
+
+
 @FROM_EACH_VERSION
 def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
     repository: Repository,
 ) -> None:
     found = [(message.kind, message.text) for message in repository.messages.of(1)]
-    assert found == [
+    assert found[:2] == [
         (MessageKind.SAID, "2 ranks on a CPU."),
         (MessageKind.WAITING, "process 8 measures."),
     ]
@@ -228,12 +399,11 @@ def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
 
 @FROM_EACH_VERSION
 def test_the_study_goes_on(repository: Repository) -> None:
-    lease = repository.leases.acquire("host:here", "here", 9, 60.0)
-    assert lease is not None
-    assert (lease.epoch, lease.predecessor) == (4, 7)
-    claimed = repository.studies.claim(lease)
+    claimed = repository.studies.claim(Worker("host:here", "here", 9, 60.0))
     assert claimed is not None
-    assert claimed.name == "first"
+    lease = claimed.lease
+    assert (lease.epoch, lease.predecessor) == (4, 7)
+    assert claimed.study.name == "first"
     assert repository.attempts.of(1)[1].result.state == "ABANDONED"
     again = repository.attempts.begin(lease, 1, 1, {"micro_batch": 4})
     assert again.attempt == 2

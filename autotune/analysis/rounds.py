@@ -1,0 +1,133 @@
+"""Rounds of a confirmation one by one: both rates, their ratio within the round, and the result so far.
+
+Pure. The result so far is the confirmation's own, so that the one after the last round is the verdict's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from autotune.analysis.confirmation import (
+    Confirmation,
+    Selection,
+    begin,
+    closed_rounds,
+    first_round,
+)
+from autotune.analysis.memory import barred
+from autotune.analysis.processes import Blocks
+from autotune.analysis.sameness import Rules
+from autotune.config import StudySpec
+from autotune.measurement.estimate import Ratio
+from storage import Attempts, Purpose, StoredAttempt
+
+_WIDEST = 4.0
+"""Upper over lower bound of a result from which on nothing is known yet (judgement)."""
+
+
+class Stage(StrEnum):
+    """Part of a confirmation that a round belongs to."""
+
+    CHOICE = "choice"
+    """Rounds of all finalists, which choose."""
+    GAIN = "gain"
+    """Rounds of the choice and the baseline, which tell by how much it is faster."""
+    BEFORE = "before"
+    """Rounds that do not count: the search went on after them, or the machine was another one."""
+    OPEN = "open"
+    """A round that is not complete."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Round of a confirmation.
+
+    Attributes:
+        rates: throughput by trial, the baseline's among them.
+        ratios: throughput over that of the baseline in the same round, by trial.
+        so_far: speed-up over the baseline after this round, by trial; without those of which nothing
+            is known yet.
+        disturbed: trials whose run was disturbed by other processes.
+        failed: cause by trial.
+    """
+
+    number: int
+    stage: Stage
+    rates: Mapping[int, float] = field(default_factory=dict)
+    ratios: Mapping[int, float] = field(default_factory=dict)
+    so_far: Mapping[int, Ratio] = field(default_factory=dict)
+    disturbed: tuple[int, ...] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Standing:
+    stage: Stage
+    so_far: Mapping[int, Ratio]
+
+
+def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round]:
+    """Return all rounds in which a run has ended, in order.
+
+    Args:
+        attempts: of a study.
+        spec: its settings.
+        blocks: blocks of an attempt.
+    """
+    runs = attempts.of(Purpose.CONFIRM).recorded()
+    if not runs:
+        return []
+    out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
+    selection = Selection(spec.measurement.finalists)
+    confirmation = begin(attempts, selection, spec.measurement.rounds, out, blocks)
+    if confirmation is None:
+        return []
+    standings = {
+        number: _standing(confirmation) for number in closed_rounds(confirmation, attempts)
+    }
+    today, first = confirmation.baseline, first_round(attempts)
+    grouped: dict[int, dict[int, StoredAttempt]] = {}
+    for run in runs:
+        grouped.setdefault(run.round, {})[run.trial] = run
+    last = max(grouped)
+    return [
+        _round(number, grouped[number], today, standings[number])
+        if number in standings
+        else _uncounted(number, grouped[number], today, is_open=first <= number == last)
+        for number in sorted(grouped)
+    ]
+
+
+def _standing(confirmation: Confirmation) -> _Standing:
+    alone = confirmation.chosen is not None and bool(confirmation.fresh)
+    stage = Stage.GAIN if alone and not confirmation.nothing_to_choose else Stage.CHOICE
+    today = confirmation.baseline
+    if today is None or not confirmation.rates(today):
+        return _Standing(stage, {})
+    rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
+    gains = {trial: confirmation.gain(trial) for trial in rivals}
+    known = {t: g for t, g in gains.items() if 0 < g.high < _WIDEST * g.low}
+    return _Standing(stage, known)
+
+
+def _round(
+    number: int, runs: Mapping[int, StoredAttempt], baseline: int | None, found: _Standing
+) -> Round:
+    rates = {t: run.result.throughput for t, run in runs.items() if run.result.throughput}
+    today = None if baseline is None else rates.get(baseline)
+    return Round(
+        number,
+        found.stage,
+        rates,
+        {t: rate / today for t, rate in rates.items() if t != baseline} if today else {},
+        found.so_far,
+        tuple(t for t, run in runs.items() if run.result.contended),
+        {t: run.result.cause for t, run in runs.items() if not run.result.throughput},
+    )
+
+
+def _uncounted(
+    number: int, runs: Mapping[int, StoredAttempt], baseline: int | None, *, is_open: bool
+) -> Round:
+    stage = Stage.OPEN if is_open else Stage.BEFORE
+    return _round(number, runs, baseline, _Standing(stage, {}))

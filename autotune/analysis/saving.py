@@ -1,0 +1,82 @@
+"""Time and money that a recommendation saves, and what its study cost. Pure."""
+
+from dataclasses import dataclass
+
+from autotune.measurement.estimate import Ratio
+
+_HOURS_OF_A_DAY = 24.0
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a study.
+
+    Attributes:
+        seconds: of all runs, each on all ranks.
+        device_hours: of all ranks together.
+        money: at the given price of a device hour; None without one.
+    """
+
+    seconds: float
+    device_hours: float
+    money: float | None
+
+    @classmethod
+    def of(cls, seconds: float, world_size: int, price: float | None) -> "Cost":
+        """Return the cost of runs that took so many seconds on so many ranks."""
+        hours = seconds * world_size / _SECONDS_PER_HOUR
+        return cls(seconds, hours, None if price is None else hours * price)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Saving of a recommendation over one job, each with the bounds that follow from its speed-up.
+
+    Attributes:
+        job_hours: length of the job as it is.
+        hours: that it is shorter by.
+        hours_per_day: of training as it was.
+        device_hours: of all ranks together.
+        payback_seconds: of tuned training until the study has paid; None if it costs nothing.
+        money: saved over the job, without the cost of the study; None without a price.
+    """
+
+    job_hours: float
+    hours: Ratio
+    hours_per_day: Ratio
+    device_hours: Ratio
+    payback_seconds: float | None
+    money: Ratio | None
+
+    @classmethod
+    def of(
+        cls,
+        speedup: Ratio,
+        cost: Cost,
+        job_hours: float,
+        world_size: int,
+        price: float | None,
+    ) -> "Saving | None":
+        """Return what a speed-up saves; None unless it is surely one.
+
+        Of a vague one only the lower bound counts.
+        """
+        if speedup.low <= 1:
+            return None
+        counted = speedup.low if speedup.vague else speedup.value
+        share = Ratio(*(1 - 1 / times for times in (counted, speedup.low, speedup.high)))
+        hours = _times(share, job_hours)
+        device_hours = _times(hours, world_size)
+        return cls(
+            job_hours=job_hours,
+            hours=hours,
+            hours_per_day=_times(share, _HOURS_OF_A_DAY),
+            device_hours=device_hours,
+            payback_seconds=cost.seconds / (counted - 1) if cost.seconds else None,
+            money=None if price is None else _times(device_hours, price),
+        )
+
+
+def _times(one: Ratio, factor: float) -> Ratio:
+    return Ratio(one.value * factor, one.low * factor, one.high * factor)

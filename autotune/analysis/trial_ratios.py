@@ -1,0 +1,106 @@
+"""Speed-up of each trial of a search over the baseline, by all that is known by now. Pure.
+
+A trial that was interleaved with the baseline has a ratio of its own. The rate of one that ran alone is
+compared with the mean of the baseline's own runs. The intervals are computed anew whenever they are
+shown: what was assumed of the noise when a trial was recorded may be refuted since.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.analysis.levels import levelled
+from autotune.measurement.estimate import Ratio
+from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
+from storage import AttemptResult, Attempts, Purpose, StoredAttempt, StoredNoise
+
+_UNKNOWN = 1.0
+"""Relative half-width of a run whose blocks tell none."""
+
+
+@dataclass(frozen=True)
+class TrialRatio:
+    """Speed-up of one trial over the baseline, seen once.
+
+    Attributes:
+        ratio: with its 95 % interval; exactly 1 for the baseline itself.
+        in_turn: True if it was interleaved with the baseline.
+        reference: name of the baseline's attempt that it is compared with, the first of several.
+        reference_rate: rate of that attempt, or the mean of several, per second.
+    """
+
+    ratio: Ratio
+    in_turn: bool
+    reference: str
+    reference_rate: float
+
+
+@dataclass(frozen=True)
+class _Baseline:
+    """Runs of the baseline by itself, as one rate."""
+
+    own: StoredAttempt
+    rate: float
+    half_width: float
+
+
+def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, TrialRatio]:
+    """Return the speed-up of every timed trial by its number; nothing while the baseline has no rate.
+
+    Args:
+        attempts: of a study.
+        noise: newest run-to-run noise that the study has found; None: as recorded with each run.
+    """
+    level = levelled(attempts)
+    sigma = noise.sigma_run if noise else 0.0
+    runs = level.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete().measured()
+    own = level.baseline()
+    if own is None or not own.result.throughput:
+        return {}
+    freedom = run_df(len(runs))
+    baseline = _mean(own, list(runs), sigma, freedom)
+    found: dict[int, TrialRatio] = {}
+    for one in level.searched().measured():
+        beside = attempts.paired_baseline_of(one)
+        if one.trial == own.trial:
+            found[one.trial] = TrialRatio(Ratio(1.0, 1.0, 1.0), False, own.name, baseline.rate)
+        elif one.result.ratio is not None and beside is not None and beside.result.rate:
+            width = _half_width(one.result, noise_of_pairs(sigma), freedom)
+            ratio = around(one.result.ratio, width)
+            found[one.trial] = TrialRatio(ratio, True, beside.name, beside.result.rate)
+        else:
+            width = math.hypot(_half_width(one.result, sigma, freedom), baseline.half_width)
+            ratio = around((one.result.throughput or 0.0) / baseline.rate, width)
+            found[one.trial] = TrialRatio(ratio, False, own.name, baseline.rate)
+    return found
+
+
+def around(value: float, half_width: float) -> Ratio:
+    """Return a ratio with an interval of this relative half-width on a logarithmic scale."""
+    return Ratio(value, value / (1 + half_width), value * (1 + half_width))
+
+
+def rate_range(rates: Sequence[float]) -> tuple[float, float] | None:
+    """Return the lowest and the highest of some rates; None if there are none."""
+    return (min(rates), max(rates)) if rates else None
+
+
+def changed_knobs(knobs: Mapping[str, object], baseline: Mapping[str, object]) -> dict[str, object]:
+    """Return the knobs that differ from the baseline, with their values."""
+    return {name: value for name, value in knobs.items() if baseline.get(name) != value}
+
+
+def _mean(
+    own: StoredAttempt, runs: Sequence[StoredAttempt], sigma: float, freedom: float
+) -> _Baseline:
+    rates = [run.result.throughput or math.ulp(0.0) for run in runs]
+    rate = math.exp(math.fsum(map(math.log, rates)) / len(rates))
+    widths = [_half_width(run.result, sigma, freedom) for run in runs]
+    return _Baseline(own, rate, math.hypot(*widths) / len(widths))
+
+
+def _half_width(result: AttemptResult, sigma: float, freedom: float) -> float:
+    """Return the relative half-width of a run, by the noise that is known now, or more if it told so."""
+    known = (result.block_half_width, result.half_width)
+    blocks = next((width for width in known if width is not None), _UNKNOWN)
+    return total_half_width(blocks, max(sigma, result.sigma_run or 0.0), freedom)

@@ -1,0 +1,127 @@
+"""Final block of a study: its answer on a screen, the same in `start`, `watch` and `status`."""
+
+import textwrap
+from collections.abc import Iterator
+
+from autotune.analysis.verdict import Kind
+from autotune.analysis.wording import counted
+from autotune.views.figure_text import bounds_text, hours, money, span, times
+from autotune.views.figures import StudyFigures
+from autotune.views.trust import Point, Trust
+from autotune.views.verdict_text import memory_text, remarks
+from search_spaces.knob import written
+
+_NARROWEST = 60
+_LABEL = 8
+"""Columns of a label such as `saves`."""
+_MARKS = {Trust.CARE: "! care", Trust.OPEN: "? open"}
+_WORTH_A_FIGURE = 1.01
+"""Lower bound of a vague speed-up below which it says nothing."""
+
+
+def final_block(figures: StudyFigures, *, width: int = 80, exported: str = "") -> str:
+    """Return the answer of a study as lines of at most this width, where words allow it.
+
+    Args:
+        figures: of the study.
+        width: of the terminal.
+        exported: path of the study's best.yaml; empty if there is none.
+    """
+    width = max(width, _NARROWEST)
+    parts = [
+        list(_wrapped(headline(figures), width)),
+        list(_changes(figures)),
+        list(_facts(figures, width)),
+        list(_commands(figures, exported)),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def headline(figures: StudyFigures) -> str:
+    """Return the answer in a line; without a speed-up it is the whole verdict."""
+    answer, ratio = figures.answer, figures.answer.speedup
+    if not answer.better or ratio is None:
+        return answer.text
+    interval = f"(95 % interval {bounds_text(ratio)})"
+    if ratio.low <= 1:
+        claim = f"not distinguishable from yours {interval}"
+    elif not ratio.vague:
+        claim = f"{times(ratio.value)} yours {interval}"
+    elif ratio.low < _WORTH_A_FIGURE:
+        claim = f"faster than yours, by an unknown amount {interval}"
+    else:
+        claim = f"at least {times(ratio.low)} yours {interval}"
+    if not figures.provisional:
+        return f"{claim}, proven in {counted(answer.rounds, 'round')} in turn"
+    basis = counted(answer.rounds, "round") if figures.verdict.confirmed else "not confirmed"
+    return f"So far {claim}, {basis}"
+
+
+def _changes(figures: StudyFigures) -> Iterator[str]:
+    changes = figures.answer.changes if figures.answer.better else ()
+    name = max((len(one.knob) for one in changes), default=0)
+    before = max((len(written(one.before)) for one in changes), default=0)
+    for one in changes:
+        yield f"  {one.knob:<{name}}  {written(one.before):>{before}} → {written(one.after)}"
+
+
+def _facts(figures: StudyFigures, width: int) -> Iterator[str]:
+    for label, text in _labelled(figures):
+        first = f"  {label:<{_LABEL}}"
+        indent = " " * len(first)
+        yield from textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent)
+
+
+def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
+    yield from _savings(figures)
+    if figures.answer.better:
+        yield from (("same", text) for text in _same(figures) if text)
+        yield from (("memory", text) for text in [memory_text(figures.verdict)] if text)
+        yield from (("also", text) for text in remarks(figures.verdict))
+    for trust, label in _MARKS.items():
+        for point in figures.trust:
+            if point.trust == trust:
+                yield label, _point(point)
+
+
+def _savings(figures: StudyFigures) -> Iterator[tuple[str, str]]:
+    saving, cost = figures.saving, figures.cost
+    if saving is None:
+        return
+    job = f"a job of {hours(saving.job_hours)}"
+    assumed = ", as objective.job_hours is by default" if figures.job.hours_assumed else ""
+    bounds = f"({hours(saving.hours.low)} to {hours(saving.hours.high)})"
+    yield "saves", f"{hours(saving.hours.value)} of {job} {bounds}{assumed}"
+    paid = saving.payback_seconds
+    back = "" if paid is None else f"; paid back after {span(paid)} of training"
+    yield "cost", f"{cost.device_hours:.2g} device hours{back}"
+    if saving.money is not None and cost.money is not None:
+        bounds = f"({money(saving.money.low)} to {money(saving.money.high)})"
+        yield "money", f"{money(saving.money.value)} saved {bounds}, for {money(cost.money)}"
+
+
+def _same(figures: StudyFigures) -> Iterator[str]:
+    same = next((p.text for p in figures.trust if p.code == "numerics"), "")
+    job = figures.job
+    if job.batch_before == job.batch_after and figures.answer.kind == Kind.BETTER:
+        same = f"{same} The global batch stays {job.batch_before}.".strip()
+    yield same
+
+
+def _point(point: Point) -> str:
+    setting = f" ({point.setting})" if point.setting else ""
+    return f"{point.title}: {point.text}{setting}"
+
+
+def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
+    if exported and not figures.answer.better:
+        yield f"  {exported}: your configuration as it is"
+    elif exported:
+        yield f"  {exported}: autotune run {exported} -- YOUR COMMAND"
+        yield f"  in code: autotune.load({exported!r})"
+    yield f"  the whole story: autotune report {figures.study} --html"
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    for line in text.splitlines() or [""]:
+        yield from textwrap.wrap(line, width) or [""]

@@ -1,0 +1,222 @@
+"""Comparison of two studies: what differs between them, and which parts of the first verdict hold."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.analysis.wording import difference
+from autotune.measurement.estimate import Ratio
+from autotune.views.figure_text import range_text, ratio_text
+from autotune.views.figures import StudyFigures
+from search_spaces.knob import written
+
+_MACHINE = (
+    *("host", "cpu", "cores", "memory_bytes", "devices", "torch", "python", "cuda", "nccl"),
+    *("driver", "kernel", "autotune"),
+)
+"""Fields of an environment that explain another result."""
+
+
+class Holds(StrEnum):
+    """Fate of a part of the first verdict in the second study."""
+
+    YES = "holds"
+    NO = "does not hold"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that differs between the two studies."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class PartCheck:
+    """Part of the first verdict, and whether the second study confirms it."""
+
+    statement: str
+    holds: Holds
+    why: str
+
+
+@dataclass(frozen=True)
+class StudyComparison:
+    """Comparison of two studies.
+
+    Attributes:
+        speedups: of both over their own baselines; None where there is none.
+        change: second speed-up over the first; None unless both are known.
+        environments: differences of the machines and their software.
+        settings: differences of job, baseline and recommendation.
+        checks: parts of the first verdict.
+    """
+
+    first: str
+    second: str
+    speedups: tuple[Ratio | None, Ratio | None]
+    change: Ratio | None
+    environments: tuple[Difference, ...]
+    settings: tuple[Difference, ...]
+    checks: tuple[PartCheck, ...]
+
+
+def comparison(first: StudyFigures, second: StudyFigures) -> StudyComparison:
+    """Return what differs between two studies."""
+    ratios = first.answer.speedup, second.answer.speedup
+    return StudyComparison(
+        first=first.study,
+        second=second.study,
+        speedups=ratios,
+        change=_change(*ratios),
+        environments=tuple(_environments(first, second)),
+        settings=tuple(_settings(first, second)),
+        checks=tuple(_checks(first, second)),
+    )
+
+
+def _change(first: Ratio | None, second: Ratio | None) -> Ratio | None:
+    """Return the second speed-up over the first; the bounds assume that their errors are independent."""
+    if first is None or second is None or min(first.low, second.low) <= 0:
+        return None
+    value = second.value / first.value
+    low = value / ((first.high / first.value) ** 2 + (second.value / second.low) ** 2 - 1) ** 0.5
+    high = value * ((first.value / first.low) ** 2 + (second.high / second.value) ** 2 - 1) ** 0.5
+    return Ratio(value, low, high)
+
+
+def _environments(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]:
+    before, after = (one.environments[0] if one.environments else {} for one in (first, second))
+    for name in _MACHINE:
+        old, new = _field(before, name), _field(after, name)
+        if old != new:
+            yield Difference(name, old, new)
+
+
+def _field(environment: Mapping[str, Any], name: str) -> str:
+    value = environment.get(name)
+    if name == "devices":
+        return ", ".join(str(device["name"]) for device in value or ())
+    return "" if value is None else str(value)
+
+
+def _settings(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]:
+    pairs = [
+        ("workload", first.job.workload, second.job.workload),
+        ("arguments", first.job.arguments, second.job.arguments),
+        ("ranks", str(first.job.world_size), str(second.job.world_size)),
+        ("global batch", str(first.job.batch_before), str(second.job.batch_before)),
+        ("yours", _baseline_changes(first, second), _baseline_changes(second, first)),
+        ("recommended", _recommended(first), _recommended(second)),
+        ("rate of yours", _rates(first), _rates(second)),
+    ]
+    for name, before, after in pairs:
+        if before != after:
+            yield Difference(name, before, after)
+
+
+def _baseline_changes(own: StudyFigures, other: StudyFigures) -> str:
+    """Return the values of a baseline that differ from the other's."""
+    today, theirs = own.verdict.baseline_knobs, other.verdict.baseline_knobs
+    changed = {name: value for name, value in today.items() if theirs.get(name, value) != value}
+    return difference(changed, {})
+
+
+def _recommended(figures: StudyFigures) -> str:
+    changes = {one.knob: one.after for one in figures.answer.changes}
+    return difference(changes, {})
+
+
+def _rates(figures: StudyFigures) -> str:
+    rates = figures.answer.baseline_rates
+    return range_text(rates, figures.unit) if rates else ""
+
+
+def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[PartCheck]:
+    if not first.answer.better or first.answer.speedup is None:
+        yield _kept(first, second)
+        return
+    yield _faster(first.answer.speedup, second)
+    yield _by_as_much(first.answer.speedup, second)
+    changes = {one.knob: one.after for one in second.answer.changes}
+    for one in first.answer.changes:
+        yield _change_stays(one.knob, one.after, changes, second)
+
+
+def _kept(first: StudyFigures, second: StudyFigures) -> PartCheck:
+    statement = "nothing is faster than yours"
+    if second.answer.better and second.answer.speedup is not None:
+        why = f"{second.study} found {ratio_text(second.answer.speedup)}"
+        return PartCheck(statement, Holds.NO, why)
+    holds = Holds.YES if first.answer.kind == second.answer.kind else Holds.UNKNOWN
+    return PartCheck(
+        statement, holds, f"{second.study}: {second.answer.kind.value.replace('_', ' ')}"
+    )
+
+
+def _faster(before: Ratio, second: StudyFigures) -> PartCheck:
+    statement = f"something is faster than yours: {ratio_text(before)}"
+    now = second.answer.speedup if second.answer.better else None
+    if now is None:
+        return PartCheck(statement, Holds.UNKNOWN, f"{second.study} recommends nothing")
+    return PartCheck(
+        statement, Holds.YES if now.low > 1 else Holds.UNKNOWN, f"now {ratio_text(now)}"
+    )
+
+
+def _by_as_much(before: Ratio, second: StudyFigures) -> PartCheck:
+    statement = "by as much"
+    now = second.answer.speedup if second.answer.better else None
+    change = _change(before, now)
+    if now is None or change is None:
+        return PartCheck(statement, Holds.UNKNOWN, "there is no second speed-up")
+    apart = change.high < 1 or change.low > 1
+    return PartCheck(
+        statement, Holds.NO if apart else Holds.YES, f"now over before: {ratio_text(change)}"
+    )
+
+
+def _change_stays(
+    knob: str, value: Any, changes: Mapping[str, Any], second: StudyFigures
+) -> PartCheck:
+    statement = f"{knob}={written(value)}"
+    if knob in changes:
+        same = changes[knob] == value
+        why = "recommended again" if same else f"now {written(changes[knob])}"
+        return PartCheck(statement, Holds.YES if same else Holds.NO, why)
+    if second.verdict.baseline_knobs.get(knob) == value:
+        return PartCheck(statement, Holds.YES, "yours has it by now")
+    known = any(one.knob == knob for one in second.own_knobs)
+    why = "not recommended any more" if known else "not searched"
+    return PartCheck(statement, Holds.NO if known else Holds.UNKNOWN, why)
+
+
+def comparison_text(found: StudyComparison) -> str:
+    """Return a comparison as text for a terminal."""
+    parts = [
+        [f"{found.first} and {found.second}", *_speedup_lines(found)],
+        ["Of the first verdict:", *(f"  {_check_text(one)}" for one in found.checks)],
+        ["Machines:", *_difference_lines(found.environments)],
+        ["Settings and results:", *_difference_lines(found.settings)],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _speedup_lines(found: StudyComparison) -> Iterator[str]:
+    for name, ratio in zip((found.first, found.second), found.speedups, strict=True):
+        yield f"  {name}: {ratio_text(ratio) + ' over yours' if ratio else 'no speed-up'}"
+    if found.change is not None:
+        yield f"  second over first: {ratio_text(found.change)}"
+
+
+def _check_text(one: PartCheck) -> str:
+    return f"{one.holds.value:13}  {one.statement} ({one.why})"
+
+
+def _difference_lines(several: Iterable[Difference]) -> list[str]:
+    lines = [f"  {one.name}: {one.before or '-'} → {one.after or '-'}" for one in several]
+    return lines or ["  the same"]

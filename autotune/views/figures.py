@@ -1,0 +1,500 @@
+"""Figures of a study as data: the one source of report, page, terminal, table and JSON.
+
+Renderers choose and format. Whatever is computed, is computed here or in the analysis.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from autotune.analysis.attribution import Contribution, contributions
+from autotune.analysis.batches import BatchBest, best_per_batch
+from autotune.analysis.findings import Finding
+from autotune.analysis.memory import limit_of_rank
+from autotune.analysis.provenance import measured_in
+from autotune.analysis.rounds import Round, Stage, rounds_of
+from autotune.analysis.saving import Cost, Saving
+from autotune.analysis.trial_ratios import changed_knobs, rate_range
+from autotune.analysis.verdict import Kind, Verdict
+from autotune.config import StudySpec
+from autotune.config.sections import ObjectiveSpec
+from autotune.measurement.estimate import Ratio
+from autotune.views.composition import (
+    StepMade,
+    before_and_after,
+    bottlenecks,
+    recorded_facts,
+    traces,
+)
+from autotune.views.current_verdict import current_verdict
+from autotune.views.running import Racing, Running, racing, running
+from autotune.views.trial_figures import TrialFigures, trial_figures
+from autotune.views.trust import Evidence, Point, points
+from autotune.views.verdict_text import text_of
+from search_spaces.constraints import global_batch
+from storage import (
+    Attempts,
+    AttemptState,
+    MessageCode,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredMessage,
+    StoredNoise,
+    StoredStudy,
+)
+
+VERSION = 1
+"""Version of the layout of the data."""
+_FEWEST_LOSSES = 3
+_NO_TRIAL = -1
+
+
+@dataclass(frozen=True)
+class KnobChange:
+    """Knob with its value in the baseline and in the recommended configuration."""
+
+    knob: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class StudyAnswer:
+    """Answer of a study.
+
+    Attributes:
+        kind: see autotune.analysis.verdict.Kind.
+        text: the whole verdict in words.
+        provisional: True until the study has ended.
+        speedup: of the recommended configuration over the baseline; None where there is none.
+        trial: recommended one; None if there is none.
+        baseline: trial of the baseline; None if it has not run.
+        rounds: number of rounds that the speed-up rests on.
+        chosen_in: number of earlier rounds, which chose.
+        won: rounds in which the recommended configuration was the faster one, out of `compared`.
+        rates: lowest and highest rate of the recommended configuration in its rounds.
+        baseline_rates: those of the baseline.
+        changes: knobs that differ from the baseline.
+        confirmed: True if rounds support it, and not only trials that were seen once.
+    """
+
+    kind: Kind
+    text: str
+    provisional: bool
+    speedup: Ratio | None
+    trial: int | None
+    baseline: int | None
+    rounds: int
+    chosen_in: int
+    won: int
+    compared: int
+    rates: tuple[float, float] | None
+    baseline_rates: tuple[float, float] | None
+    changes: tuple[KnobChange, ...]
+
+    confirmed: bool
+
+    @property
+    def better(self) -> bool:
+        """True if another configuration than the baseline is recommended, or leads so far."""
+        return self.kind == Kind.BETTER and self.speedup is not None
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search of a study.
+
+    Attributes:
+        space: size of the search space, in words; empty if that was not recorded.
+        left_out: what was not tried, with reasons.
+        trials: number of recorded trials by state.
+        failures: trials that failed, by state and cause.
+        ended: reason why the search ended; None while it goes on.
+        expected_gain: relative gain that one more trial was expected to bring; None if unknown.
+        stopped_early: trials ended early, and what that saved.
+    """
+
+    space: str
+    left_out: tuple[str, ...]
+    trials: Mapping[str, int]
+    failures: tuple["Failed", ...]
+    ended: str | None
+    expected_gain: float | None
+    stopped_early: Racing
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Trials that failed in the same way."""
+
+    state: str
+    cause: str
+    trials: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs for one purpose."""
+
+    purpose: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """Job that is tuned.
+
+    Attributes:
+        arguments: of the workload, in words.
+        batch_before: global batch of the baseline; None where a script has its own.
+        hours_assumed: True if the length of the job is the default.
+    """
+
+    workload: str
+    arguments: str
+    world_size: int
+    backend: str
+    batch_before: int
+    batch_after: int
+    hours_assumed: bool
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Loss by step, from equal weights and batches."""
+
+    reference: tuple[float, ...]
+    recommended: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StudyFigures:
+    """All figures of a study.
+
+    Attributes:
+        version: of this layout.
+        rounds: of the confirmation, in order.
+        step: composition of a step before and after; None if it was not looked at.
+        contributions: gain of each change; empty if that was not measured.
+        contribution_rounds: rounds of them that the study asks for.
+        own_knobs: knobs of this job.
+        batches: best configuration of each global batch, where there are several.
+        bottlenecks: what holds the baseline back.
+        traces: files of the profiles behind `step`, for https://ui.perfetto.dev.
+        running: how the recommended configuration ran; None if it was not confirmed.
+        noise: between runs of one configuration; None if unknown.
+        verdict: the verdict's own data.
+    """
+
+    version: int
+    study: str
+    state: str
+    error: str | None
+    created: float
+    elapsed: float
+    unit: str
+    job: Job
+    answer: StudyAnswer
+    cost: Cost
+    saving: Saving | None
+    trust: tuple[Point, ...]
+    rounds: tuple[Round, ...]
+    step: StepMade | None
+    contributions: tuple[Contribution, ...]
+    contribution_rounds: int
+    search: Search
+    trials: tuple[TrialFigures, ...]
+    losses: Losses | None
+    batches: tuple[BatchBest, ...]
+    own_knobs: tuple[KnobChange, ...]
+    running: Running | None
+    noise: StoredNoise | None
+    runs: tuple[Runs, ...]
+    environments: tuple[Mapping[str, Any], ...]
+    bottlenecks: tuple[Finding, ...]
+    traces: tuple[str, ...]
+    messages: tuple[StoredMessage, ...] = field(repr=False)
+    verdict: Verdict = field(repr=False)
+
+    @property
+    def provisional(self) -> bool:
+        """True until the study has ended."""
+        return self.answer.provisional
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the data for JSON."""
+        body: dict[str, Any] = as_json(self)
+        body["messages"] = [message.text for message in self.messages]
+        body["verdict"]["sentence"] = self.answer.text
+        return body
+
+
+def as_json(value: Any) -> Any:
+    """Return data for JSON: a ratio says whether it can be told from 1, an infinite bound is null."""
+    if isinstance(value, Verdict):
+        return value.as_dict()
+    if isinstance(value, Ratio):
+        return {**as_json(vars(value)), "distinguishable": distinguishable(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.value if isinstance(value, Enum) else value
+
+
+def distinguishable(ratio: Ratio) -> bool:
+    """Return whether the interval of a ratio excludes 1."""
+    return ratio.low > 1 or ratio.high < 1
+
+
+def figures_of(
+    repository: Repository, study: StoredStudy, verdict: Verdict | None = None
+) -> StudyFigures:
+    """Return the figures of a study at this moment.
+
+    Args:
+        repository: with the study.
+        study: its record.
+        verdict: to show instead of the present one.
+    """
+    return _Collector(repository, study, verdict or current_verdict(repository, study)).figures()
+
+
+class _Collector:
+    """Collector of the figures of one study, which reads each record once."""
+
+    def __init__(self, repository: Repository, study: StoredStudy, verdict: Verdict) -> None:
+        self._repository = repository
+        self._study = study
+        self._verdict = verdict
+        self._spec = StudySpec.model_validate(study.spec)
+        self._baseline = self._spec.full_baseline()
+        recorded = repository.attempts.of(study.id)
+        self._attempts = Attempts(recorded, self._baseline, self._spec.harmless)
+        self._noise = repository.noise.of(study.id)
+        self._messages = tuple(repository.messages.of(study.id))
+
+    def figures(self) -> StudyFigures:
+        """Return all of them."""
+        study, spec, verdict = self._study, self._spec, self._verdict
+        rounds = rounds_of(self._attempts, spec, self._repository.attempts.blocks)
+        answer = self._answer(rounds)
+        world_size = self._world_size()
+        objective = spec.objective
+        price = objective.price_per_device_hour
+        spent = sum(a.result.wall_seconds for a in self._attempts)
+        cost = Cost.of(spent, world_size, price)
+        saving = None
+        if answer.better and answer.speedup is not None and verdict.confirmed:
+            saving = Saving.of(answer.speedup, cost, objective.job_hours, world_size, price)
+        trials = trial_figures(self._attempts, self._noise, verdict, self._reasons())
+        gains = self._contributions()
+        search = self._search()
+        environments = self._environments()
+        evidence = Evidence(
+            verdict=verdict,
+            rounds=rounds,
+            trials=trials,
+            contributions=gains,
+            budget_ended=bool(search.ended and "budget" in search.ended),
+            expected_gain=search.expected_gain,
+            timed=tuple(self._attempts.measured()),
+            environments=len(environments),
+            elapsed=study.elapsed,
+            unit=spec.unit,
+            warmup=spec.measurement.warmup,
+        )
+        sizes = {global_batch(a.knobs, world_size) for a in self._attempts.searched()}
+        batches = best_per_batch(self._attempts, world_size) if len(sizes) > 1 else []
+        return StudyFigures(
+            version=VERSION,
+            study=study.name,
+            state=study.state.value,
+            error=study.error if study.state.ended else None,
+            created=study.created,
+            elapsed=study.elapsed,
+            unit=spec.unit,
+            job=self._job(world_size),
+            answer=answer,
+            cost=cost,
+            saving=saving,
+            trust=points(evidence),
+            rounds=tuple(rounds),
+            step=before_and_after(self._repository, self._attempts, verdict, spec.counts),
+            contributions=tuple(gains),
+            contribution_rounds=spec.measurement.attribution,
+            search=search,
+            trials=tuple(trials),
+            losses=self._losses(),
+            batches=tuple(batches if len(batches) > 1 else ()),
+            own_knobs=tuple(self._own_knobs()),
+            running=how_it_ran(self._repository, self._attempts, verdict, spec),
+            noise=self._noise,
+            runs=tuple(self._runs()),
+            environments=environments,
+            bottlenecks=tuple(self._bottlenecks()),
+            traces=self._traces(),
+            messages=self._messages,
+            verdict=verdict,
+        )
+
+    def _world_size(self) -> int:
+        if self._study.facts:
+            return int(self._study.facts["world_size"])
+        first = self._attempts.measured().first
+        return self._repository.attempts.blocks(first.id)[0].workers if first else 1
+
+    def _answer(self, rounds: list[Round]) -> StudyAnswer:
+        verdict, own = self._verdict, self._attempts.baseline()
+        counted = [r for r in rounds if r.stage in (Stage.CHOICE, Stage.GAIN)]
+        trial = verdict.trial if verdict.trial is not None else _NO_TRIAL
+        ratios = [r.ratios[trial] for r in counted if trial in r.ratios]
+        rates = {one.trial: verdict.telling(one) for one in verdict.finalists}
+        today = next((one.trial for one in verdict.finalists if one.baseline), own and own.trial)
+        changed = changed_knobs(verdict.knobs or {}, verdict.baseline_knobs or self._baseline)
+        return StudyAnswer(
+            kind=verdict.kind,
+            text=text_of(verdict),
+            provisional=verdict.provisional,
+            speedup=verdict.speedup,
+            trial=verdict.trial,
+            baseline=today if isinstance(today, int) else None,
+            rounds=verdict.rounds,
+            chosen_in=verdict.chosen_in,
+            won=sum(ratio > 1 for ratio in ratios),
+            compared=len(ratios),
+            rates=rate_range(rates.get(verdict.trial, ())) if verdict.trial is not None else None,
+            baseline_rates=rate_range(rates.get(today, ())) if isinstance(today, int) else None,
+            changes=tuple(KnobChange(k, self._baseline.get(k), v) for k, v in changed.items()),
+            confirmed=verdict.confirmed,
+        )
+
+    def _own_knobs(self) -> Iterable[KnobChange]:
+        knobs = self._verdict.knobs or self._baseline
+        own = self._spec.job_knobs
+        for name, value in knobs.items():
+            if name in own or self._baseline.get(name) != value:
+                yield KnobChange(name, self._baseline.get(name), value)
+
+    def _job(self, world_size: int) -> Job:
+        workload, facts = self._spec.workload, self._study.facts or {}
+        given = workload.given
+        told = [f"{k}={v}" for k, v in given.items()] if isinstance(given, dict) else given
+        after = self._verdict.knobs or self._baseline
+        default = ObjectiveSpec.model_fields["job_hours"].default
+        return Job(
+            workload=workload.label,
+            arguments=" ".join(map(str, told)),
+            world_size=world_size,
+            backend=str(facts.get("backend", "")),
+            batch_before=global_batch(self._baseline, world_size),
+            batch_after=global_batch(after, world_size),
+            hours_assumed=self._spec.objective.job_hours == default,
+        )
+
+    def _contributions(self) -> list[Contribution]:
+        verdict, facts = self._verdict, self._study.facts
+        if verdict.knobs is None or verdict.kind != Kind.BETTER:
+            return []
+        known = recorded_facts(facts) if facts else None
+        return contributions(self._attempts, verdict.knobs, self._baseline, known)
+
+    def _traces(self) -> tuple[str, ...]:
+        own = self._attempts.baseline()
+        trials = [own and own.trial, self._verdict.trial]
+        known = dict.fromkeys(trial for trial in trials if isinstance(trial, int))
+        return tuple(map(str, traces(self._study, self._attempts, known)))
+
+    def _bottlenecks(self) -> list[Finding]:
+        unusable = self._spec.workload.beyond_reach(self._spec.values())
+        found = bottlenecks(self._repository, self._study, self._attempts, self._baseline, unusable)
+        own = self._spec.job_knobs
+        return [dataclasses.replace(f, knobs=tuple(k for k in f.knobs if k in own)) for f in found]
+
+    def _search(self) -> Search:
+        searched = self._attempts.searched()
+        told = {code: [m for m in self._messages if m.code == code] for code in MessageCode}
+        gains = [m.data.get("gain") for m in told[MessageCode.EXPECTATION]]
+        return Search(
+            space=next((m.text for m in told[MessageCode.SPACE]), ""),
+            left_out=tuple(str(m.data.get("reason", "")) for m in told[MessageCode.LEFT_OUT]),
+            trials=dict(Counter(a.result.state.value for a in searched)),
+            failures=_failures(searched),
+            ended=self._study.search_ended,
+            expected_gain=gains[-1] if gains and self._study.search_ended else None,
+            stopped_early=racing(self._attempts),
+        )
+
+    def _reasons(self) -> dict[int, str]:
+        """Return why each trial was tried, as far as the study said so."""
+        return self._repository.studies.reasons(self._study.name)
+
+    def _losses(self) -> Losses | None:
+        """Return the losses of the recommended configuration and of its reference."""
+        reference = self._attempts.of(Purpose.REFERENCE).complete().last
+        own = self._attempts.of(Purpose.NUMERICS).of_trial(self._verdict.trial).complete().last
+        if reference is None or own is None:
+            return None
+        first, second = (
+            tuple(block.loss for block in self._repository.attempts.blocks(one.id))
+            for one in (reference, own)
+        )
+        steps = min(len(first), len(second))
+        usable = steps >= _FEWEST_LOSSES and all(map(math.isfinite, (*first, *second)))
+        return Losses(first[:steps], second[:steps]) if usable else None
+
+    def _runs(self) -> Iterable[Runs]:
+        by_purpose: dict[Purpose, list[StoredAttempt]] = {}
+        for attempt in self._attempts:
+            by_purpose.setdefault(attempt.purpose, []).append(attempt)
+        for purpose, several in by_purpose.items():
+            seconds = sum(a.result.wall_seconds for a in several)
+            yield Runs(purpose.value, len(several), seconds)
+
+    def _environments(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the machines of the measurements, that of the answer first."""
+        answer = measured_in(self._attempts, self._repository.environments.of_attempt)
+        found = [answer] if answer else []
+        seen: set[int] = set()
+        for attempt in self._attempts.measured():
+            if attempt.environment is None or attempt.environment in seen:
+                continue
+            seen.add(attempt.environment)
+            other = self._repository.environments.of_attempt(attempt.id)
+            if other and other not in found:
+                found.append(other)
+        return tuple(found)
+
+
+def _failures(searched: Attempts) -> tuple[Failed, ...]:
+    """Return the trials of a search that failed, grouped by state and cause."""
+    grouped: dict[tuple[str, str], list[int]] = {}
+    for one in searched:
+        if one.result.throughput is None and one.result.state != AttemptState.COMPLETE:
+            grouped.setdefault((one.result.state.value, one.result.cause), []).append(one.trial)
+    several = [Failed(state, cause, tuple(trials)) for (state, cause), trials in grouped.items()]
+    return tuple(sorted(several, key=lambda one: -len(one.trials)))
+
+
+def how_it_ran(
+    repository: Repository, attempts: Attempts, verdict: Verdict, spec: StudySpec
+) -> Running | None:
+    """Return how the recommended configuration ran in the confirmation; None if it was not in it."""
+    runs = attempts.of(Purpose.CONFIRM).of_trial(verdict.trial)
+    confirmed = runs.with_knobs(verdict.knobs) if verdict.knobs else runs
+    reference = attempts.of(Purpose.REFERENCE)
+    blocks = {a.id: repository.attempts.blocks(a.id) for a in [*confirmed, *reference]}
+    environment = repository.environments.of_attempt(confirmed.last.id) if confirmed.last else None
+    machine = measured_in(attempts, repository.environments.of_attempt)
+    limit = limit_of_rank(machine or {}, spec.resources)
+    return running(confirmed, reference, blocks, (environment or {}).get("devices", []), limit)

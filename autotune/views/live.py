@@ -1,0 +1,278 @@
+"""Live view of a running study on a terminal: one screen of few lines, redrawn in place."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.text import Text
+
+from autotune.analysis.rounds import Round, Stage, rounds_of
+from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
+from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.config import StudySpec
+from autotune.views.figure_text import MIB, UNKNOWN, range_text, ratio_text, short_ratio, times
+from autotune.views.outlook import outlook
+from autotune.views.terminal import plain
+from autotune.views.trust import RESTLESS
+from storage import AttemptFeed, Attempts, Purpose, Repository, StoredAttempt, StoredStudy
+
+_ROWS = 8
+"""Trials or rounds that are shown at a time."""
+_RATIO = 24
+"""Columns of a speed-up with its interval."""
+_RULER = (0.85, 1.45, 21)
+"""Lowest and highest ratio of the strip beside a round, and its columns."""
+_WIDE = 100
+"""Columns from which on a round has a strip."""
+
+_PHASES = ("look", "search", "check", "prove", "explain")
+_PHASE_OF = {
+    Purpose.FIT: "look",
+    Purpose.SEARCH: "search",
+    Purpose.PAIRED: "search",
+    Purpose.CALIBRATE: "search",
+    Purpose.REFERENCE: "check",
+    Purpose.NUMERICS: "check",
+    Purpose.EPOCHS: "check",
+    Purpose.LONGEST: "check",
+    Purpose.CONFIRM: "prove",
+    Purpose.REPEAT: "prove",
+    Purpose.ATTRIBUTE: "explain",
+    Purpose.LONG: "explain",
+}
+
+
+@dataclass(frozen=True)
+class LiveMoment:
+    """A study at one moment, as far as the screen shows it.
+
+    Attributes:
+        study: its record.
+        spec: its settings.
+        attempts: of the study, those under way among them.
+        ratios: speed-up of each timed trial by its number.
+        rounds: of the confirmation.
+        running: what runs, in words.
+        doing: how far it has come, in words; empty if nothing says so.
+        next: what comes next, in words.
+    """
+
+    study: StoredStudy
+    spec: StudySpec
+    attempts: Attempts
+    ratios: Mapping[int, TrialRatio]
+    rounds: Sequence[Round]
+    running: tuple[str, ...]
+    doing: str
+    next: str
+
+    @property
+    def phase(self) -> str:
+        """Part of the study that it is in."""
+        open_ = [one for one in self.attempts if one.running]
+        last = open_[-1] if open_ else self.attempts.last
+        if last is None:
+            return "look"
+        if last.purpose == Purpose.PROFILE:
+            return "explain" if self.rounds else "look"
+        return _PHASE_OF[last.purpose]
+
+    @property
+    def baseline(self) -> int | None:
+        """Trial of the baseline; None before it is complete."""
+        own = self.attempts.baseline()
+        return own.trial if own else None
+
+
+class LiveView:
+    """Screen of one study; the figures are computed again only when an attempt has begun or ended."""
+
+    def __init__(self, repository: Repository, study: StoredStudy) -> None:
+        self._repository = repository
+        self._name = study.name
+        self._spec = StudySpec.model_validate(study.spec)
+        self._baseline = self._spec.full_baseline()
+        self._feed = AttemptFeed(repository.attempts, study.id)
+        self._known: tuple[int, int] = (-1, -1)
+        self._ratios: Mapping[int, TrialRatio] = {}
+        self._rounds: Sequence[Round] = ()
+
+    def screen(self, width: int) -> Group:
+        """Return the screen as it is now."""
+        return Group(*lines(self.moment(), width))
+
+    def moment(self) -> LiveMoment:
+        """Return the study as it is now."""
+        study = self._repository.studies.named(self._name)
+        recorded = self._feed.read()
+        attempts = Attempts(recorded, self._baseline, self._spec.harmless)
+        known = len(recorded), sum(one.running for one in recorded)
+        if known != self._known:
+            self._known = known
+            noise = self._repository.noise.of(study.id)
+            self._ratios = trial_ratios(attempts, noise)
+            self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
+        seen = outlook(
+            recorded,
+            self._baseline,
+            self._spec.budget,
+            self._spec.measurement,
+            workers=(study.facts or {}).get("world_size", 1),
+            elapsed=study.elapsed,
+            now=time.time(),
+        )
+        doing = self._repository.messages.status(study.id) if seen.running else None
+        return LiveMoment(
+            study,
+            self._spec,
+            attempts,
+            self._ratios,
+            self._rounds,
+            seen.running,
+            doing.text if doing else "",
+            seen.next,
+        )
+
+
+def lines(moment: LiveMoment, width: int) -> Iterator[Text]:
+    """Yield the lines of the screen, none of them wider than the terminal."""
+    body = _proof(moment, width) if _proves(moment) else _search(moment, width)
+    for line in (*_head(moment, width), *body, *_foot(moment)):
+        line.truncate(width, overflow="ellipsis")
+        line.no_wrap = True
+        yield line
+
+
+def _proves(moment: LiveMoment) -> bool:
+    return bool(moment.rounds) and moment.phase in ("prove", "explain")
+
+
+def _head(moment: LiveMoment, width: int) -> Iterator[Text]:
+    study, budget = moment.study, moment.spec.budget
+    left = Text(plain(study.name), "bold")
+    ranks = (study.facts or {}).get("world_size")
+    if ranks:
+        left.append(f"   {counted(ranks, 'rank')}", "dim")
+    limit = f" of {duration(budget.wall_time)}" if budget.wall_time else ""
+    right = f"{duration(study.elapsed)}{limit}   Ctrl-C leaves it running"
+    left.append(" " * max(2, width - len(left) - len(right)))
+    left.append(right, "dim")
+    yield left
+    yield _phases(moment)
+    yield Text("─" * width, "dim")
+
+
+def _phases(moment: LiveMoment) -> Text:
+    at = _PHASES.index(moment.phase)
+    line = Text(" ")
+    for place, phase in enumerate(_PHASES):
+        if place < at:
+            line.append(f"✓ {phase}   ", "green")
+        elif place == at:
+            line.append(f"● {phase}{_extra(moment, phase)}   ", "bold cyan")
+        else:
+            line.append(f"○ {phase}   ", "dim")
+    return line
+
+
+def _extra(moment: LiveMoment, phase: str) -> str:
+    if phase == "search":
+        most = moment.spec.budget.trials
+        return f" {len(moment.attempts.searched())}{f'/{most}' if most else ''}"
+    if phase == "prove" and moment.rounds:
+        return f" round {moment.rounds[-1].number}"
+    return ""
+
+
+def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
+    yield Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
+    timed = [one for one in moment.attempts.searched() if one.trial in moment.ratios]
+    others = [one for one in timed if one.trial != moment.baseline]
+    others.sort(key=lambda one: -moment.ratios[one.trial].ratio.value)
+    for place, one in enumerate(others[:_ROWS]):
+        ratio = moment.ratios[one.trial]
+        style = "bold" if not place else "" if ratio.in_turn else "dim"
+        yield Text(_trial_row(one, short_ratio(ratio.ratio), moment), style)
+    shown = [moment.ratios[one.trial].ratio for one in others[:_ROWS]]
+    if any(ratio.low <= 1 <= ratio.high for ratio in shown):
+        yield Text(f"       ?: {UNKNOWN}", "dim")
+    failed = [one for one in moment.attempts.searched() if one.result.rate is None]
+    for one in failed[-2:]:
+        yield Text(plain(f"{one.trial:>5}  {one.result.state}: {one.result.cause}"), "red")
+    yield Text("")
+    if others:
+        lead = others[0]
+        seen = ratio_text(moment.ratios[lead.trial].ratio)
+        yield Text(
+            f" Leading: trial {lead.trial}, {seen} over yours, seen once. Proof comes later."
+        )
+    else:
+        yield Text(" Nothing has been compared with yours yet.")
+
+
+def _trial_row(one: StoredAttempt, ratio: str, moment: LiveMoment) -> str:
+    memory = quantity(one.result.peak_bytes / MIB)
+    changed = difference(one.knobs, moment.spec.full_baseline())
+    return plain(f"{one.trial:>5}  {ratio:{_RATIO}} {memory:>6}  {changed}")
+
+
+def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
+    today = moment.baseline
+    trials = [t for t in moment.rounds[-1].rates if t != today]
+    strip = width >= _WIDE
+    head = f"{'round':>5}  {'trial':>5} {'ratio':>7}  {'rate':>9} {'yours':>9}"
+    yield Text(f"{head}  {_ruler() if strip else ''}", "dim")
+    for one in moment.rounds[-_ROWS:]:
+        for trial, ratio in one.ratios.items():
+            rates = f"{quantity(one.rates[trial]):>9} {quantity(one.rates[today or 0]):>9}"
+            row = Text(f"{one.number:>5}  {trial:>5} {times(ratio):>7}  {rates}")
+            row.stylize("red" if ratio < 1 else "", 12, 20)
+            if strip:
+                row.append(f"  {_strip(ratio)}", "cyan")
+            yield row
+    yield Text("")
+    yield from _so_far(moment, trials)
+    paces = [one.rates[today] for one in moment.rounds if today is not None and today in one.rates]
+    if paces and max(paces) > RESTLESS * min(paces):
+        ran = range_text((min(paces), max(paces)), moment.spec.unit)
+        yield Text(f" ! restless machine: yours ran at {ran}; the ratio counts", "yellow")
+
+
+def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
+    last = next((one for one in reversed(moment.rounds) if one.so_far), None)
+    for trial in trials:
+        if last is not None and trial in last.so_far:
+            ratios = [one.ratios[trial] for one in moment.rounds if trial in one.ratios]
+            won = f"faster in {sum(r > 1 for r in ratios)} of {counted(len(ratios), 'round')}"
+            yield Text(f" So far: trial {trial}, {ratio_text(last.so_far[trial])}; {won}", "bold")
+    chose = [one.number for one in moment.rounds if one.stage is Stage.CHOICE]
+    if chose and moment.rounds[-1].stage is Stage.GAIN:
+        yield Text(f" Rounds up to {chose[-1]} chose; the later ones tell by how much.", "dim")
+
+
+def _foot(moment: LiveMoment) -> Iterator[Text]:
+    for text in moment.running[:2]:
+        yield Text(plain(f" ▸ {text}{f' ({moment.doing})' if moment.doing else ''}"), "cyan")
+    if moment.next:
+        yield Text(plain(f" Next: {moment.next}"), "dim")
+
+
+def _place(ratio: float) -> int:
+    low, high, columns = _RULER
+    return min(columns - 1, max(0, round((ratio - low) / (high - low) * (columns - 1))))
+
+
+def _strip(ratio: float) -> str:
+    cells = [" "] * _RULER[2]
+    cells[_place(1.0)] = "┊"
+    cells[_place(ratio)] = "◆"
+    return "".join(cells)
+
+
+def _ruler() -> str:
+    cells = [" "] * (_RULER[2] + 3)
+    for value in (1.0, 1.2, 1.4):
+        at = _place(value)
+        cells[at - 1 : at + 2] = f"{value:.1f}"
+    return "".join(cells)

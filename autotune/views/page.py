@@ -1,0 +1,570 @@
+"""Page of a study: one self-contained file without a script, and nothing that is loaded from elsewhere.
+
+All figures are those of autotune.views.figures. Every text goes through `escaped`: names, causes and
+output of trials are inert.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import resources
+
+from autotune.analysis.rounds import Stage
+from autotune.analysis.verdict import Kind
+from autotune.analysis.wording import counted, quantity
+from autotune.measurement.estimate import Ratio
+from autotune.views import page_charts as charts
+from autotune.views.figure_text import (
+    MIB,
+    UNKNOWN,
+    bounds_text,
+    hours,
+    money,
+    ratio_text,
+    short_ratio,
+    span,
+    times,
+)
+from autotune.views.figures import StudyFigures
+from autotune.views.paper import (
+    PURPOSES,
+    TRUST,
+    best_first,
+    failed_text,
+    how_text,
+    running_rows,
+    why_finalists,
+)
+from autotune.views.svg import escaped
+from autotune.views.trial_figures import TrialFigures
+from autotune.views.trust import Trust
+from autotune.views.verdict_text import memory_text, remarks
+from search_spaces.knob import written
+
+_SHOWN, _MOST = 24, 200
+"""Trials that are listed at once, and with those that fold out."""
+_MESSAGES = 200
+_REFRESH_SECONDS = 10
+_CODE = re.compile(r"`([^`]+)`")
+_MARKS = {Trust.PROVEN: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
+_TITLES = {
+    Kind.NOTHING_BETTER: "Keep what you have",
+    Kind.UNDECIDED: "Keep what you have: the noise is larger than the difference",
+    Kind.NO_BASELINE: "Your configuration does not run here",
+    Kind.NO_RESULT: "Nothing could be measured",
+    Kind.NOT_ENOUGH_TIME: "The time was over before anything was proven",
+}
+"""Title of an answer without a recommendation."""
+_HATCH = (
+    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="6" stroke="var(--rec)" '
+    'stroke-width="1.6"/></pattern></defs></svg>'
+)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Nothing may be loaded or run, should a text ever not be inert."""
+
+
+def page(figures: StudyFigures, *, trials: str = "") -> str:
+    """Return the page of a study as HTML.
+
+    Args:
+        figures: of the study.
+        trials: address of its trials in optuna-dashboard, where the page is served; it then loads
+            itself again while the study runs.
+    """
+    made = [(name, title, body) for name, title, make in _SECTIONS if (body := make(figures))]
+    nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title, _ in made if title)
+    if trials:
+        nav += f' <a href="{escaped(trials)}">all trials in optuna-dashboard</a>'
+    again = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">' if trials else ""
+    again = again if figures.state in ("RUNNING", "QUEUED") else ""
+    style = resources.files("autotune.views").joinpath("page.css").read_text("utf-8")
+    body = "\n".join(f'<section id="{name}">{body}</section>' for name, _, body in made)
+    title = f"{figures.study}: {_short(figures)} · autotune"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width,initial-scale=1">{again}
+<title>{escaped(title)}</title><style>{style}</style></head>
+<body>{_HATCH}<main>{_header(figures)}<nav aria-label="Sections">{nav}</nav>
+{body}
+<footer>One file, without a script; nothing is loaded from elsewhere. The same figures as data:
+<code>autotune report {escaped(figures.study)} --json</code></footer></main></body></html>
+"""
+
+
+def _short(figures: StudyFigures) -> str:
+    answer = figures.answer
+    if answer.better and answer.speedup is not None:
+        return ("so far " if figures.provisional else "") + ratio_text(answer.speedup)
+    return _TITLES.get(answer.kind, answer.kind.value)
+
+
+def _header(figures: StudyFigures) -> str:
+    done = figures.state == "DONE"
+    when = time.strftime("%d %b %Y, %H:%M UTC", time.gmtime(figures.created))
+    parts = [
+        f"<b>{escaped(figures.study)}</b>",
+        f'<span class="pill {"ok" if done else "warn"}">{escaped(figures.state.lower())}</span>',
+    ]
+    if figures.provisional:
+        parts.append('<span class="pill warn">provisional: every figure may change</span>')
+    machine = figures.verdict.measured_on
+    texts = [machine, counted(figures.job.world_size, "rank"), when]
+    parts += [f"<span>{escaped(text)}</span>" for text in texts if text]
+    return f"<header>{''.join(parts)}</header>"
+
+
+def _answer(figures: StudyFigures) -> str:
+    if not figures.answer.better:
+        return _no_recommendation(figures)
+    return f'<div class="hero"><div>{_claim(figures)}</div><div class="box">{_diff(figures)}</div></div>'
+
+
+def _no_recommendation(figures: StudyFigures) -> str:
+    kicker = "So far" if figures.provisional else "Verdict"
+    title = _TITLES.get(figures.answer.kind, "No answer")
+    if figures.provisional and figures.answer.kind in (Kind.NOTHING_BETTER, Kind.UNDECIDED):
+        title = "Nothing is surely faster than yours yet"
+    if figures.provisional and figures.answer.kind is Kind.NO_RESULT:
+        title = "Nothing has been measured yet"
+    error = f'<p class="lead wide cause">{escaped(figures.error)}</p>' if figures.error else ""
+    return (
+        f'<p class="kicker">{kicker}</p><h1 class="word">{escaped(title)}</h1>{error}'
+        f'<p class="lead wide">{_marked(figures.answer.text)}</p>'
+    )
+
+
+def _claim(figures: StudyFigures) -> str:
+    answer, ratio = figures.answer, figures.answer.speedup
+    assert ratio is not None
+    kicker = "Recommended, over yours"
+    if figures.provisional:
+        kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
+    percent = [f"{100 * (value - 1):.0f}" for value in (ratio.value, ratio.low, ratio.high)]
+    least = ratio.vague and ratio.low > 1
+    figure = times(ratio.low if least else ratio.value)
+    title = f'{"at least " if least else ""}<span class="big">{figure}</span> as fast'
+    job, unit = figures.job, figures.unit.split("/")[0]
+    batch = (
+        f"at the same global batch of {job.batch_before}"
+        if job.batch_before == job.batch_after
+        else f"at a global batch of {job.batch_after} instead of {job.batch_before}, which wants "
+        "another learning rate"
+    )
+    more = f"<b>{percent[0]} % more {unit} a second</b>, " if not least else ""
+    lead = f"{more}95&nbsp;% interval {percent[1]} to {percent[2]}&nbsp;%, {batch}."
+    if ratio.low <= 1:
+        title = f'<span class="big">{bounds_text(ratio)}x</span>'
+        lead = f"Not distinguishable from yours (95&nbsp;% interval), {batch}."
+    won = (
+        f"It was the faster one in {answer.won} of all {answer.compared} rounds."
+        if answer.compared
+        else ""
+    )
+    rates = charts.rate_note(figures)
+    rates = f" Rates are no promise: {rates}." if rates else ""
+    return (
+        f'<p class="kicker">{kicker}</p><h1>{title}</h1><p class="lead">{lead}</p>'
+        f'{charts.interval_strip(figures)}<p class="note">{won}{escaped(rates)}</p>'
+    )
+
+
+def _diff(figures: StudyFigures) -> str:
+    answer = figures.answer
+    rows = "".join(
+        f"<tr><th>{escaped(one.knob)}</th><td class=was>{escaped(written(one.before))}</td>"
+        f"<td class=arrow>→</td><td class=now>{escaped(written(one.after))}</td></tr>"
+        for one in answer.changes
+    )
+    name = escaped(figures.study)
+    export = f"autotune export {name}\n" if figures.provisional else ""
+    command = f"{export}autotune run best.yaml -- YOUR COMMAND"
+    return (
+        f'<p class="kicker">What changes: {len(answer.changes)} of {len(figures.own_knobs)} knobs of '
+        f'this job</p><table class="diff">{rows}</table><p class="kicker">Use it</p>'
+        f'<pre>{command}</pre><p class="note">or in code <code>autotune.load("best.yaml")</code></p>'
+        f'<p class="note">Trial {answer.trial} of the study.</p>'
+    )
+
+
+def _saving(figures: StudyFigures) -> str:
+    saving, cost = figures.saving, figures.cost
+    if saving is None:
+        return ""
+    left = {end: saving.job_hours - getattr(saving.hours, end) for end in ("value", "low", "high")}
+    share = {end: 100 * value / saving.job_hours for end, value in left.items()}
+    assumed = " (assumed: objective.job_hours)" if figures.job.hours_assumed else ""
+    bars = (
+        '<div class="job"><span>a job today</span><div class="track"><div class="fill base" '
+        f'style="width:100%"></div></div><b>{hours(saving.job_hours)}</b></div>'
+        '<div class="job"><span>tuned</span><div class="track"><div class="fill rec" '
+        f'style="width:{share["value"]:.2f}%"></div><div class="unsure" '
+        f'style="left:{share["high"]:.2f}%;width:{share["low"] - share["high"]:.2f}%"></div></div>'
+        f"<b>{hours(left['value'])}</b></div>"
+    )
+    tiles = [
+        (
+            "Saved",
+            f"{hours(saving.hours.value)} of {hours(saving.job_hours)}",
+            f"{_range(saving.hours, hours)} (95 %); {hours(saving.device_hours.value)} of devices. "
+            f"Of a day {hours(saving.hours_per_day.value)}.{assumed}",
+        ),
+        (
+            "The study cost",
+            f"{cost.device_hours:.2g} device hours",
+            f"{span(figures.elapsed)} on {counted(figures.job.world_size, 'rank')}",
+        ),
+    ]
+    if saving.payback_seconds is not None:
+        paid = f"{span(saving.payback_seconds)} of training"
+        tiles.append(("Paid back after", paid, "by the recommended configuration"))
+    if saving.money is not None and cost.money is not None:
+        note = f"{_range(saving.money, money)}; the study cost {money(cost.money)}"
+        tiles.append(("Money saved", money(saving.money.value), note))
+    return f"<h2>What it saves, what it cost</h2>{bars}<div class='tiles'>{_tiles(tiles)}</div>"
+
+
+def _range(ratio: Ratio, text: Callable[[float], str]) -> str:
+    return f"{text(ratio.low)} to {text(ratio.high)}"
+
+
+def _tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
+    return "".join(
+        f'<div class="tile"><p class="kicker">{escaped(kicker)}</p><p class="num">{escaped(figure)}</p>'
+        f'<p class="note">{escaped(note)}</p></div>'
+        for kicker, figure, note in tiles
+    )
+
+
+def _trust(figures: StudyFigures) -> str:
+    if not figures.trust:
+        return ""
+    columns = ""
+    for trust, title in TRUST.items():
+        several = [point for point in figures.trust if point.trust is trust]
+        items = "".join(
+            f"<li><b>{escaped(point.title)}.</b> {_marked(point.text)}"
+            + (f" <code>{escaped(point.setting)}</code>" if point.setting else "")
+            + "</li>"
+            for point in several
+        )
+        if items:
+            mark = f'<span aria-hidden="true">{_MARKS[trust]}</span>'
+            columns += (
+                f'<div class="col {trust.value}"><h3>{mark} {title}</h3><ul>{items}</ul></div>'
+            )
+    more = "".join(f"<p>{_marked(text)}</p>" for text in remarks(figures.verdict))
+    return f'<h2>How far to trust it</h2><div class="cols">{columns}</div>{more}'
+
+
+def _proof(figures: StudyFigures) -> str:
+    drawn = charts.proof_charts(figures)
+    if not drawn:
+        return ""
+    return (
+        "<h2>The proof: round by round, in turn</h2><p>The pace of the machine changes, and both feel "
+        "it alike: so the ratio counts, and not the rates.</p>"
+        '<div class="legend"><span class="k base">yours</span><span class="k">recommended</span>'
+        f'<span class="k hollow">disturbed by others</span></div>{drawn}{_round_table(figures)}'
+    )
+
+
+def _round_table(figures: StudyFigures) -> str:
+    trial, today = figures.answer.trial, figures.answer.baseline
+    rows = "".join(
+        f"<tr><td class=n>{one.number}</td><td class=n>{times(one.ratios[trial])}</td>"
+        f"<td>{escaped(ratio_text(one.so_far[trial])) if trial in one.so_far else '–'}</td>"
+        f"<td class=n>{quantity(one.rates[trial])}</td><td class=n>{quantity(one.rates[today])}</td>"
+        f"<td>{'chose' if one.stage is Stage.CHOICE else 'by how much'}</td></tr>"
+        for one in charts.counted_rounds(figures)
+        if trial is not None and today is not None
+    )
+    unit = escaped(figures.unit)
+    heads = (
+        f"<th class=n>round</th><th class=n>over yours</th><th>so far</th><th class=n>{unit}</th>"
+        "<th class=n>yours</th><th></th>"
+    )
+    return (
+        "<details><summary>All rounds as figures</summary><table class='list'><thead><tr>"
+        f"{heads}</tr></thead><tbody>{rows}</tbody></table></details>"
+    )
+
+
+def _step(figures: StudyFigures) -> str:
+    made = figures.step
+    if made is None:
+        return ""
+    kept = figures.answer.trial == figures.answer.baseline
+    most = max(made.before, made.after)
+    both = [("yours", made.before, [p.before for p in made.parts])]
+    if not kept:
+        both.append(("tuned", made.after, [p.after for p in made.parts]))
+    bars = ""
+    for name, whole, parts in both:
+        segments = "".join(
+            f'<div class="seg p{place % 8}" style="width:{100 * ms / most:.2f}%" '
+            f'title="{escaped(part.label)}: {ms:.4g} ms">'
+            + (f"<span>{ms:.3g}</span>" if ms > 0.06 * most else "")
+            + "</div>"
+            for place, (part, ms) in enumerate(zip(made.parts, parts, strict=True))
+        )
+        bars += (
+            f'<div class="job"><span>{name}</span><div class="track stack">{segments}</div>'
+            f"<b>{whole:.3g} ms</b></div>"
+        )
+    rows = "".join(
+        f'<tr><td><i class="sw p{place % 8}"></i>{escaped(part.label)}</td>'
+        f"{_ms_cells(part.before, part.after, kept=kept)}</tr>"
+        for place, part in enumerate(made.parts)
+        if max(part.before, part.after) > 0.001 * most
+    )
+    total = f'<tr class="sum"><td>a step</td>{_ms_cells(made.before, made.after, kept=kept)}</tr>'
+    heads = "" if kept else "<th class=n>tuned</th><th class=n>change</th>"
+    looks = " and ".join(counted(steps, "step") for steps in made.looks)
+    return (
+        "<h2>Where a step's time goes</h2>"
+        f"{bars}<table class='list'><thead><tr><th>ms of a step</th><th class=n>yours</th>{heads}</tr>"
+        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>Shares of one look under the "
+        f"profiler ({looks}), times the confirmed time of a step. A look has no interval: differences "
+        "of a few per cent may be chance.</p>"
+    )
+
+
+def _ms_cells(before: float, after: float, *, kept: bool) -> str:
+    cells = f"<td class=n>{before:.3g}</td>"
+    if not kept:
+        cells += f"<td class=n>{after:.3g}</td><td class=n>{after - before:+.2g}</td>"
+    return cells
+
+
+def _contributions(figures: StudyFigures) -> str:
+    if not figures.answer.better:
+        return ""
+    gains = figures.contributions
+    if not gains:
+        return (
+            "<h2>What each change brings</h2><p>Not measured"
+            f"{' yet' if figures.provisional else ''} (<code>measurement.attribution</code>).</p>"
+        )
+    rows = "".join(
+        f'<div class="wrow"><div class="wl"><span>{escaped(name)}</span><span>{escaped(text)}</span>'
+        f"</div>{bar}</div>"
+        for name, text, bar in charts.contribution_rows(figures)
+    )
+    open_ = [one.knob for one in gains if one.gain.low <= 1 <= one.gain.high]
+    said = "Each is told apart from nothing."
+    if len(open_) == len(gains):
+        said = "Not known: each may bring nothing, or all of it. Only the total is proven."
+    elif open_:
+        said = f"Not known of {', '.join(open_)}: the interval contains 1."
+    rounds = counted(max(one.rounds for one in gains), "round")
+    return (
+        f"<h2>What each change brings</h2><p>{escaped(said)}</p>{rows}"
+        '<p class="note">The recommended configuration over itself with that one change taken back, in '
+        f"turn, in {rounds}; the intervals hold for all at once (95 %). Hatched: not distinguishable "
+        'from 1. The "importance" of a search dashboard is something else: how much trials differed, '
+        "luck included.</p>"
+    )
+
+
+def _search(figures: StudyFigures) -> str:
+    drawn = charts.trials_chart(figures)
+    if not drawn and not figures.trials:
+        return ""
+    search = figures.search
+    facts = [("Space", search.space)] if search.space else []
+    facts += [("Left out", reason) for reason in search.left_out]
+    gain = search.expected_gain
+    more = "" if gain is None else f"; one more trial was expected to bring {gain:.1%}"
+    goes_on = "it goes on" if figures.state == "RUNNING" else "it has not come to its end"
+    facts.append(("Ended", f"{search.ended}{more}" if search.ended else goes_on))
+    facts += [("Measured again", text.removeprefix("- ")) for text in why_finalists(figures)]
+    if search.stopped_early.stopped:
+        facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
+    facts += [("Failed", failed_text(one)) for one in search.failures[:_SHOWN]]
+    band = "; the band is what the recommended one came to when it was measured again"
+    complete = search.trials.get("COMPLETE", 0)
+    failed = sum(len(one.trials) for one in search.failures)
+    said = f"{counted(complete, 'trial')} completed" + (f", {failed} failed" if failed else "")
+    said += f"{band if figures.answer.better and figures.answer.confirmed else ''}."
+    return (
+        f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
+        f'<div class="legend">{_legend(figures)}</div>{drawn}{_trial_tables(figures)}'
+    )
+
+
+def _legend(figures: StudyFigures) -> str:
+    """Return the kinds of marks that the chart of trials has."""
+    others = [one for one in figures.trials if not one.baseline]
+    kinds = (
+        ("k", "in turn with yours", any(one.in_turn for one in others)),
+        ("k hollow", "alone", any(one.ratio and not one.in_turn for one in others)),
+        ("k win", "recommended", any(one.recommended for one in others)),
+        ("k sq", "ended early", any(one.state == "PRUNED" for one in others)),
+        ("k failk", "failed", any(one.rate is None for one in others)),
+    )
+    return "".join(f'<span class="{css}">{text}</span>' for css, text, there in kinds if there)
+
+
+def _marked(text: str) -> str:
+    """Return a text that is inert, its code between backticks marked as such."""
+    return _CODE.sub(r"<code>\1</code>", escaped(text))
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>" for name, text in facts)
+
+
+def _trial_tables(figures: StudyFigures) -> str:
+    several = best_first(figures.trials)
+    several += [one for one in figures.trials if one.rate is None]
+    rest = several[_SHOWN:_MOST]
+    more = len(several) - _MOST
+    tables = _trial_table(figures, several[:_SHOWN])
+    if rest:
+        told = f"{len(rest)} more trials" + (f"; {more} others are in the CSV" if more > 0 else "")
+        tables += f"<details><summary>{told}</summary>{_trial_table(figures, rest)}</details>"
+    return tables
+
+
+def _trial_table(figures: StudyFigures, several: Sequence[TrialFigures]) -> str:
+    unit = escaped(figures.unit)
+    heads = (
+        "<th class=n>trial</th><th>over yours, seen once</th><th>how</th>"
+        f"<th class=n>expected</th><th class=n>{unit}</th><th class=n>yours</th><th class=n>MiB</th>"
+        "<th>changes</th><th>tried because</th>"
+    )
+    rows = "".join(map(_trial_row, several))
+    note = f"?: {UNKNOWN}. Expected: by the model of a step, from all trials together."
+    return (
+        f'<table class="list tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<p class="note">{note}</p>'
+    )
+
+
+def _trial_row(one: TrialFigures) -> str:
+    css = "win" if one.recommended else "own" if one.baseline else "bad" if one.rate is None else ""
+    changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
+    how = escaped(how_text(one))
+    if one.rate is None:
+        cause = escaped(one.cause[:_MOST])
+        how = f'<span class="cause">{escaped(one.state)}</span> {cause}'
+    cells = [
+        ("n", "", str(one.trial)),
+        ("ratio", "", escaped(short_ratio(one.ratio)) if one.ratio else "–"),
+        ("how" if one.rate is not None else "", "", how),
+        ("n", "expected", times(one.expected) if one.expected is not None else ""),
+        ("n", "rate", quantity(one.rate) if one.rate is not None else ""),
+        ("n", "yours", quantity(one.reference_rate) if one.reference_rate else ""),
+        ("n", "MiB", quantity(one.peak_bytes / MIB) if one.peak_bytes else ""),
+        ("", "", f"<code>{escaped(changes or 'no change')}</code>"),
+        ("why", "because", escaped(_first_words(one.suggested_by))),
+    ]
+    columns = "".join(
+        f"<td{f' class={c}' if c else ''}{f' data-l={name}' if name else ''}>{text}</td>"
+        for c, name, text in cells
+    )
+    return f"<tr{f' class={css}' if css else ''}>{columns}</tr>"
+
+
+def _first_words(reason: str) -> str:
+    """Return the first part of a reason: what follows names every knob in it."""
+    return reason.partition(";")[0].partition(":")[0]
+
+
+def _memory(figures: StudyFigures) -> str:
+    drawn = charts.memory_chart(figures)
+    if not drawn:
+        return ""
+    return (
+        f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>{drawn}"
+        '<p class="note">Stepped line: nothing was seen faster in as little memory.</p>'
+    )
+
+
+def _losses(figures: StudyFigures) -> str:
+    drawn = charts.losses_chart(figures)
+    if not drawn:
+        return ""
+    text = next((point.text for point in figures.trust if point.code == "numerics"), "")
+    return (
+        f"<h2>The same training</h2><p>Loss from equal weights and batches. {escaped(text)}</p>"
+        '<div class="legend"><span class="k base">reference (fp32)</span><span class="k">recommended'
+        f"</span></div>{drawn}"
+    )
+
+
+def _how(figures: StudyFigures) -> str:
+    rows = "".join(
+        f"<tr><td>{escaped(PURPOSES.get(one.purpose, one.purpose))}</td><td class=n>{one.count}</td>"
+        f"<td class=n>{one.seconds:.1f} s</td></tr>"
+        for one in figures.runs
+    )
+    total = sum(one.seconds for one in figures.runs)
+    count = sum(one.count for one in figures.runs)
+    rows += f"<tr class=sum><td>all</td><td class=n>{count}</td><td class=n>{total:.0f} s</td></tr>"
+    facts = list(_machine(figures))
+    job = figures.job
+    facts.append(("Job", f"{job.workload} {job.arguments}".strip()))
+    facts.append(("Ranks", f"{job.world_size}{f', {job.backend}' if job.backend else ''}"))
+    if figures.noise and figures.noise.runs > 1:
+        noise = f"{figures.noise.sigma_run:.1%} (by {counted(figures.noise.runs, 'run')} of yours)"
+        facts.append(("Equal runs differ by", noise))
+    facts += [(f"{one.name}, baseline", one.text) for one in figures.bottlenecks]
+    ran = "".join(_running_facts(figures))
+    return (
+        "<h2>How and where it was measured</h2><div class='two'><div><table class='list'><thead><tr>"
+        f"<th>runs</th><th></th><th class=n>time</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<div><dl class='facts'>{_facts(facts)}</dl></div></div>{ran}"
+    )
+
+
+def _machine(figures: StudyFigures) -> Iterator[tuple[str, str]]:
+    for one in figures.environments:
+        devices = ", ".join(dict.fromkeys(str(d["name"]) for d in one.get("devices", ())))
+        yield "Machine", f"{one.get('host', '?')}: {devices or one.get('cpu', '?')}"
+        names = ("torch", "python", "cuda", "nccl", "driver", "kernel", "autotune")
+        known = (f"{name} {one[name]}" for name in names if one.get(name))
+        yield "Software", ", ".join(known)
+
+
+def _running_facts(figures: StudyFigures) -> Iterator[str]:
+    if figures.running is not None:
+        rows = _facts(running_rows(figures.running))
+        yield (
+            "<details><summary>How the recommended configuration ran</summary>"
+            f"<dl class='facts'>{rows}</dl></details>"
+        )
+
+
+def _all(figures: StudyFigures) -> str:
+    rows = "".join(
+        f"<tr><td><code>{escaped(one.knob)}</code></td><td>{escaped(written(one.before))}</td>"
+        f"<td>{escaped(written(one.after))}</td></tr>"
+        for one in figures.own_knobs
+    )
+    said = "".join(f"<li>{escaped(one.text)}</li>" for one in figures.messages[-_MESSAGES:])
+    return (
+        f"<details><summary>All {len(figures.own_knobs)} knobs of this job</summary>"
+        "<table class='list'><thead><tr><th>knob</th><th>yours</th><th>recommended</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></details><details><summary>The verdict in words, and what the "
+        f"study said</summary><p>{escaped(figures.answer.text)}</p><ul class='log'>{said}</ul></details>"
+    )
+
+
+_SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (
+    ("answer", "", _answer),
+    ("saving", "saving", _saving),
+    ("trust", "trust", _trust),
+    ("proof", "proof", _proof),
+    ("step", "a step", _step),
+    ("changes", "changes", _contributions),
+    ("search", "search and trials", _search),
+    ("memory", "memory", _memory),
+    ("same", "numerics", _losses),
+    ("how", "how and where", _how),
+    ("all", "all knobs", _all),
+)
+"""Id, title in the list of sections (empty: not in it), and maker of each section."""

@@ -1,0 +1,340 @@
+"""Charts of the page of a study, each drawn from its figures; empty where there is nothing to draw."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from autotune.analysis.rounds import Round, Stage
+from autotune.analysis.wording import difference, quantity
+from autotune.measurement.estimate import Ratio
+from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
+from autotune.views.figures import StudyFigures
+from autotune.views.paper import tied
+from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks
+from autotune.views.trial_figures import TrialFigures
+
+Up = Callable[[float], float]
+"""Function from a speed-up to its place, in pixels from the top."""
+
+_MANY = 400
+"""Trials from which on marks have neither a title nor an interval, so that the page stays small."""
+_FEW = 12
+_STRIP, _RATES, _RATIOS, _TRIALS, _MEMORY, _LOSSES, _ROW = 84, 170, 130, 240, 220, 150, 40
+"""Heights of the charts, in pixels."""
+_NEAREST, _FARTHEST = 0.4, 2.5
+"""Share of the recommended speed-up and multiple of it that a chart of trials shows at most, so that one
+wild interval does not flatten all others."""
+
+
+def counted_rounds(figures: StudyFigures) -> list[Round]:
+    """Return the rounds that count and that both configurations ran."""
+    trial, today = figures.answer.trial, figures.answer.baseline
+    several = (r for r in figures.rounds if r.stage in (Stage.CHOICE, Stage.GAIN))
+    return [r for r in several if trial in r.ratios and today in r.rates]
+
+
+def _ratio(one: Round, figures: StudyFigures) -> float:
+    assert figures.answer.trial is not None
+    return one.ratios[figures.answer.trial]
+
+
+def interval_strip(figures: StudyFigures) -> str:
+    """Return the interval of the speed-up, with the rounds that it rests on as dots."""
+    ratio = figures.answer.speedup
+    assert ratio is not None
+    every = counted_rounds(figures)
+    told = [r for r in every if r.stage is Stage.GAIN] or every
+    seen = [_ratio(one, figures) for one in told]
+    high = min(ratio.high, 3 * ratio.value)
+    x = Scale(min([0.97, ratio.low - 0.03, *seen]), max([high + 0.03, *seen]))
+    marks = [
+        line(x(1), 0, x(1), 62, "ref"),
+        label(x(1), 76, "1.00 yours", anchor="middle" if x(1) > 9 else "start"),
+        band(x(ratio.low), x(ratio.high) - x(ratio.low), 12, 22, "iv"),
+        line(x(ratio.value), 8, x(ratio.value), 38, "mid"),
+    ]
+    for bound in (ratio.low, ratio.high):
+        if abs(x(bound) - x(1)) > 14:
+            marks.append(label(x(bound), 76, f"{bound:.2f}", "tick strong", anchor="middle"))
+    marks += [
+        dot(x(value), 51, "pt rec faint", f"round {one.number}: {times(value)}", r=4)
+        for one, value in zip(told, seen, strict=True)
+    ]
+    return area(_STRIP, marks, f"Interval of the speed-up: {bounds_text(ratio)}", "area ivbar")
+
+
+def proof_charts(figures: StudyFigures) -> str:
+    """Return both rates round by round, and under them their ratio."""
+    several = counted_rounds(figures)
+    if len(several) < 2 or figures.answer.speedup is None:
+        return ""
+    x = Scale(0.4, len(several) + 0.6)
+    early = sum(one.stage is Stage.CHOICE for one in several)
+    split = early if early < len(several) else 0
+    return _rates_chart(figures, several, x, split) + _ratios_chart(figures, several, x, split)
+
+
+def _rates_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, split: int) -> str:
+    trial, today = figures.answer.trial, figures.answer.baseline
+    assert trial is not None and today is not None
+    top = 1.06 * max(max(one.rates[trial], one.rates[today]) for one in several)
+    y = Scale(0, top, -_RATES)
+    marks = [band(0, x(split + 0.5), 0, _RATES, "early")] if split else []
+    for member, css, name in ((today, "base", "yours"), (trial, "rec", "recommended")):
+        rates = [one.rates[member] for one in several]
+        places = [(x(i), _RATES + y(rate)) for i, rate in enumerate(rates, 1)]
+        marks += [line(*a, *b, f"trace {css}") for a, b in itertools.pairwise(places)]
+        for one, rate, (left, up) in zip(several, rates, places, strict=True):
+            disturbed = member in one.disturbed
+            tip = f"round {one.number}, {name}: {quantity(rate)} {figures.unit}"
+            tip += ", disturbed by others" if disturbed else ""
+            marks.append(dot(left, up, f"pt {css}{' hollow' if disturbed else ''}", tip, r=4))
+    if split:
+        at = x(split + 0.5)
+        marks.append(label(at - 1, _RATES - 8, "these chose", anchor="end"))
+        marks.append(label(at + 1, _RATES - 8, "these tell by how much"))
+    grid = [(_RATES + y(value), quantity(value)) for value in ticks(0, top, 4)]
+    return chart(_RATES, marks, "Rate of both, round by round", Axis(grid, figures.unit))
+
+
+def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, split: int) -> str:
+    ratio = figures.answer.speedup
+    assert ratio is not None
+    seen = [_ratio(one, figures) for one in several]
+    low = min([*seen, ratio.low, 1]) - 0.04
+    high = max([*seen, min(ratio.high, 2 * max(seen))]) + 0.04
+    y = Scale(low, high, -_RATIOS)
+
+    def up(value: float) -> float:
+        return _RATIOS + y(value)
+
+    marks = [band(0, x(split + 0.5), 0, _RATIOS, "early")] if split else []
+    start = x(split + 0.5)
+    marks += [
+        band(start, 100 - start, up(ratio.high), up(ratio.low) - up(ratio.high), "iv"),
+        line(0, up(1), 100, up(1), "ref"),
+        line(start, up(ratio.value), 100, up(ratio.value), "mid"),
+    ]
+    for number, (one, value) in enumerate(zip(several, seen, strict=True), 1):
+        css = "pt rec lost" if value < 1 else "pt rec"
+        marks.append(line(x(number), up(1), x(number), up(value), "stem"))
+        marks.append(dot(x(number), up(value), css, f"round {one.number}: {times(value)}", r=4.5))
+    grid = [(up(value), f"{value:.2g}x") for value in ticks(low, high, 4)]
+    every = max(1, math.ceil(len(several) / _FEW))
+    under = [(x(n), str(one.number)) for n, one in enumerate(several, 1) if n % every == 1 % every]
+    title = "Recommended over yours, round by round"
+    return chart(_RATIOS, marks, title, Axis(grid, "recommended over yours"), Axis(under, "round"))
+
+
+def _bounds(
+    several: Sequence[TrialFigures], total: Ratio | None = None, *, intervals: bool = True
+) -> tuple[float, float]:
+    """Return the range of speed-ups that a chart of trials shows.
+
+    Args:
+        several: trials in it.
+        total: another ratio in it.
+        intervals: whether it shows the interval of each trial.
+    """
+    values = [one.ratio.value for one in several if one.ratio]
+    ends = list(values)
+    if intervals:
+        ends += [end for one in several if one.ratio for end in (one.ratio.low, one.ratio.high)]
+    if total is not None:
+        ends += [total.low, total.high]
+    most, least = max([*values, 1.0]), min([*values, 1.0])
+    low = max(min([*ends, 1.0]), _NEAREST * least)
+    high = min(max([*ends, 1.0]), _FARTHEST * most)
+    margin = 0.04 * (high - low) or 0.04
+    return low - margin, high + margin
+
+
+def trials_chart(figures: StudyFigures) -> str:
+    """Return the trials of the search over yours, in their order."""
+    timed = [one for one in figures.trials if one.ratio is not None]
+    if not timed:
+        return ""
+    failed = [one for one in figures.trials if one.rate is None]
+    count = max(one.trial for one in figures.trials) + 1
+    x = Scale(-0.6, count + 1.2)
+    room = _TRIALS - (34 if failed else 0)
+    answer = figures.answer
+    total = answer.speedup if answer.better and answer.confirmed else None
+    many = len(figures.trials) > _MANY
+    low, high = _bounds(timed, total, intervals=not many)
+    y = Scale(low, high, -room)
+
+    def up(value: float) -> float:
+        return room + y(value)
+
+    marks = []
+    if total is not None:
+        marks.append(band(0, 100, up(total.high), up(total.low) - up(total.high), "iv soft"))
+    marks.append(line(0, up(1), 100, up(1), "ref"))
+    for one in timed:
+        marks += _trial_marks(one, x(one.trial), up, many=many)
+    for one in failed:
+        tip = "" if many else f"trial {one.trial}: {one.state}. {one.cause}"
+        marks.append(dot(x(one.trial), _TRIALS - 14, "pt fail", tip, r=4, shape="cross"))
+    if total is not None:
+        at = x(count + 0.3)
+        marks.append(line(at, up(total.low), at, up(total.high), "whisk dark"))
+        tip = f"measured again: {ratio_text(total)}"
+        marks.append(dot(at, up(total.value), "pt rec", tip, r=7, shape="diamond"))
+        above = max(up(total.high) - 8, 12)
+        marks.append(label(100, above, "measured again", "tick strong rec", anchor="end"))
+    grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 6)]
+    step = max(1, math.ceil(count / 16))
+    under = [(x(number), str(number)) for number in range(0, count, step)]
+    return chart(
+        _TRIALS, marks, "Trials of the search", Axis(grid, "over yours"), Axis(under, "trial")
+    )
+
+
+def _trial_marks(one: TrialFigures, x: float, up: Up, *, many: bool) -> Iterator[str]:
+    assert one.ratio is not None
+    tip = "" if many else _tip(one)
+    if one.baseline:
+        yield dot(x, up(1), "pt base", tip or "yours", r=5)
+        yield label(x, up(1) - 10, "yours", "tick strong", anchor="middle")
+        return
+    if not many:
+        css = "whisk" if one.in_turn else "whisk alone"
+        yield line(x, up(one.ratio.low), x, up(one.ratio.high), css)
+    shape = "diamond" if one.recommended else "square" if one.state == "PRUNED" else ""
+    css = "pt rec" if one.in_turn and one.state != "PRUNED" else "pt rec hollow"
+    size = 7 if one.recommended else 2 if many else 4.5
+    yield dot(x, up(one.ratio.value), css, tip, r=size, shape=shape if size > 2 else "")
+
+
+def _tip(one: TrialFigures) -> str:
+    assert one.ratio is not None
+    how = "in turn with yours" if one.in_turn else "alone"
+    if one.baseline:
+        return "yours"
+    return f"trial {one.trial}, {how}: {ratio_text(one.ratio)}; {difference(one.changes, {})}"
+
+
+def memory_chart(figures: StudyFigures) -> str:
+    """Return speed-up against peak memory, with the line of the fastest in as little memory."""
+    timed = [one for one in figures.trials if one.ratio is not None and one.peak_bytes]
+    if len(timed) < 3 or len({one.peak_bytes for one in timed}) < 2:
+        return ""
+    least, most = (end(one.peak_bytes for one in timed) / MIB for end in (min, max))
+    margin = 0.12 * (most - least)
+    x = Scale(least - margin, most + 1.6 * margin)
+    low, high = _bounds(timed, intervals=False)
+    y = Scale(low, high, -_MEMORY)
+
+    def up(value: float) -> float:
+        return _MEMORY + y(value)
+
+    marks = [line(0, up(1), 100, up(1), "ref"), *_frontier(timed, x, up)]
+    many = len(timed) > _MANY
+    for one in timed:
+        marks += _memory_marks(one, x(one.peak_bytes / MIB), up, many=many, few=len(timed) < _FEW)
+    grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 5)]
+    under = [(x(value), f"{value:,.0f}") for value in ticks(x.low, x.high, 6)]
+    return chart(
+        *(_MEMORY, marks, "Speed-up against memory"),
+        *(Axis(grid, "over yours"), Axis(under, "peak memory of a rank, MiB")),
+    )
+
+
+def _frontier(timed: Sequence[TrialFigures], x: Scale, up: Up) -> Iterator[str]:
+    """Yield the stepped line of what was seen fastest in as little memory."""
+    front: list[tuple[float, float]] = []
+    for one in sorted(timed, key=lambda one: (one.peak_bytes, -(one.ratio or _NONE).value)):
+        value = (one.ratio or _NONE).value
+        if not front or value > front[-1][1]:
+            front.append((one.peak_bytes / MIB, value))
+    for (left, below), (right, above) in itertools.pairwise(front):
+        yield line(x(left), up(below), x(right), up(below), "front")
+        yield line(x(right), up(below), x(right), up(above), "front")
+
+
+_NONE = Ratio(0.0, 0.0, 0.0)
+
+
+def _memory_marks(one: TrialFigures, x: float, up: Up, *, many: bool, few: bool) -> Iterator[str]:
+    assert one.ratio is not None
+    tip = "" if many else f"{_tip(one)}; {one.peak_bytes / MIB:,.0f} MiB"
+    if one.baseline:
+        yield dot(x, up(1), "pt base", tip)
+        yield label(x, up(1) - 9, "yours", "tick strong", anchor="middle")
+        return
+    css = "pt rec" if one.in_turn else "pt rec hollow"
+    if one.recommended:
+        yield dot(x, up(one.ratio.value), css, tip, r=7, shape="diamond")
+        yield label(x, up(one.ratio.value) - 12, "recommended", "tick strong rec", anchor="middle")
+        return
+    yield dot(x, up(one.ratio.value), css, tip, r=2 if many else 4.5)
+    if few:
+        yield label(x + 1, up(one.ratio.value) + 4, str(one.trial))
+
+
+def losses_chart(figures: StudyFigures) -> str:
+    """Return the losses of the recommended configuration and of its reference, step by step."""
+    losses = figures.losses
+    if losses is None:
+        return ""
+    count = len(losses.reference)
+    every = [*losses.reference, *losses.recommended]
+    margin = 0.06 * (max(every) - min(every)) or 0.06
+    low, high = min(every) - margin, max(every) + margin
+    x, y = Scale(1, count), Scale(low, high, -_LOSSES)
+    marks = []
+    for values, css in (
+        (losses.reference, "trace base thick"),
+        (losses.recommended, "trace rec"),
+    ):
+        places = [(x(step), _LOSSES + y(value)) for step, value in enumerate(values, 1)]
+        marks += [line(*a, *b, css) for a, b in itertools.pairwise(places)]
+    grid = [(_LOSSES + y(value), f"{value:.4g}") for value in ticks(low, high, 4)]
+    step = max(1, count // 4)
+    under = [(x(number), str(number)) for number in (1, *range(step, count + 1, step))]
+    return chart(_LOSSES, marks, "Loss of both", Axis(grid, "loss"), Axis(under, "step"))
+
+
+def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str]]:
+    """Yield name, gain in words and bar of each change, then of all together, on one scale."""
+    gains = figures.contributions
+    total = figures.answer.speedup
+    assert total is not None
+    values = [one.gain.value for one in gains]
+    low = min([1.0, *values, total.low]) / 1.08
+    high = max([1.0, *values, total.high if math.isfinite(total.high) else total.value]) * 1.08
+    x = Scale(low, high, of=math.log)
+    for one in gains:
+        yield tied(one), ratio_text(one.gain), _gain_bar(one.gain, x, sure=_sure(one.gain))
+    yield "all together", ratio_text(total), _gain_bar(total, x, sure=_sure(total), css="dark")
+
+
+def _sure(ratio: Ratio) -> bool:
+    return ratio.low > 1 or ratio.high < 1
+
+
+def _gain_bar(ratio: Ratio, x: Scale, *, sure: bool, css: str = "") -> str:
+    start, end = sorted((x(1), x(ratio.value)))
+    kind = f"wf {'rec' if sure else 'vague'}{' neg' if ratio.value < 1 else ''}"
+    marks = [
+        line(x(1), 0, x(1), _ROW, "ref"),
+        band(start, max(end - start, 0.4), 12, 16, kind),
+        line(x(ratio.low), 20, x(ratio.high), 20, f"whisk {css}"),
+    ]
+    for bound, mark, anchor in ((ratio.low, "◂", "start"), (ratio.high, "▸", "end")):
+        at = x(bound)
+        if x.low <= bound <= x.high:
+            marks.append(line(at, 15, at, 25, f"whisk {css}"))
+        else:
+            marks.append(label(at, 25, mark, "whisktip", anchor=anchor))
+    return area(_ROW, marks, ratio_text(ratio))
+
+
+def rate_note(figures: StudyFigures) -> str:
+    """Return the range of both rates, in words."""
+    answer = figures.answer
+    if answer.rates is None or answer.baseline_rates is None:
+        return ""
+    yours = range_text(answer.baseline_rates, figures.unit)
+    return f"yours ran at {yours}, the recommended one at {range_text(answer.rates, figures.unit)}"

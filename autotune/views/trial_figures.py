@@ -1,0 +1,105 @@
+"""Figures of the trials of a search: each one's speed-up, its rate as measured, and how it ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.analysis.confirmation import ranked
+from autotune.analysis.contenders import expected_by_trial
+from autotune.analysis.trial_ratios import TrialRatio, changed_knobs, trial_ratios
+from autotune.analysis.verdict import Verdict
+from autotune.measurement.estimate import Ratio
+from storage import Attempts, Purpose, StoredAttempt, StoredNoise
+
+
+@dataclass(frozen=True)
+class TrialFigures:
+    """Figures of one trial.
+
+    Attributes:
+        ratio: speed-up over the baseline with its 95 % interval, seen once; None if not timed, or if
+            the baseline is not.
+        in_turn: True if it was interleaved with the baseline.
+        reference: name of the baseline's attempt that the ratio is over.
+        reference_rate: rate of that attempt, per second.
+        rate: as measured, per second.
+        expected: speed-up that the model of a step expects of it, by all trials together; None where
+            it is not asked.
+        again: number of rounds in which it was measured again.
+        recommended: True for the trial that is recommended.
+        changes: knobs that differ from the baseline, with their values.
+        suggested_by: why it was tried; empty if that was not recorded.
+    """
+
+    trial: int
+    state: str
+    ratio: Ratio | None
+    in_turn: bool
+    reference: str
+    reference_rate: float | None
+    rate: float | None
+    expected: float | None
+    again: int
+    baseline: bool
+    recommended: bool
+    peak_bytes: int
+    seconds: float
+    cause: str
+    changes: Mapping[str, Any]
+    suggested_by: str
+
+
+def trial_figures(
+    attempts: Attempts,
+    noise: StoredNoise | None,
+    verdict: Verdict,
+    reasons: Mapping[int, str],
+) -> list[TrialFigures]:
+    """Return the figures of all recorded trials, in their order.
+
+    Args:
+        attempts: of a study.
+        noise: newest run-to-run noise of the study.
+        verdict: its present answer.
+        reasons: why trials were tried, by number.
+    """
+    ratios = trial_ratios(attempts, noise)
+    own = attempts.baseline()
+    expected = _expected(attempts)
+    again: dict[int, int] = {}
+    for run in attempts.of(Purpose.CONFIRM).measured():
+        again[run.trial] = again.get(run.trial, 0) + 1
+
+    def figures(one: StoredAttempt) -> TrialFigures:
+        ratio: TrialRatio | None = ratios.get(one.trial)
+        today = own.knobs if own else verdict.baseline_knobs
+        return TrialFigures(
+            trial=one.trial,
+            state=one.result.state.value,
+            ratio=ratio.ratio if ratio else None,
+            in_turn=bool(ratio and ratio.in_turn),
+            reference=ratio.reference if ratio else "",
+            reference_rate=ratio.reference_rate if ratio else None,
+            rate=one.result.rate,
+            expected=expected.get(one.trial),
+            again=again.get(one.trial, 0),
+            baseline=own is not None and one.trial == own.trial,
+            recommended=one.trial == verdict.trial,
+            peak_bytes=one.result.peak_bytes,
+            seconds=one.result.wall_seconds,
+            cause=one.result.cause,
+            changes=changed_knobs(one.knobs, today) if today else dict(one.knobs),
+            suggested_by=reasons.get(one.trial, ""),
+        )
+
+    return [figures(one) for one in attempts.searched()]
+
+
+def _expected(attempts: Attempts) -> dict[int, float]:
+    """Return the speed-up that the model expects of the trials that it ranks, by number."""
+    own, complete = attempts.baseline(), ranked(attempts)
+    if own is None or len(complete) < 2:
+        return {}
+    rates = expected_by_trial(complete)
+    today = rates.get(own.trial, own.result.throughput)
+    return {trial: rate / today for trial, rate in rates.items()} if today else {}

@@ -1,0 +1,276 @@
+"""How far the answer of a study can be trusted: what is proven, what wants care, what is not known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotune.analysis.attribution import Contribution
+from autotune.analysis.rounds import Round
+from autotune.analysis.verdict import Kind, Verdict
+from autotune.analysis.wording import counted, duration
+from autotune.views.figure_text import range_text, ratio_text
+from autotune.views.trial_figures import TrialFigures
+from storage import StoredAttempt
+
+RESTLESS = 1.2
+"""Highest over lowest rate of the baseline from which on its rates are no promise (judgement)."""
+_OFTEN_DISTURBED = 0.1
+_MOSTLY = 0.5
+
+
+class Trust(StrEnum):
+    """Kind of a point."""
+
+    PROVEN = "proven"
+    CARE = "care"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Statement about how far the answer holds.
+
+    Attributes:
+        code: of the statement, for programs.
+        title: in a few words.
+        text: in a sentence or two.
+        setting: of the study file that would close an open point; empty if none would.
+    """
+
+    trust: Trust
+    code: str
+    title: str
+    text: str
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Records that the points are derived from.
+
+    Attributes:
+        timed: attempts with a rate.
+        budget_ended: True if a limit of the budget ended the search.
+        environments: number of machines that were measured on.
+        elapsed: seconds of the study.
+        warmup: seconds of a run's warm-up.
+    """
+
+    verdict: Verdict
+    rounds: Sequence[Round]
+    trials: Sequence[TrialFigures]
+    contributions: Sequence[Contribution]
+    budget_ended: bool
+    expected_gain: float | None
+    timed: tuple[StoredAttempt, ...]
+    environments: int
+    elapsed: float
+    unit: str
+    warmup: float
+
+    @property
+    def better(self) -> bool:
+        """True if something else than the baseline is recommended or leads."""
+        return self.verdict.kind == Kind.BETTER
+
+    @property
+    def baseline(self) -> int | None:
+        """Trial of the baseline."""
+        return next((one.trial for one in self.trials if one.baseline), None)
+
+    @property
+    def baseline_rates(self) -> list[float]:
+        """Rates of the baseline in all rounds."""
+        today = self.baseline
+        return (
+            [r.rates[today] for r in self.rounds if today in r.rates] if today is not None else []
+        )
+
+
+def points(evidence: Evidence) -> tuple[Point, ...]:
+    """Return all points, the proven ones first; none before anything was timed."""
+    if not evidence.timed:
+        return ()
+    found = [*_proven(evidence), *_with_care(evidence), *_open(evidence)]
+    return tuple(point for point in found if point is not None)
+
+
+def _proven(known: Evidence) -> list[Point | None]:
+    return [_in_turn(known), _same_training(known), _one_machine(known)]
+
+
+def _with_care(known: Evidence) -> list[Point | None]:
+    return [
+        _restless(known),
+        _disturbed(known),
+        _unsteady(known),
+        _provisional(known),
+        _batch(known),
+        _unchecked(known),
+        _risks(known),
+        _long_failure(known),
+    ]
+
+
+def _open(known: Evidence) -> list[Point | None]:
+    return [
+        _which_change(known),
+        _more_trials(known),
+        _rival(known),
+        _lasting(known),
+        _longest_samples(known),
+    ]
+
+
+def _in_turn(known: Evidence) -> Point | None:
+    verdict = known.verdict
+    if not verdict.confirmed or not verdict.rounds or len(verdict.finalists) < 2:
+        return None
+    text = f"{counted(verdict.rounds, 'round')} in turn with yours."
+    if verdict.chosen_in:
+        text = (
+            f"{counted(verdict.chosen_in, 'round')} chose it, {verdict.rounds} others tell by how "
+            "much."
+        )
+    return Point(Trust.PROVEN, "in_turn", "Compared in turn", text)
+
+
+def _same_training(known: Evidence) -> Point | None:
+    agreed = known.verdict.numerics
+    if not known.better or agreed is None or agreed.loss_distance is None:
+        return None
+    steps = f" over {agreed.steps} steps" if agreed.steps else ""
+    text = f"The loss stays within {agreed.loss_distance:.2%} of fp32{steps}."
+    return Point(Trust.PROVEN, "numerics", "The same training", text)
+
+
+def _one_machine(known: Evidence) -> Point | None:
+    if known.environments != 1:
+        return None
+    text = f"One environment, within {duration(known.elapsed)}."
+    return Point(Trust.PROVEN, "one_machine", "One machine, one sitting", text)
+
+
+def _restless(known: Evidence) -> Point | None:
+    rates = known.baseline_rates
+    if not rates or max(rates) <= RESTLESS * min(rates):
+        return None
+    ran = range_text((min(rates), max(rates)), known.unit)
+    text = f"Yours alone ran at {ran}."
+    if known.better:
+        text += " The ratio holds; the rates are no promise."
+    return Point(Trust.CARE, "restless", "Restless machine", text)
+
+
+def _disturbed(known: Evidence) -> Point | None:
+    disturbed = sum(bool(a.result.contended) for a in known.timed)
+    if disturbed <= _OFTEN_DISTURBED * len(known.timed):
+        return None
+    text = f"Other processes disturbed {disturbed} of {len(known.timed)} runs."
+    return Point(Trust.CARE, "disturbed", "Disturbed runs", text)
+
+
+def _unsteady(known: Evidence) -> Point | None:
+    unsteady = sum(not a.result.steady for a in known.timed)
+    if unsteady <= _MOSTLY * len(known.timed):
+        return None
+    text = (
+        f"{unsteady} of {len(known.timed)} were unsteady when their warm-up of {known.warmup:g} s "
+        "ended."
+    )
+    return Point(Trust.CARE, "unsteady", "Runs had not settled", text, "measurement.warmup")
+
+
+def _provisional(known: Evidence) -> Point | None:
+    if not known.verdict.provisional:
+        return None
+    text = "The study goes on; every figure may change."
+    if not known.verdict.confirmed:
+        text = "Nothing is confirmed: whichever of many trials comes first owes a part to luck."
+    return Point(Trust.CARE, "provisional", "Provisional", text)
+
+
+def _batch(known: Evidence) -> Point | None:
+    change = known.verdict.batch
+    if change is None:
+        return None
+    text = f"From {change.before} to {change.after}: the learning rate has to be adjusted."
+    return Point(Trust.CARE, "global_batch", "Another global batch", text, "objective.global_batch")
+
+
+def _unchecked(known: Evidence) -> Point | None:
+    verdict, agreed = known.verdict, known.verdict.numerics
+    if not known.better or not verdict.touched or (agreed and agreed.loss_distance is not None):
+        return None
+    text = f"{', '.join(verdict.touched)} can change the loss, which could not be checked."
+    return Point(Trust.CARE, "numerics_unchecked", "Numerics not checked", text)
+
+
+def _risks(known: Evidence) -> Point | None:
+    risks = known.verdict.risks
+    return Point(Trust.CARE, "risks", "Not shown to be the same", risks) if risks else None
+
+
+def _long_failure(known: Evidence) -> Point | None:
+    failure = known.verdict.long_failure
+    if failure is None:
+        return None
+    text = f"A run for minutes ended in {failure.state}: {failure.cause}."
+    return Point(Trust.CARE, "long_failure", "A longer run failed", text)
+
+
+def _which_change(known: Evidence) -> Point | None:
+    gains = [one.gain for one in known.contributions]
+    if not gains or any(gain.low > 1 or gain.high < 1 for gain in gains):
+        return None
+    text = "Each may bring nothing, or all of it: only the total is proven."
+    return Point(
+        Trust.OPEN, "attribution", "Which change brings it", text, "measurement.attribution"
+    )
+
+
+def _more_trials(known: Evidence) -> Point | None:
+    if not known.budget_ended:
+        return None
+    text = "The budget ended the search"
+    if known.expected_gain is not None:
+        text += f", when one more trial was expected to bring {known.expected_gain:.1%}"
+    return Point(Trust.OPEN, "budget", "What more trials would find", f"{text}.", "budget.trials")
+
+
+def _rival(known: Evidence) -> Point | None:
+    """Return the trial that was seen faster than the recommended one and was not measured again."""
+    own = next((t for t in known.trials if t.recommended and not t.baseline), None)
+    if own is None or own.ratio is None or not known.verdict.confirmed:
+        return None
+    others = [t for t in known.trials if t.ratio is not None and t.in_turn == own.in_turn]
+    faster = [t for t in others if not t.again and t.ratio and t.ratio.value > own.ratio.value]
+    if not faster:
+        return None
+    rival = max(faster, key=lambda t: t.ratio.value if t.ratio else 0.0)
+    assert rival.ratio is not None
+    text = f"Seen once at {ratio_text(rival.ratio)}, not measured again."
+    return Point(
+        Trust.OPEN,
+        "rival",
+        f"Whether trial {rival.trial} is as good",
+        text,
+        "measurement.finalists",
+    )
+
+
+def _lasting(known: Evidence) -> Point | None:
+    verdict = known.verdict
+    if not known.better or verdict.long_run is not None or verdict.provisional:
+        return None
+    longest = max(a.result.wall_seconds for a in known.timed)
+    text = f"The longest run took {duration(longest)}; `autotune run --watch` tells."
+    return Point(Trust.OPEN, "lasting", "Whether it lasts", text)
+
+
+def _longest_samples(known: Evidence) -> Point | None:
+    memory = known.verdict.memory
+    if memory is None or not memory.untold:
+        return None
+    text = f"{memory.untold[:1].upper()}{memory.untold[1:]}."
+    return Point(Trust.OPEN, "longest_samples", "Whether the longest samples fit", text)

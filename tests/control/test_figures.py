@@ -1,0 +1,307 @@
+"""Figures of a study are the same wherever they are shown: page, terminal, note, CSV and JSON."""
+
+import csv
+import dataclasses
+import html
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from optuna_dashboard import get_note
+
+from autotune.analysis.rounds import Stage
+from autotune.config import StudySpec
+from autotune.views.block import final_block
+from autotune.views.comparison import Holds, comparison, comparison_text
+from autotune.views.figure_text import bounds_text, hours, ratio_text, times
+from autotune.views.figures import StudyFigures, as_json, figures_of
+from autotune.views.live import LiveView, lines
+from autotune.views.page import page
+from autotune.views.paper import report_of
+from autotune.views.progress import ProgressLines
+from autotune.worker.protocol import Outcome
+from launchers.replay import Answer, Launch
+from launchers.replay.behaviours import noisy, where
+from launchers.replay.speed import SpeedVariation
+from tests.control.replayed import PLAIN, Replayed
+from tests.steering import ask
+
+RESTLESS: dict[str, Any] = {"seed": 2, "variation": SpeedVariation(0.15, 10.0)}
+WHOLE: dict[str, Any] = {
+    "budget": {"trials": 12},
+    "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
+    "objective": {"global_batch": "free", "price_per_device_hour": 2.5},
+    "measurement": {"baseline_runs": 3, "search_precision": 0.05, "attribution": 2},
+}
+HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J\x07 \u202e 'quoted\" & <b>"
+
+
+def tuned(played: Replayed) -> StudyFigures:
+    """Run a whole study on a machine whose speed wanders; its trials take turns with the baseline."""
+    played.on(noisy(PLAIN, run=0.005, block=0.01), **RESTLESS).run(**WHOLE)
+    return figures_of(played.repository, played.study())
+
+
+def words(markup: str) -> str:
+    """Return the text of a page."""
+    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", markup, flags=re.DOTALL))
+
+
+def answered(played: Replayed, *command: str) -> str:
+    found = ask(*command, "--storage", played.url, cwd=played.folder)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: Replayed) -> None:
+    figures = tuned(played)
+    speedup, saving = figures.answer.speedup, figures.saving
+    assert figures.answer.better and speedup is not None and saving is not None
+    texts = {
+        "page": words(page(figures)),
+        "report": report_of(figures),
+        "block": final_block(figures),
+        "status": answered(played, "status", played.name),
+        "watch": answered(played, "watch", played.name),
+    }
+    for name, text in texts.items():
+        assert times(speedup.value) in text, name
+        assert bounds_text(speedup) in " ".join(text.split()) or name == "page", name
+        assert hours(saving.hours.value) in text, name
+    assert f"({bounds_text(speedup)})" in texts["page"], "in the title"
+    study = played.trials_of_optuna()
+    assert f"{times(speedup.value)} your configuration" in get_note(study)
+    assert f"interval {bounds_text(speedup)}" in get_note(study)
+    told = json.loads(answered(played, "report", played.name, "--json"))
+    assert told == json.loads(json.dumps(figures.as_dict()))
+    for found in (told["answer"], json.loads(answered(played, "status", played.name, "--json"))):
+        assert found["speedup"] == as_json(speedup)
+    [listed] = json.loads(answered(played, "list", "--json"))
+    assert listed["speedup"] == as_json(speedup)
+    assert ratio_text(speedup) in answered(played, "list")
+    _assert_same_trials(figures, texts, played)
+    _assert_same_rounds(figures, texts, played)
+
+
+def _assert_same_trials(figures: StudyFigures, texts: dict[str, str], played: Replayed) -> None:
+    rows = table(played)
+    searched = {int(row["trial"]): row for row in rows if row["purpose"] == "search"}
+    assert any(one.in_turn for one in figures.trials)
+    for one in figures.trials:
+        assert one.ratio is not None
+        assert ratio_text(one.ratio) in texts["page"]
+        if one.recommended or one.baseline:
+            assert f"| {one.trial} | {ratio_text(one.ratio)} |" in texts["report"]
+        row = searched[one.trial]
+        for name, value in (
+            ("ratio", one.ratio.value),
+            ("ratio_low", one.ratio.low),
+            ("ratio_high", one.ratio.high),
+            ("rate", one.rate),
+            ("reference_rate", one.reference_rate),
+        ):
+            assert float(row[name]) == pytest.approx(value), (one.trial, name)
+        assert row["reference"] == one.reference
+
+
+def _assert_same_rounds(figures: StudyFigures, texts: dict[str, str], played: Replayed) -> None:
+    trial, today = figures.answer.trial, figures.answer.baseline
+    assert trial is not None and today is not None
+    rows = {
+        int(row["round"]): row
+        for row in table(played)
+        if row["purpose"] == "confirm" and int(row["trial"]) == trial
+    }
+    printed = list(ProgressLines(played.repository, played.study()).new())
+    for one in figures.rounds:
+        if trial not in one.ratios:
+            continue
+        assert one.ratios[trial] == pytest.approx(one.rates[trial] / one.rates[today])
+        assert float(rows[one.number]["ratio"]) == pytest.approx(one.ratios[trial])
+        assert float(rows[one.number]["rate"]) == pytest.approx(one.rates[trial])
+        assert f"| {one.number} | {trial} | {times(one.ratios[trial])} |" in texts["report"]
+        head = ["round", str(one.number), "trial", str(trial)]
+        line = next(text for text in printed if text.split()[1:5] == head)
+        assert times(one.ratios[trial]) in line
+        if trial in one.so_far:
+            assert ratio_text(one.so_far[trial]) in line
+            assert ratio_text(one.so_far[trial]) in texts["page"]
+    assert figures.rounds[-1].so_far[trial] == figures.answer.speedup, "the last is the verdict's"
+    assert {one.stage for one in figures.rounds} <= {Stage.CHOICE, Stage.GAIN}
+
+
+def table(played: Replayed) -> list[dict[str, str]]:
+    text = answered(played, "export", played.name, "--trials", "-")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_rate_of_a_trial_in_turn_is_as_measured_and_its_ratio_a_column_of_its_own(
+    played: Replayed,
+) -> None:
+    figures = tuned(played)
+    own = played.attempts("search")[0].result.throughput
+    attempts = {a.trial: a.result for a in played.attempts("search")}
+    for one in figures.trials:
+        if not one.in_turn:
+            continue
+        result = attempts[one.trial]
+        assert own is not None and result.ratio is not None and one.rate is not None
+        assert result.throughput == pytest.approx(result.ratio * own)
+        assert one.rate != pytest.approx(result.throughput, rel=1e-4), "the machine wanders"
+        assert one.reference_rate is not None
+        assert one.rate / one.reference_rate == pytest.approx(result.ratio, rel=0.1)
+
+
+def test_value_in_optuna_is_the_ratio_to_the_baseline(played: Replayed) -> None:
+    tuned(played)
+    study = played.trials_of_optuna()
+    assert study.metric_names == ["throughput over yours"]
+    first, *others = study.trials
+    assert first.value == 1.0
+    ratios = {a.trial: a.result.ratio for a in played.attempts("search")}
+    for trial in others:
+        if trial.value is not None and ratios[trial.number] is not None:
+            assert trial.value == pytest.approx(ratios[trial.number])
+
+
+def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None:
+    figures = tuned(played)
+    saving, cost = figures.saving, figures.cost
+    assert saving is not None and saving.money is not None and cost.money is not None
+    assert saving.money.value == pytest.approx(2.5 * saving.device_hours.value)
+    assert cost.money == pytest.approx(2.5 * cost.device_hours)
+    assert "Money saved" in page(figures)
+
+
+@pytest.mark.parametrize("attempts", [2, 9, 22])
+def test_running_study_is_shown_as_provisional_on_narrow_and_wide_screens(
+    played: Replayed, attempts: int
+) -> None:
+    seen: list[tuple[str, str, list[str]]] = []
+
+    def look(launch: Launch) -> Answer:
+        if not seen and len(played.attempts()) >= attempts:
+            study = played.study()
+            figures = figures_of(played.repository, study)
+            view = LiveView(played.repository, study)
+            screens = [text.plain for width in (80, 120) for text in lines(view.moment(), width)]
+            assert max(map(len, screens)) <= 120
+            seen.append((page(figures), report_of(figures), screens))
+        return PLAIN(launch)
+
+    played.on(look).run(**WHOLE)
+    assert seen
+    for markup, text, screens in seen:
+        assert "provisional" in words(markup)
+        assert "## Provisional answer" in text
+        assert any("●" in line for line in screens)
+
+
+def test_study_that_keeps_the_baseline_says_so_first(played: Replayed) -> None:
+    flat = where(PLAIN, lambda _: True, rate=50.0)
+    played.on(noisy(flat, run=0.03, block=0.01)).run(budget={"trials": 6})
+    figures = figures_of(played.repository, played.study())
+    assert not figures.answer.better
+    assert "Keep what you have" in words(page(figures))
+    assert figures.saving is None
+    assert "your configuration" in final_block(figures)
+
+
+def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed) -> None:
+    broken = where(PLAIN, lambda _: True, outcome=Outcome.CRASH, cause="rank 0: killed")
+    played.on(broken).run_until_it_fails(budget={"trials": 3})
+    figures = figures_of(played.repository, played.study())
+    text = words(page(figures))
+    assert "rank 0: killed" in text
+    assert "1.00x" not in text
+    assert "How far to trust it" not in text
+    assert report_of(figures)
+
+
+def test_hostile_names_and_causes_are_inert(played: Replayed) -> None:
+    def failing(launch: Launch) -> Answer:
+        if launch.knobs["micro_batch"] == 4:
+            return Answer(outcome=Outcome.ERROR, cause=HOSTILE)
+        return PLAIN(launch)
+
+    played.on(failing).run(search_space={"micro_batch": [2, 4, 8]})
+    markup = page(figures_of(played.repository, played.study()))
+    assert HOSTILE.strip() in {a.result.cause.strip() for a in played.attempts("search")}
+    assert "<script" not in markup
+    assert "<img" not in markup
+    assert not {ord(letter) for letter in markup} & {*range(9), *range(11, 32), 127, 0x202E}
+    assert "&lt;img src=x onerror=alert(1)&gt;" in markup
+
+
+def test_page_is_one_file_that_loads_nothing(played: Replayed) -> None:
+    markup = page(tuned(played))
+    assert "<script" not in markup
+    assert not re.findall(r"""(?:src|href)=["'](?!#)|url\((?!#)|@import|https?:""", markup)
+    assert "default-src 'none'" in markup
+    assert len(markup.encode()) <= 200 * 1024
+    ids = re.findall(r'id="([^"]+)"', markup)
+    assert len(ids) == len(set(ids))
+    assert {*re.findall(r'href="#([^"]+)"', markup)} <= {*ids}
+
+
+def test_only_knobs_of_the_job_are_listed(played: Replayed) -> None:
+    figures = tuned(played)
+    own = StudySpec.model_validate(played.study().spec).job_knobs
+    changed = {one.knob for one in figures.answer.changes}
+    assert {one.knob for one in figures.own_knobs} <= own | changed
+    for text in (report_of(figures), page(figures), get_note(played.trials_of_optuna())):
+        assert "fsdp_prefetch" not in text
+
+
+def test_page_is_written_where_it_is_asked_for(played: Replayed, tmp_path: Path) -> None:
+    tuned(played)
+    assert answered(played, "report", played.name, "--html").strip() == "played.html"
+    written = (played.folder / "played.html").read_text()
+    assert answered(played, "report", played.name, "-", "--html") == written
+    refused = ask("report", played.name, "a.html", "--storage", played.url, cwd=played.folder)
+    assert refused.returncode == 2
+    assert "--html" in refused.stderr
+
+
+def test_comparison_says_what_still_holds(played: Replayed) -> None:
+    first = tuned(played)
+    again = comparison(first, first)
+    assert {one.holds for one in again.checks} == {Holds.YES}
+    assert (again.environments, again.settings) == ((), ())
+    assert again.change is not None and again.change.low < 1 < again.change.high
+    kept = dataclasses.replace(first.answer, kind="nothing_better", speedup=None, changes=())
+    other = dataclasses.replace(
+        first, answer=kept, environments=({"torch": "9", **first.environments[0]},)
+    )
+    changed = comparison(first, other)
+    assert Holds.YES not in {one.holds for one in changed.checks}
+    assert "does not hold" in comparison_text(changed)
+    found = answered(played, "compare", played.name, played.name, "--json")
+    assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
+
+
+def test_line_of_an_event_begins_with_time_kind_and_number(played: Replayed) -> None:
+    tuned(played)
+    printed = list(ProgressLines(played.repository, played.study()).new())
+    kinds = {"study", "trial", "again", "round", "ablation", "check", "long"}
+    for line in printed:
+        at, kind, number, *_ = line.split()
+        assert re.fullmatch(r"\d+s", at), line
+        assert kind in kinds, line
+        assert number == "-" or number.isdecimal(), line
+    assert sum(line.split()[1] == "trial" for line in printed) == 12
+
+
+def test_table_is_the_same_as_parquet(played: Replayed, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    tuned(played)
+    target = tmp_path / "all.parquet"
+    assert answered(played, "export", played.name, "--trials", str(target)).strip() == str(target)
+    written = pandas.read_parquet(target)
+    rows = table(played)
+    assert [str(trial) for trial in written["trial"]] == [row["trial"] for row in rows]
+    assert written["ratio"].notna().sum() == sum(bool(row["ratio"]) for row in rows) > 0

@@ -32,7 +32,8 @@ SCRIPTS = Path(__file__).parent.parent / "tests" / "scripts" / "kinds"
 OURS = (sys.executable, "-P", "-m", "autotune")
 RANKS = 2
 STEPS = 4
-PATIENCE = 600.0
+PATIENCE = 1800.0
+"""Seconds that a run may take: most of them compile."""
 NEEDS_CUDA = "needs CUDA"
 ACTS, NOT = "yes", "no"
 Told = Mapping[str, Any]
@@ -119,9 +120,7 @@ def _of_kind(kind: Kind, *, init: bool) -> dict[str, dict[str, str]]:
         for script in SCRIPTS.glob("*.py"):
             (folder / script.name).write_text(script.read_text())
         ranks = RANKS if kind.ranked else 1
-        with launchers.open_launcher(
-            "local", Resources(ranks, 0, 1, 1), temporary, None
-        ) as launcher:
+        with launchers.section_of("local").open(Resources(ranks, 0, 1, 1), temporary) as launcher:
             trial = lambda name, changes: _trial(launcher.slots[0], folder, kind, name, changes)  # noqa: E731
             acts = _effects(trial, kind)
         applied = _effects(lambda _, changes: _job(folder, kind, changes), kind)

@@ -337,8 +337,14 @@ class Confirmation:
         return own or self.rates(trial)
 
     def contrast(self, trial: int, other: int) -> Contrast:
-        """Return how much faster a trial is than another in the rounds that choose, in logarithms."""
-        return contrast(self.rounds, trial, other)
+        """Return how much faster a trial is than another in the rounds that choose, in logarithms.
+
+        Where the spread between processes is known each of the two has a variance of its own, so that a
+        baseline whose processes lie apart hides no difference of others.
+        """
+        if self.processes is None:
+            return contrast(self.rounds, trial, other)
+        return compare(*(self._arm(self.processes, t, self._seen(t)) for t in (trial, other)))
 
     def ratio(self, trial: int, other: int) -> Ratio:
         """Return the ratio of two trials in the rounds that choose, with a single comparison's CI."""
@@ -356,7 +362,8 @@ class Confirmation:
         assert self.baseline is not None
         if trial == self.chosen and self.measured_alone:
             if self.processes is not None:
-                arms = self._arm(self.processes, trial), self._arm(self.processes, self.baseline)
+                both = trial, self.baseline
+                arms = (self._arm(self.processes, t, self.basis_rates(t)) for t in both)
                 return compare(*arms).ratio(ONE_SIDED)
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
@@ -369,13 +376,11 @@ class Confirmation:
         """
         if self.processes is None or not self.basis_rates(trial):
             return None
-        return self._arm(self.processes, trial).rate
+        return self._arm(self.processes, trial, self.basis_rates(trial)).rate
 
-    def _arm(self, processes: Processes, trial: int) -> Arm:
-        rates = self.basis_rates(trial)
-        return processes.arm(
-            trial, [*rates, *processes.baseline_runs] if trial == self.baseline else rates
-        )
+    def _arm(self, processes: Processes, trial: int, rates: Sequence[float]) -> Arm:
+        alone = processes.baseline_runs if trial == self.baseline else ()
+        return processes.arm(trial, [*rates, *alone])
 
     def level(self, rounds: int) -> float:
         """Return the one-sided level of one finalist's look after so many rounds."""

@@ -345,7 +345,7 @@ class FinalsPlan:
                 rounds = schedule.rounds if len(members) > 1 else proof.needed
                 finalists = [trial.knobs for trial in members]
                 if schedule.may_end(proof.finals(finalists, rounds)):
-                    return cls(count, _others(every, those), own_batch)
+                    return cls(count, _others(every, trials), own_batch)
         return cls(1, _others(every, proof.checked(timed)), same_batch=False)
 
 

@@ -32,7 +32,8 @@ _LAUNCH_BOUND_SCATTER = 0.03
 _MOST_LAUNCH_BOUND_BATCH = 4
 _PROCESS_SIGMA = {True: 0.2, False: 0.002}
 """Standard deviation between processes of the logarithm of the step time, of launch-bound and other
-configurations (measured: 111, 124, 181 ms in three processes; 79.4 to 80.4 ms)."""
+configurations (measured: 111, 124, 181 ms in three processes; 79.4 to 80.4 ms in three builds of one
+process, most of it the scatter of their steps: no second process was recorded)."""
 _RIDGE = 1e-3
 _MAX_AUTOTUNE_SECONDS = 150.0
 """First step under max-autotune (judgement: `minutes`)."""

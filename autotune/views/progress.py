@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.rounds import Round, rounds_of
+from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import difference, quantity
 from autotune.config import StudySpec
@@ -161,17 +161,19 @@ class ProgressLines:
         for one in every:
             runs = attempts.of(Purpose.CONFIRM).in_round(one.number).recorded()
             last = max(runs, key=lambda run: (run.ended or 0.0, run.id))
-            known = one.rates.keys() | one.failed.keys()
-            for trial in sorted(known - {today}):
-                if (one.number, trial) not in self._rounds and (today is None or today in known):
+            for trial in sorted(_to_tell(one, today)):
+                if (one.number, trial) not in self._rounds:
                     self._rounds.add((one.number, trial))
                     yield last.ended or 0.0, last.id, self._round(one, trial, today)
 
     def _round(self, one: Round, trial: int, today: int | None) -> str:
-        head = f"{'round':8} {one.number:>3}  trial {trial}"
+        member = "yours" if trial == today else f"trial {trial}"
+        head = f"{'round':8} {one.number:>3}  {member}"
         if trial in one.failed:
             return f"{head}  failed: {one.failed[trial]}"
         rate = f"{quantity(one.rates[trial])} {self._unit}"
+        if trial == today:
+            return f"{head}  {rate}"
         if trial not in one.ratios or today is None:
             return f"{head}  {rate}, yours failed"
         text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[today])}"
@@ -232,3 +234,17 @@ def _before(study: StoredStudy, recorded: Sequence[StoredAttempt]) -> tuple[str,
         return ()
     queued = study.state == StudyState.QUEUED
     return ("queued" if queued else "starting the processes of the trials",)
+
+
+def _to_tell(one: Round, today: int | None) -> set[int]:
+    """Return the trials of a round that can be told: finalists, once the baseline has ended in it.
+
+    The baseline itself is told where it is measured again alone.
+    """
+    known = one.rates.keys() | one.failed.keys()
+    if today is None:
+        return set(known)
+    if today not in known:
+        return set()
+    alone = known == {today} and one.stage in (Stage.CHOICE, Stage.GAIN)
+    return {today} if alone else known - {today}

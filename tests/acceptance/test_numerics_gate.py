@@ -47,7 +47,7 @@ def test_a_planted_fault_is_refused(tiny: StudyFolder, fault: str, reason: str) 
     assert fast.result.throughput > 1.5 * slow.result.throughput  # type: ignore[operator]
     assert {a.trial for a in tiny.attempts(Purpose.CONFIRM)} == {slow.trial}
     again = tiny.run("report", tiny.name, "--recompute", "--json")
-    assert json.loads(again.stdout)["refused"] == verdict["refused"]
+    assert json.loads(again.stdout)["verdict"]["refused"] == verdict["refused"]
 
 
 @pytest.mark.errand
@@ -61,7 +61,7 @@ def test_an_honest_bf16_passes_and_the_verdict_says_how_closely(tiny: StudyFolde
     assert verdict["numerics"]["norm_ratio"] == pytest.approx(1, abs=0.05)
     assert verdict["numerics"]["steps"] > 0
     again = tiny.run("report", tiny.name, "--recompute", "--json")
-    assert json.loads(again.stdout)["numerics"] == verdict["numerics"]
+    assert json.loads(again.stdout)["verdict"]["numerics"] == verdict["numerics"]
     [reference] = tiny.attempts(Purpose.REFERENCE)
     assert reference.knobs["precision"] == "fp32"
     steps = tiny.repository.attempts.blocks(reference.id)

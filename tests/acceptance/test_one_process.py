@@ -30,5 +30,6 @@ def test_ddp_and_one_process_compete_over_the_same_samples(tmp_path: Path) -> No
         told = tiny.run("report", tiny.name, "--recompute", "--json")
         assert told.returncode == 0, told.stdout + told.stderr
         again = json.loads(told.stdout)
-        assert again.pop("running")["blocks"] > 0
-        assert again == json.loads(json.dumps(tiny.study().verdict))
+        assert again["running"]["blocks"] > 0
+        stored = json.loads(json.dumps(tiny.study().verdict))
+        assert {name: again["verdict"][name] for name in stored} == stored

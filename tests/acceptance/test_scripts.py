@@ -133,7 +133,7 @@ def test_a_script_is_tuned_and_left_as_it_is(tiny: StudyFolder) -> None:
     assert best["script"]["target"] == "plain_ddp.py"
     assert best["knobs"]["micro_batch"] == best["script"]["turned"].get("micro_batch", 4)
     again = tiny.run("report", tiny.name, "--recompute", "--json")
-    assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]
+    assert json.loads(again.stdout)["verdict"]["trial"] == tiny.study().verdict["trial"]
     assert (tiny.folder / "plain_ddp.py").read_text() == before
     assert not (tiny.folder / "model.pt").exists(), "it was ended before it would have saved"
 

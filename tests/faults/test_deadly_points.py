@@ -44,7 +44,7 @@ def test_deaths_all_through_the_search_lose_and_repeat_nothing(
     end_whole(tiny, tally, trials=4)
     again = tiny.run("report", tiny.name, "--recompute", "--json")
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]  # type: ignore[index]
+    assert json.loads(again.stdout)["verdict"]["trial"] == tiny.study().verdict["trial"]  # type: ignore[index]
 
 
 @pytest.mark.slow

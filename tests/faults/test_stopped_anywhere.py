@@ -48,7 +48,7 @@ def test_report_and_export_answer_each_time(tiny: StudyFolder) -> None:
 def look(tiny: StudyFolder) -> bool:
     """Whether there was an answer; it agrees with the records."""
     told = tiny.ask("report", tiny.name, "--json")
-    verdict = Verdict.from_dict(json.loads(told.stdout))
+    verdict = Verdict.from_dict(json.loads(told.stdout)["verdict"])
     assert verdict.provisional == (tiny.study().state != "DONE")
     if verdict.provisional:
         assert_agrees(verdict, tiny)

@@ -41,6 +41,15 @@ class LeaseLost(AutotuneError):
     """Error of a daemon whose lease was taken over or revoked; it must not write any more."""
 
 
+class Requeued(AutotuneError):
+    """End of a process that was told to leave, and whose study another one is to go on with.
+
+    The exit code is EX_TEMPFAIL of sysexits.h: a batch system may start the command again.
+    """
+
+    exit_code = 75
+
+
 class TrialsGone(AutotuneError):
     """Error for trials of Optuna that were renamed, replaced or deleted."""
 

@@ -1,4 +1,4 @@
-"""What a study of minutes finds on a device where a process takes seconds and compilation more.
+"""Findings of studies of minutes on a device where a process takes seconds and compilation more.
 
     python benchmarks/gpu_policy.py [--json] [--seeds N] [--only h200 7b tiny] [--budgets 60 120]
 
@@ -30,7 +30,7 @@ from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from launchers.replay import ReplayLauncher
 from launchers.replay.device import RecordedDevice, read_device
-from storage import Database, Repository
+from storage import Database, Repository, Worker
 
 TABLE = Path(__file__).parent / "tables" / "h200-gpt2-124m.jsonl"
 TOKENS = 1024
@@ -54,8 +54,11 @@ _LEASE_SECONDS = 1e6
 
 
 def devices() -> dict[str, RecordedDevice]:
-    """The recorded device and two synthetic ones: a launch of 60 s, a compilation of 180 s and steps of
-    3 s; a launch of 5 s and steps of 5 ms."""
+    """Return the recorded device and two synthetic ones.
+
+    One has a launch of 60 s, a compilation of 180 s and steps of 3 s, the other a launch of 5 s and
+    steps of 5 ms.
+    """
     h200 = read_device(TABLE)
     step = h200.step(_knobs(BASELINES["mb16"]))
     cold = h200.first_step(_knobs(BASELINES["mb16"] | {"compile": "default"}))
@@ -74,11 +77,11 @@ def _knobs(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Studied:
-    """What one study came to.
+    """Result of one study.
 
     Attributes:
-        kind: of the verdict.
-        speedup: true one of what it recommends; 1 where it recommends nothing.
+        kind: kind of the verdict.
+        speedup: true speed-up of its recommendation; 1 where it recommends nothing.
         lower: bound of the confidence interval that it states; None without one.
         upper: the other bound.
         gap: how far the recommendation lies below the best configuration, relative to it.
@@ -99,7 +102,7 @@ class Studied:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval holds the truth; None without one."""
+        """True if the interval holds the truth; None without one."""
         if self.lower is None or self.upper is None:
             return None
         return self.lower <= self.speedup <= self.upper
@@ -161,10 +164,9 @@ def study(
     )
     repository = storage.emptied()
     repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
-    lease = repository.leases.acquire("policy", "policy", 0, _LEASE_SECONDS)
-    assert lease is not None
-    stored = repository.studies.claim(lease)
-    assert stored is not None
+    claim = repository.studies.claim(Worker("policy", "policy", 0, _LEASE_SECONDS))
+    assert claim is not None
+    stored, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.slots[0].environment)
     plan = Plan(spec, launcher)
     verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
@@ -195,7 +197,7 @@ def _finite(bound: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """Many studies of one kind.
+    """Studies of one kind.
 
     Attributes:
         within_3: share whose recommendation is at most 3 % slower than the best configuration.

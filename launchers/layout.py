@@ -93,6 +93,22 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     )
 
 
+def demand_of(resources: Resources) -> tuple[list[dict[str, float]], str]:
+    """Return the Ray bundles of a slot on nodes that are not known yet, and Ray's strategy for them.
+
+    That is a bundle per node where their number is given, and else one per rank, on as few nodes as
+    there can be. A trial that takes as many ranks as there are devices asks for one.
+    """
+    ranks, nodes = resources.workers or 1, resources.nodes
+    gpus = resources.gpus_per_worker
+    if gpus is None:
+        gpus = float(resources.workers is None)
+    if nodes:
+        bundle = _bundle(max(1, ranks // nodes), resources.cpus_per_worker, gpus)
+        return [bundle] * nodes, "STRICT_SPREAD" if nodes > 1 else "STRICT_PACK"
+    return [_bundle(1, resources.cpus_per_worker, gpus)] * ranks, "PACK"
+
+
 def _workers(resources: Resources, capacities: Sequence[NodeCapacity]) -> int:
     if resources.workers is not None:
         return resources.workers

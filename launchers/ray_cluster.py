@@ -9,19 +9,20 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from autotune.errors import LauncherError, NotHere
+from autotune.errors import DevicesTaken, LauncherError, NotHere
 from launchers import devices
 from launchers.agents import Node
 from launchers.base import Launcher, Resources
 from launchers.driver import Driver, Refused
-from launchers.layout import plan
+from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
 from launchers.ray_link import RayLink
-from launchers.ray_nodes import Cluster
-from launchers.ray_placement import SlotPlacement
+from launchers.ray_nodes import Cluster, TooSmall
+from launchers.ray_placement import Demand, SlotPlacement, strategy_of
 from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 
@@ -29,6 +30,10 @@ _SETTLE_SECONDS = 3.0
 """Time until freed resources show as free. Only after that are they held by others."""
 _POLL_SECONDS = 0.5
 _GROW_SECONDS = 3.0
+_LOOKS = 100
+"""Looks at the cluster, five minutes together, after which slots that it has lost are not planned."""
+_ASK_SECONDS = 120.0
+"""Time for which a study asks a cluster that is too small for room before others have their turn."""
 
 
 class RayLauncher(Launcher):
@@ -63,13 +68,15 @@ class RayLauncher(Launcher):
         self._growth: threading.Thread | None = None
         self._driver: Driver | None = None
         self.slots = []
-        self._planned = 0
+        self._plans: deque[int] = deque(maxlen=_LOOKS)
+        """Numbers of slots that the cluster had room for, at the last looks."""
         self._reservation = Reservation(busy)
         try:
             if address is None and _is_for_processors(resources):
                 self._reservation.take(devices.processors())
             self._driver = Driver(address, log_dir, self._joining(address))
-            self._cluster = Cluster(resources, self._driver, address)
+            self._demand = Demand(self._driver)
+            self._cluster = self._joined(resources, self._driver, address)
             self._open(address)
         except Refused as error:
             self.close()
@@ -90,8 +97,11 @@ class RayLauncher(Launcher):
 
     @property
     def planned(self) -> int:
-        """Largest number of slots that the cluster has ever had room for."""
-        return self._planned
+        """Largest number of slots that the cluster has had room for lately.
+
+        A node that has not come back by then was taken away, as by an autoscaler.
+        """
+        return max(self._plans.copy(), default=len(self.slots))
 
     def notices(self) -> list[str]:
         found: list[str] = []
@@ -126,10 +136,34 @@ class RayLauncher(Launcher):
         """Raise if the launcher is no longer wanted while it opens."""
         self._busy(NO_RIVAL)
 
+    def _joined(self, resources: Resources, driver: Driver, address: str | None) -> Cluster:
+        """Return the cluster once its nodes hold a slot, or raise when it stays too small.
+
+        An autoscaler hears of what is missing, and adds nodes.
+        """
+        began, since = time.monotonic(), time.strftime("%H:%M:%S")
+        while True:
+            try:
+                return Cluster(resources, driver, address)
+            except TooSmall as error:
+                if time.monotonic() - began > _ASK_SECONDS:
+                    raise
+                self._demand.ask(*demand_of(resources))
+                with _instead_of_a_rival(error):
+                    self._wait(f"since {since}: {error}")
+            self._demand.withdraw_if_granted()
+
+    def _wait(self, why: str) -> None:
+        """Wait until it is time to look at the cluster again."""
+        looked = time.monotonic()
+        while time.monotonic() - looked < _GROW_SECONDS:
+            self._busy(Rival(0, why))
+            time.sleep(_POLL_SECONDS)
+
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout
         self.workers = layout.nodes * layout.ranks_per_node
-        self._planned = layout.slots
+        self._plans.append(layout.slots)
         self._wait_for_room()
         for _ in range(layout.slots - 1):
             if not self._add_slot(self._check_busy) and address is None:
@@ -144,10 +178,15 @@ class RayLauncher(Launcher):
     def _wait_for_room(self) -> None:
         """Open the first slot as soon as other jobs leave room for it."""
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
+        layout = self._cluster.layout
+        self._demand.withdraw()
         while not self._add_slot(self._check_busy):
+            self._demand.ask([layout.bundle] * layout.nodes, strategy_of(layout.nodes))
             settled = time.monotonic() - began > _SETTLE_SECONDS
             self._busy(Rival(0, self._cluster.busy(since)) if settled else NO_RIVAL)
             time.sleep(_POLL_SECONDS)
+            self._demand.withdraw_if_granted()
+        self._demand.withdraw()
 
     def _add_slot(self, on_wait: Callable[[], object]) -> bool:
         """Open one more slot if there is room; return whether there was.
@@ -190,9 +229,18 @@ class RayLauncher(Launcher):
         while not self._closing.wait(_GROW_SECONDS):
             with contextlib.suppress(LauncherError):
                 wanted = self._cluster.plan(self._cluster.nodes()).slots
-                self._planned = max(self._planned, wanted)
+                self._plans.append(wanted)
                 if sum(not slot.unusable and not slot.gone for slot in self.slots) < wanted:
                     self._add_slot(lambda: None)
+
+
+@contextlib.contextmanager
+def _instead_of_a_rival(error: LauncherError) -> Iterator[None]:
+    """Raise this error where a command refuses to wait for another process."""
+    try:
+        yield
+    except DevicesTaken:
+        raise error from None
 
 
 def _is_for_processors(resources: Resources) -> bool:

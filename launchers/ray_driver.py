@@ -173,12 +173,16 @@ class _CallServer:
         self, group: int, bundles: list[dict[str, float]], strategy: str, patience: float
     ) -> bool:
         """Reserve all of the bundles or none; return whether they were granted in time."""
-        made = placement_group(bundles, strategy=strategy)
-        self._groups[group] = made
+        self.ask(group, bundles, strategy)
+        made = self._groups[group]
         granted = bool(made.wait(patience))
         if not granted:
             self.release(group)
         return granted
+
+    def ask(self, group: int, bundles: list[dict[str, float]], strategy: str) -> None:
+        """Ask for bundles without waiting; the autoscaler adds nodes for them."""
+        self._groups[group] = placement_group(bundles, strategy=strategy)
 
     def release(self, group: int) -> None:
         """Give the bundles of a group back."""

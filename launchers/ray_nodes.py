@@ -29,6 +29,10 @@ _QUERY_SECONDS = 10.0
 """Timeout of a node's information. A node that misses it tells its kind as its agent starts."""
 
 
+class TooSmall(ClusterAway):
+    """Lack of nodes of a shared cluster, which may still come."""
+
+
 class Cluster:
     """The nodes that a launcher's slots are on."""
 
@@ -144,7 +148,7 @@ class Cluster:
             if not self.is_shared:
                 raise
             others = "".join(f"; left out: {why}" for why in self._left_out.values())
-            raise ClusterAway(
+            raise TooSmall(
                 f"the Ray cluster at {self._address} is too small at present: {error}{others}"
             ) from None
 

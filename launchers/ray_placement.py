@@ -3,10 +3,10 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from launchers.agents import SlotGone
-from launchers.driver import DriverLost, Refused
+from launchers.driver import Driver, DriverLost, Refused
 from launchers.placement import ClusterNode, choose
 from launchers.ray_nodes import ANSWER_SECONDS, Cluster
 
@@ -20,10 +20,48 @@ there."""
 _POLL_SECONDS = 0.5
 
 
+_ANSWERED = ("CREATED", "REMOVED")
+"""States of a placement group that waits no more."""
+_NUMBERS = itertools.count(1)
+"""Numbers of placement groups in this process."""
+
+
+def strategy_of(nodes: int) -> str:
+    """Return Ray's strategy for bundles that are each on a node of its own."""
+    return "STRICT_SPREAD" if nodes > 1 else "STRICT_PACK"
+
+
+class Demand:
+    """A pending placement group, by which Ray's autoscaler hears of a slot that has no room.
+
+    It goes with the driver.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._group = 0
+
+    def ask(self, bundles: Sequence[Mapping[str, float]], strategy: str) -> None:
+        """Ask for these bundles, unless something is asked for already."""
+        if not self._group:
+            self._group = next(_NUMBERS)
+            wanted = list(bundles)
+            self._driver.call("ask", group=self._group, bundles=wanted, strategy=strategy)
+
+    def withdraw_if_granted(self) -> None:
+        """Give back what has been granted: the slot itself chooses among nodes."""
+        if self._group and self._driver.call("stands", group=self._group) in _ANSWERED:
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Ask for nothing any more."""
+        if self._group:
+            group, self._group = self._group, 0
+            self._driver.call("release", group=group)
+
+
 class SlotPlacement:
     """The nodes under a slot: a placement group, replaced when it is gone."""
-
-    _numbers = itertools.count(1)
 
     def __init__(self, cluster: Cluster, on_wait: Callable[[], object]) -> None:
         """Prepare a placement that holds nothing yet.
@@ -42,7 +80,7 @@ class SlotPlacement:
         chosen = choose(cluster.layout, cluster.nodes(), cluster.avoided.now(), cluster.taken)
         if not chosen:
             return False
-        group = next(self._numbers)
+        group = next(_NUMBERS)
         bundles = [
             {**cluster.layout.bundle, f"node:{node.address}": _NODE_SHARE} for node in chosen
         ]
@@ -52,7 +90,7 @@ class SlotPlacement:
             self.on_wait,
             group=group,
             bundles=bundles,
-            strategy="STRICT_SPREAD" if len(chosen) > 1 else "STRICT_PACK",
+            strategy=strategy_of(len(chosen)),
             patience=_GRANT_SECONDS,
         )
         if not granted:

@@ -35,16 +35,18 @@ model; wrapper: on what shares it among ranks; step: on what every step does, an
 """
 
 
-VARIABLES, SETTINGS, DDP, LOADER, OPTIMIZER = (
+VARIABLES, SETTINGS, DDP, ROOT, LOADER, OPTIMIZER = (
     "variables of the environment",
     "settings of the process",
     "DistributedDataParallel",
+    "root module",
     "DataLoader",
     "Optimizer",
 )
 """Objects of a script, or of its process, that a knob can be injected through.
 
-Variables are read when a process starts, and `autotune export --format env` writes them.
+Variables are read when a process starts, and `autotune export --format env` writes them. The root module
+is the one whose call a loss comes from.
 """
 
 
@@ -179,7 +181,7 @@ class Via:
     """How a script that does not turn a knob by itself gets it from outside.
 
     Attributes:
-        through: VARIABLES, SETTINGS, DDP, LOADER or OPTIMIZER.
+        through: VARIABLES, SETTINGS, DDP, ROOT, LOADER or OPTIMIZER.
         values: that can be set from outside; empty: all.
         today: the value that the script must have by itself, as any other cannot be taken away; None:
             any value can be changed.

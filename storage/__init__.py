@@ -9,6 +9,7 @@ from storage.records import (
     UNTIMED,
     AttemptResult,
     AttemptState,
+    Claim,
     Fault,
     Lease,
     LeaseState,
@@ -26,6 +27,7 @@ from storage.records import (
     StoredStudy,
     StudyState,
     Summary,
+    Worker,
 )
 from storage.repository import Repository
 from storage.trials import TrialLedger
@@ -37,6 +39,7 @@ __all__ = [
     "AttemptResult",
     "AttemptState",
     "Attempts",
+    "Claim",
     "Database",
     "Fault",
     "Lease",
@@ -57,5 +60,6 @@ __all__ = [
     "StudyState",
     "Summary",
     "TrialLedger",
+    "Worker",
     "study_names",
 ]

@@ -7,33 +7,23 @@ import glob
 import os
 import re
 import sqlite3
-import time
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy import URL, Connection, Engine, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from autotune.errors import BadInput, StorageError
-from storage import postgres
+from storage import postgres, schema
+from storage.engines import engine_arguments, open_engine, writing
 from storage.fence import install_fence
 from storage.sqlite_errors import explain_sqlite_error
 
-VERSION_TABLE = "autotune_alembic_version"
-"""Not Alembic's default name, which Optuna's own migrations use."""
-_MIGRATIONS = Path(__file__).parent / "migrations"
 _SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_BUSY_SECONDS = 60
-_BUSY_POLL_SECONDS = 0.05
 _DRIVERS = {
     "sqlite": "sqlite",
     "postgresql": "postgresql+psycopg",
@@ -68,20 +58,26 @@ _NOW = {
 
 
 class Database:
-    """An open database with both schemas, ours and Optuna's, at the newest version."""
+    """An open database.
+
+    One of an older schema is read through a copy as it was when it was opened; one of a newer schema
+    is read as it is.
+    """
 
     def __init__(self, url: str) -> None:
-        """Open the database; create or upgrade the tables.
+        """Open the database; create the tables where there are none.
 
         Args:
             url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
 
         Raises:
             BadInput: the URL cannot be used.
-            StorageError: the database cannot be reached, or is newer than this program.
+            StorageError: the database cannot be reached.
         """
         self.url = parse(url)
-        self.engine = _engine(self.url)
+        self.engine = open_engine(self.url)
+        self.schema = ""
+        """Version of its tables where it is not that of this program: it is read only then."""
         try:
             self._prepare()
             self.optuna()
@@ -120,9 +116,10 @@ class Database:
     @functools.cached_property
     def _optuna(self) -> RDBStorage:
         # It reads all of Optuna's migrations to see that the tables are at the newest version.
+        url = self.engine.url
         found = RDBStorage(
-            self.url.render_as_string(hide_password=False),
-            engine_kwargs=_engine_arguments(self.url),
+            url.render_as_string(hide_password=False),
+            engine_kwargs=engine_arguments(url),
             skip_table_creation=True,
         )
         install_fence(found.engine)
@@ -130,9 +127,65 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Open a write transaction. SQLite takes its write lock at the start, not half-way."""
-        with _writing(self.engine) as connection:
+        """Open a write transaction. SQLite takes its write lock at the start, not half-way.
+
+        Raises:
+            StorageError: the tables are those of another version.
+        """
+        self.check_writable()
+        with writing(self.engine) as connection:
             yield connection
+
+    def check_writable(self) -> None:
+        """Check that the tables are those of this program.
+
+        Raises:
+            StorageError: they are of another version, with what to do.
+        """
+        if not self.schema:
+            return
+        newest, known = schema.revisions()
+        if self.schema in known:
+            raise StorageError(
+                f"storage {self} has schema {self.schema}, and this autotune writes {newest}: what it "
+                "holds can be read. `autotune storage upgrade` brings it to the newer one, which "
+                "earlier versions then can only read"
+            )
+        raise StorageError(
+            f"storage {self} was written by a newer autotune (schema {self.schema}, this one writes "
+            f"{newest}): what it holds can be read; to go on with it, upgrade autotune here"
+        )
+
+    def back_up(self, path: Path) -> None:
+        """Copy the database, as it is now, into a new SQLite file at the newest schema."""
+        schema.copied(self.engine, path, newest=True).dispose()
+
+    def restore(self, backup: "Database") -> None:
+        """Copy the rows of another database into this one; daemons that ran there hold no lease here.
+
+        Raises:
+            StorageError: this one has studies, ours or of Optuna alone.
+        """
+        self.check_writable()
+        if there := self.optuna().get_all_studies():
+            raise StorageError(
+                f"storage {self} has {len(there)} studies of Optuna: restore into a new one"
+            )
+        schema.copy_rows(backup.engine, self.engine)
+        with self.writing() as connection:
+            connection.execute(text("update autotune_lease set expires = 0, boot_expires = 0"))
+
+    def problems(self) -> list[str]:
+        """Return what SQLite finds wrong with its file; a server checks its own."""
+        if self.engine.dialect.name != "sqlite":
+            return []
+        with self.engine.connect() as connection:
+            found = connection.execute(text("pragma integrity_check")).scalars().all()
+            torn = connection.execute(text("pragma foreign_key_check")).all()
+        return [line for line in found if line != "ok"] + [
+            f"a row of {table} refers to a row of {parent} that is not there"
+            for table, _, parent, _ in torn
+        ]
 
     def forget_connections(self) -> None:
         """Drop pooled connections.
@@ -161,13 +214,56 @@ class Database:
         return "; check that the server runs, that the database exists and that it may be written"
 
     def _prepare(self) -> None:
-        if not self._missing() and self._current():
+        """Create what is missing; prepare to read what is of another version."""
+        found = None if self._missing() else schema.revision_of(self.engine)
+        if found is None:
+            with self._schema_lock(self.engine):
+                if self._missing():
+                    self._create_aside()
+                elif schema.revision_of(self.engine) is None:
+                    schema.create(self.engine)
             return
-        with self._schema_lock():
-            if self._missing():
-                self._create_aside()
-            elif not self._current():
-                _create_tables(self.url, self.engine)
+        newest, known = schema.revisions()
+        if found != newest:
+            self.schema = found
+        if self.schema in known:
+            self._read_copy()
+
+    def _read_copy(self) -> None:
+        """Read a copy at the newest schema from now on."""
+        self._copy = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+        original, path = self.engine, Path(self._copy.name) / "autotune.db"
+        self.engine = schema.copied(original, path, newest=True)
+        original.dispose()
+
+    def upgrade(self, backup: Path | None = None) -> tuple[str, str]:
+        """Bring the tables to the newest schema; return the schemas before and after.
+
+        Args:
+            backup: file for a copy of the database as it was; None: there is none.
+
+        Raises:
+            StorageError: a daemon runs studies there, or the database is of a newer program.
+        """
+        newest, known = schema.revisions()
+        if not self.schema:
+            return newest, newest
+        if self.schema not in known:
+            self.check_writable()
+        before, engine = self.schema, open_engine(self.url)
+        with self._schema_lock(engine):
+            if busy := schema.holders(engine, _NOW[engine.dialect.name]):
+                raise StorageError(
+                    f"storage {self} is in use by {', '.join(busy)}: stop what runs there first; the "
+                    "lease of a daemon that has died runs out within ten seconds"
+                )
+            if backup is not None:
+                schema.copied(engine, backup, newest=False).dispose()
+            schema.create(engine)
+        self.engine.dispose()
+        self.engine, self.schema = engine, ""
+        self.__dict__.pop("_optuna", None)
+        return before, newest
 
     def _missing(self) -> bool:
         if self.engine.dialect.name != "sqlite":
@@ -188,27 +284,16 @@ class Database:
         # For this user alone; what SQLite writes beside it has the same mode.
         os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OF_USER))
         url = self.url.set(database=str(unfinished))
-        engine = _engine(url)
-        _create_tables(url, engine)
+        engine = open_engine(url)
+        schema.create(engine)
         engine.dispose()  # with its last connection the write-ahead log goes into the file
         unfinished.replace(path)
 
-    def _current(self) -> bool:
-        with self.engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-            found = context.get_current_revision()
-        head, known = _revisions()
-        if found is not None and found not in known:
-            raise StorageError(
-                f"storage {self} was written by a newer autotune (schema {found}); upgrade autotune"
-            )
-        return found == head
-
     @contextlib.contextmanager
-    def _schema_lock(self) -> Iterator[None]:
+    def _schema_lock(self, engine: Engine) -> Iterator[None]:
         """Keep other processes from creating the tables at the same time."""
-        if self.engine.dialect.name == "postgresql":
-            with self.engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            with engine.connect() as connection:
                 for unlimited in postgres.unlimited():
                     connection.execute(text(unlimited))
                 # The lock belongs to the transaction: in any case it ends with it.
@@ -227,35 +312,6 @@ class Database:
             yield
         finally:
             os.close(descriptor)
-
-
-@functools.cache
-def _revisions() -> tuple[str | None, frozenset[str]]:
-    """Return the newest of our migrations, and all of them."""
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    script = ScriptDirectory.from_config(config)
-    return script.get_current_head(), frozenset(r.revision for r in script.walk_revisions())
-
-
-def _create_tables(url: URL, engine: Engine) -> None:
-    """Create Optuna's tables and ours at their newest versions."""
-    optunas = RDBStorage(
-        url.render_as_string(hide_password=False), engine_kwargs=_engine_arguments(url)
-    )
-    optunas.engine.dispose()
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    with _writing(engine) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-
-
-@contextlib.contextmanager
-def _writing(engine: Engine) -> Iterator[Connection]:
-    options = {"autotune_writes": True}
-    with engine.connect().execution_options(**options) as connection, connection.begin():
-        yield connection
 
 
 def parse(url: str) -> URL:
@@ -339,56 +395,6 @@ def file_system(path: Path) -> str:
         if inside and len(mount) >= len(best):
             best, kind = mount, mounted_kind
     return kind
-
-
-def _engine_arguments(url: URL) -> dict[str, Any]:
-    if url.get_backend_name() == "sqlite":
-        return {"connect_args": {"timeout": _BUSY_SECONDS}}
-    return postgres.engine_arguments(url)
-
-
-def _engine(url: URL) -> Engine:
-    try:
-        engine = create_engine(url, **_engine_arguments(url))
-    except NoSuchModuleError as error:
-        raise BadInput(f"storage: {error}") from None
-    except (TypeError, ValueError) as error:
-        options = ", ".join(url.query)
-        raise BadInput(f"storage: an option of the URL ({options}) is wrong: {error}") from None
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _on_sqlite_connect)
-        event.listen(engine, "begin", _on_sqlite_begin)
-    return engine
-
-
-def _on_sqlite_connect(connection: Any, _: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # transactions begin where SQLAlchemy says, see below
-    cursor = connection.cursor()
-    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    _switch_to_wal(cursor)
-    cursor.close()
-
-
-def _switch_to_wal(cursor: Any) -> None:
-    """Turn on the write-ahead log, so that readers do not wait for the writer.
-
-    SQLite's busy timeout does not apply to this statement.
-    """
-    give_up = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > give_up:
-                raise
-            time.sleep(_BUSY_POLL_SECONDS)
-
-
-def _on_sqlite_begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("autotune_writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def cause_of(error: BaseException) -> str:

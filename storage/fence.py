@@ -33,7 +33,7 @@ def prove(connection: Connection, lease: Lease) -> None:
     proof = connection.execute(
         update(LeaseRow)
         .where(
-            LeaseRow.cluster == lease.cluster,
+            LeaseRow.key == lease.key,
             LeaseRow.epoch == lease.epoch,
             LeaseRow.token == lease.token,
         )
@@ -41,7 +41,7 @@ def prove(connection: Connection, lease: Lease) -> None:
     )
     if proof.rowcount != 1:
         raise LeaseLost(
-            f"another daemon has taken over {lease.cluster}, or its study was stopped while this one "
+            f"another daemon has taken over {lease.key}, or its study was stopped while this one "
             "slept; what it did is not written"
         )
 

@@ -1,4 +1,4 @@
-"""The leases of clusters: at most one daemon runs the studies of each."""
+"""Leases: at most one daemon runs a study, and a queue is known to have a daemon."""
 
 import contextlib
 import secrets
@@ -10,42 +10,37 @@ from autotune.errors import LeaseLost
 from storage.clocks import Moment
 from storage.holders import is_gone, started
 from storage.models import LeaseRow
-from storage.records import Lease, LeaseState
+from storage.records import Lease, LeaseState, StoredStudy, StudyState, Worker
 from storage.transactions import Transactions
 
 _TOKEN_BYTES = 16
 
 
 class Leases:
-    """Leases on clusters, judged by the database's clock."""
+    """Leases on studies and queues, judged by the database's clock."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    def acquire(self, cluster: str, host: str, pid: int, seconds: float) -> Lease | None:
-        """Take the lease of a cluster if it is free; return None if it is held.
+    def acquire(self, key: str, host: str, pid: int, seconds: float) -> Lease | None:
+        """Take a lease if it is free; return None if it is held.
 
         A holder on this machine whose process is dead no longer holds it.
         """
         with self._transactions.writing() as session:
             now = self._transactions.moment(session)
-            row = session.get(LeaseRow, cluster, with_for_update=True)
+            row = session.get(LeaseRow, key, with_for_update=True)
             if row is not None and is_held(row, now):
                 return None
             if row is None:
-                row = LeaseRow(cluster=cluster, epoch=0)
-            pid_before, since = (row.pid, row.started) if row.host == host else (None, None)
-            row.epoch, row.host, row.pid = row.epoch + 1, host, pid
-            token = secrets.token_hex(_TOKEN_BYTES)
-            row.started, row.token = started(host, pid), token
-            for name, value in now.until(seconds).items():
-                setattr(row, name, value)
-            session.add(row)
+                row = free(key)
+                session.add(row)
+            taken = hand_over(row, Worker(key, host, pid, seconds), now)
             try:
                 session.flush()
             except IntegrityError:
-                return None  # another daemon was first to open this cluster
-            return Lease(cluster, row.epoch, pid_before, since, token)
+                return None  # another daemon was first to take it
+            return taken
 
     def renew(self, lease: Lease, seconds: float) -> None:
         """Extend the lease to this many seconds from now.
@@ -55,7 +50,7 @@ class Leases:
         """
         with self._transactions.fenced(lease) as session:
             until = self._transactions.moment(session).until(seconds)
-            session.execute(update(LeaseRow).where(LeaseRow.cluster == lease.cluster).values(until))
+            session.execute(update(LeaseRow).where(LeaseRow.key == lease.key).values(until))
 
     def release(self, lease: Lease) -> None:
         """Let another daemon have the lease at once."""
@@ -67,25 +62,55 @@ class Leases:
         with self._transactions.writing() as session:
             session.execute(
                 update(LeaseRow)
-                .where(LeaseRow.cluster == state.cluster, LeaseRow.epoch == state.epoch)
+                .where(LeaseRow.key == state.key, LeaseRow.epoch == state.epoch)
                 .values(expires=0.0, boot_expires=0.0)
             )
 
-    def state(self, cluster: str) -> LeaseState | None:
-        """Return the present or last holder of a cluster's lease; None if there was none."""
+    def state(self, key: str) -> LeaseState | None:
+        """Return the present or last holder of a lease; None if there was none."""
         with self._transactions.reading() as session:
-            row = session.get(LeaseRow, cluster)
-            if row is None:
+            row = session.get(LeaseRow, key)
+            if row is None or not row.host:
                 return None
             left = self._transactions.moment(session).left(row)
             gone = is_gone(row.host, row.pid, row.started)
-            return LeaseState(row.cluster, row.epoch, row.host, row.pid, left, gone)
+            return LeaseState(row.key, row.epoch, row.host, row.pid, left, gone)
 
-    def holder(self, cluster: str) -> LeaseState | None:
-        """Return the present holder of a cluster's lease; None if it is free or its holder is dead."""
-        state = self.state(cluster)
+    def serving(self, study: StoredStudy) -> LeaseState | None:
+        """Return the daemon that runs a study, or whose queue it waits in; None if there is none."""
+        own = self.holder(key_of(study.id))
+        return own or (self.holder(study.cluster) if study.state == StudyState.QUEUED else None)
+
+    def holder(self, key: str) -> LeaseState | None:
+        """Return the present holder of a lease; None if it is free or its holder is dead."""
+        state = self.state(key)
         held = state is not None and state.seconds_left > 0 and not state.gone
         return state if held else None
+
+
+def key_of(study_id: int) -> str:
+    """Return the key of a study's lease."""
+    return f"study:{study_id}"
+
+
+def free(key: str) -> LeaseRow:
+    """Return the row of a lease that was never held."""
+    return LeaseRow(key=key, epoch=0, host="", pid=0, expires=0.0)
+
+
+def hand_over(row: LeaseRow, worker: Worker, now: Moment) -> Lease:
+    """Give a lease to a worker; return it."""
+    pid_before, since = (row.pid, row.started) if row.host == worker.host else (None, None)
+    row.epoch, row.host, row.pid = row.epoch + 1, worker.host, worker.pid
+    row.started, row.token = started(worker.host, worker.pid), secrets.token_hex(_TOKEN_BYTES)
+    extend(row, now, worker.seconds)
+    return Lease(row.key, row.epoch, pid_before, since, row.token)
+
+
+def extend(row: LeaseRow, now: Moment, seconds: float) -> None:
+    """Let a lease last for this many seconds from now."""
+    for name, value in now.until(seconds).items():
+        setattr(row, name, value)
 
 
 def is_held(row: LeaseRow, now: Moment) -> bool:

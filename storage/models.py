@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Integer, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    ForeignKey,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from storage.columns import AnyFloat, AnyJson, AnyText
@@ -13,11 +22,14 @@ class Base(DeclarativeBase):
 
 
 class LeaseRow(Base):
-    """Lease of a cluster: at most one daemon runs its studies, and every write proves the lease."""
+    """Lease of a study: at most one daemon runs it, and each of its writes proves the lease.
+
+    Queues have one as well, by which it is known that a daemon serves them.
+    """
 
     __tablename__ = "autotune_lease"
 
-    cluster: Mapped[str] = mapped_column(String(255), primary_key=True)
+    key: Mapped[str] = mapped_column("cluster", String(255), primary_key=True)
     epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int] = mapped_column(Integer)
@@ -51,6 +63,9 @@ class StudyRow(Base):
     retry_at: Mapped[float | None] = mapped_column(Float)  # not before; database time
     retries: Mapped[int] = mapped_column(Integer, default=0)  # that failed, in a row
     created: Mapped[float] = mapped_column(Float)
+    owner: Mapped[str] = mapped_column(String(255), default="", server_default="")
+    priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    held: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class EnvironmentRow(Base):

@@ -25,15 +25,18 @@ class StudyState(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run the studies of one cluster. A higher epoch takes it from a lower one.
+    """The right to write of one study, or of a daemon to be the one that its queue is known by.
+
+    A higher epoch takes it from a lower one.
 
     Attributes:
+        key: what it is for: `study:ID`, or the name of a queue.
         predecessor: id of the process that held it before on the same host; None if there was none.
         predecessor_started: start time of that process, see storage.holders; None if unknown.
         token: identifies this holder, as a restored database may give out an epoch again.
     """
 
-    cluster: str
+    key: str
     epoch: int
     predecessor: int | None = None
     predecessor_started: int | None = None
@@ -42,9 +45,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class LeaseState:
-    """Present or last holder of a cluster's lease."""
+    """Present or last holder of a lease."""
 
-    cluster: str
+    key: str
     epoch: int
     host: str
     pid: int
@@ -57,6 +60,21 @@ class LeaseState:
     def machine(self) -> str:
         """Name of the host."""
         return self.host.split()[0]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Process that claims studies of a queue.
+
+    Attributes:
+        host: value of storage.holders.this_host.
+        seconds: duration of its leases.
+    """
+
+    queue: str
+    host: str
+    pid: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,12 @@ class StoredStudy:
     """Number of tries in a row that have failed."""
     file: str | None = None
     """File with the study's settings; None if unknown."""
+    owner: str = ""
+    """Account that has submitted it; empty if unknown."""
+    priority: int = 0
+    """Studies of a higher priority come first."""
+    held: bool = False
+    """True if no daemon may begin it before it is released."""
 
     @property
     def key(self) -> str:
@@ -93,6 +117,14 @@ class StoredStudy:
         The other may be in another database, or in one that no longer exists.
         """
         return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A study that a worker has taken to run, and its lease."""
+
+    study: StoredStudy
+    lease: Lease
 
 
 @dataclass(frozen=True)

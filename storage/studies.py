@@ -1,4 +1,4 @@
-"""Studies: the queue of each cluster, and the progress of each study."""
+"""Studies: the queues, and the progress of each study."""
 
 import json
 import math
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.storages._rdb.models import StudyModel, TrialModel, TrialUserAttributeModel
-from sqlalchemy import Select, delete, or_, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from storage import leases
 from storage.attempts import abandon
+from storage.clocks import Moment
 from storage.database import Database
 from storage.leases import is_held, revoke
 from storage.models import (
@@ -24,6 +26,7 @@ from storage.models import (
     StudyRow,
 )
 from storage.records import (
+    Claim,
     Lease,
     MessageKind,
     NewMessage,
@@ -31,12 +34,16 @@ from storage.records import (
     SlotHealth,
     StoredStudy,
     StudyState,
+    Worker,
 )
 from storage.transactions import Transactions
 from storage.trials import SUGGESTED_BY
 
 _FARTHEST_RETRY = 900.0
 """Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
+_RECENT = 86_400.0
+"""Time, in seconds, of which an owner's device hours count against other studies of that owner."""
+_SECONDS_PER_HOUR = 3600.0
 _OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 
 
@@ -48,29 +55,39 @@ class Studies:
         self._transactions = transactions
 
     def submit(
-        self, name: str, cluster: str, spec: dict[str, Any], workdir: str, file: str | None = None
+        self,
+        name: str,
+        cluster: str,
+        spec: dict[str, Any],
+        workdir: str,
+        file: str | None = None,
+        *,
+        owner: str = "",
     ) -> StoredStudy:
         """Put a new study into the queue.
 
         Args:
             file: file with the study's settings.
+            owner: account that submits it.
 
         Raises:
             BadInput: a study of that name exists already.
         """
         try:
             with self._transactions.writing() as session:
-                session.add(
-                    StudyRow(
-                        name=name,
-                        cluster=cluster,
-                        spec=spec,
-                        workdir=workdir,
-                        file=file,
-                        state=StudyState.QUEUED,
-                        created=self._transactions.now(session),
-                    )
+                row = StudyRow(
+                    name=name,
+                    cluster=cluster,
+                    spec=spec,
+                    workdir=workdir,
+                    file=file,
+                    owner=owner,
+                    state=StudyState.QUEUED,
+                    created=self._transactions.now(session),
                 )
+                session.add(row)
+                session.flush()
+                session.add(leases.free(leases.key_of(row.id)))
         except IntegrityError:
             raise BadInput(f"there is a study named {name!r} already") from None
         return self.named(name)
@@ -89,11 +106,29 @@ class Studies:
         with self._transactions.reading() as session:
             return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
 
-    def any_open(self, cluster: str) -> bool:
-        """Return whether a cluster has a study that waits or runs."""
+    def run_by(self, host: str, pid: int) -> StoredStudy | None:
+        """Return the study that a process runs; None if it runs none of this storage.
+
+        Args:
+            host: value of storage.holders.this_host there.
+        """
         with self._transactions.reading() as session:
-            open_here = select(StudyRow.id).where(StudyRow.cluster == cluster, _OPEN).limit(1)
-            return session.scalar(open_here) is not None
+            held = select(LeaseRow.key).where(LeaseRow.host == host, LeaseRow.pid == pid)
+            keys = set(session.scalars(held))
+            running = session.scalars(select(StudyRow).where(StudyRow.state == StudyState.RUNNING))
+            found = (row for row in running if leases.key_of(row.id) in keys)
+            row = next(found, None)
+            return _study(row) if row else None
+
+    def any_open(self, queue: str, only: int | None = None) -> bool:
+        """Return whether a queue has a study that waits or runs.
+
+        Args:
+            only: id of the only study to look at; None: all.
+        """
+        with self._transactions.reading() as session:
+            wanted = select(StudyRow.id).where(*_open_in(queue, only)).limit(1)
+            return session.scalar(wanted) is not None
 
     def enqueue(
         self,
@@ -133,6 +168,37 @@ class Studies:
                 row.resume_requested = row.stop_requested
             else:
                 _settled(row, StudyState.QUEUED)
+
+    def arrange(
+        self, name: str, *, priority: int | None = None, held: bool | None = None
+    ) -> StoredStudy:
+        """Change the place of a study in its queue; return it.
+
+        Args:
+            priority: studies of a higher one come first; None: as it is.
+            held: True keeps daemons from beginning it; None: as it is.
+
+        Raises:
+            BadInput: it is to be held, and does not wait.
+        """
+        with self._transactions.writing() as session:
+            row = self._locked(session, name)
+            if held and row.state != StudyState.QUEUED:
+                raise BadInput(
+                    f"{name} is {row.state}, and only a study that waits can be held; a running one is "
+                    f"stopped: autotune stop {name}"
+                )
+            row.priority = row.priority if priority is None else priority
+            row.held = row.held if held is None else held
+        return self.named(name)
+
+    def waiting_in_order(self) -> list[StoredStudy]:
+        """Return the studies that run or wait, in the order in which daemons take them."""
+        with self._transactions.reading() as session:
+            now = self._transactions.now(session)
+            used = _recent_hours(session, now - _RECENT)
+            rows = session.scalars(select(StudyRow).where(_OPEN))
+            return [_study(row) for row in sorted(rows, key=lambda row: _place(row, used))]
 
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; a study that no daemon runs stops at once.
@@ -182,42 +248,75 @@ class Studies:
             BadInput: the study waits or runs.
         """
         with self._transactions.writing() as session:
+            lease = self._lease_of(session, name)
             row = self._locked(session, name)
             if not StudyState(row.state).ended:
                 raise BadInput(
                     f"{name} is {row.state}; stop it before it is deleted: autotune stop {name}"
                 )
+            if lease is not None:
+                session.delete(lease)
+                session.flush()
             _delete(session, row)
 
-    def claim(self, lease: Lease) -> StoredStudy | None:
-        """Return the next study to run, now RUNNING; None if none is due.
+    def claim(
+        self, worker: Worker, *, only: int | None = None, before: Lease | None = None
+    ) -> Claim | None:
+        """Take the next study of a queue that is due and has no daemon; None if there is none.
 
-        A study that a dead daemon left behind comes first, then the oldest in the queue that is
-        due. Its attempts that were never recorded become ABANDONED, to be repeated.
+        A study that a dead daemon left behind comes first, then the order of `_place`. Its
+        attempts that were never recorded become ABANDONED, to be repeated.
+
+        Args:
+            only: id of the only study to take; None: any.
+            before: lease that the worker had last; its study is taken up again under it.
         """
-        with self._transactions.fenced(lease) as session:
-            now = self._transactions.now(session)
-            due = or_(
-                StudyRow.retry_at.is_(None),
-                StudyRow.retry_at <= now,
-                StudyRow.retry_at > now + _FARTHEST_RETRY,
-            )
-            row = session.scalar(
-                select(StudyRow)
-                .where(StudyRow.cluster == lease.cluster, _OPEN, due)
-                .order_by(StudyRow.state.desc(), StudyRow.id)
-                .limit(1)
-                .with_for_update()
-            )
-            if row is None:
-                return None
-            left_behind = row.state == StudyState.RUNNING and not row.stop_requested
-            row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
-            if row.resume_requested:  # the requested stop abandons what ran
-                row.stop_requested = row.resume_requested = False
-            now = self._transactions.now(session)
-            abandon(session, row.id, now, orphaned_before=lease.epoch if left_behind else None)
-            return _study(row)
+        with self._transactions.writing() as session:
+            now = self._transactions.moment(session)
+            own = before.key if before else ""
+            due = self._due(session, worker.queue, now.wall, only)
+            for study_id in sorted(due, key=lambda one: leases.key_of(one) != own):
+                if claimed := self._claim(session, study_id, worker, now, before):
+                    return claimed
+            return None
+
+    def _due(self, session: Session, queue: str, now: float, only: int | None) -> Sequence[int]:
+        """Return the studies of a queue that may run now, the first one first."""
+        due = or_(
+            StudyRow.retry_at.is_(None),
+            StudyRow.retry_at <= now,
+            StudyRow.retry_at > now + _FARTHEST_RETRY,
+        )
+        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
+        found = session.execute(wanted.where(*_open_in(queue, only), due)).all()
+        owners = {row.owner for row in found}
+        used = _recent_hours(session, now - _RECENT) if len(owners) > 1 else {}
+        return [row.id for row in sorted(found, key=lambda row: _place(row, used))]
+
+    def _claim(
+        self, session: Session, study_id: int, worker: Worker, now: Moment, before: Lease | None
+    ) -> Claim | None:
+        """Take a study unless a daemon has it, or has just taken it."""
+        key = leases.key_of(study_id)
+        free = select(LeaseRow).where(LeaseRow.key == key).with_for_update(skip_locked=True)
+        held = session.scalar(free)
+        if held is None:
+            return None
+        own = before is not None and _is(held, before)
+        if not own and is_held(held, now):
+            return None
+        row = session.get(StudyRow, study_id, with_for_update=True)
+        if row is None or row.cluster != worker.queue or StudyState(row.state).ended or row.held:
+            return None
+        left_behind = row.state == StudyState.RUNNING and not row.stop_requested
+        lease = before if own and before else leases.hand_over(held, worker, now)
+        leases.extend(held, now, worker.seconds)
+        row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
+        if row.resume_requested:  # the requested stop abandons what ran
+            row.stop_requested = row.resume_requested = False
+        orphaned_before = lease.epoch if left_behind else None
+        abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
+        return Claim(_study(row), lease)
 
     def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
         """Add running time to a study; return whether it is to be stopped, or was deleted."""
@@ -351,24 +450,20 @@ class Studies:
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> bool:
         """Put a study into another queue; return False if a daemon runs it."""
         if row.state == StudyState.RUNNING and lease is not None:
-            now = self._transactions.moment(session)
-            if is_held(lease, now):
+            if is_held(lease, self._transactions.moment(session)):
                 return False
             revoke(lease)
-            # Done here, because epochs of the other queue do not compare with those of this one.
-            orphaned_before = None if row.stop_requested else lease.epoch
-            abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
         row.cluster = cluster
         return True
 
     @staticmethod
     def _lease_of(session: Session, name: str) -> LeaseRow | None:
-        """Return the lease of a study's cluster, locked.
+        """Return the lease of a study, locked.
 
         It is locked before the study itself, see storage.transactions.
         """
-        cluster = session.scalar(select(StudyRow.cluster).where(StudyRow.name == name))
-        return session.get(LeaseRow, cluster or "", with_for_update=True)
+        study = session.scalar(select(StudyRow.id).where(StudyRow.name == name))
+        return session.get(LeaseRow, leases.key_of(study or 0), with_for_update=True)
 
     def _locked(self, session: Session, name: str) -> StudyRow:
         wanted = select(StudyRow).where(StudyRow.name == name).with_for_update()
@@ -381,6 +476,46 @@ class Studies:
             there = f"there are: {', '.join(names)}" if names else "it holds none yet"
             raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
         return row
+
+
+def _open_in(queue: str, only: int | None) -> list[ColumnElement[bool]]:
+    """Return the conditions for studies of a queue that wait or run, and are not held."""
+    found = [StudyRow.cluster == queue, _OPEN, StudyRow.held.is_(False)]
+    return found if only is None else [*found, StudyRow.id == only]
+
+
+def _place(study: Any, used: Mapping[str, float]) -> tuple[bool, int, float, int]:
+    """Return what the order of a queue goes by.
+
+    Studies that were left running come first, then higher priorities, then owners that have used
+    less of the devices lately, then older studies.
+
+    Args:
+        study: row with id, state, priority and owner.
+        used: device hours by owner.
+    """
+    waits = study.state != StudyState.RUNNING
+    return waits, -study.priority, used.get(study.owner, 0.0), study.id
+
+
+def _recent_hours(session: Session, since: float) -> dict[str, float]:
+    """Return the device hours that each owner's attempts have taken since a moment."""
+    ran = func.sum(AttemptRow.wall_seconds).label("ran")
+    wanted = (
+        select(StudyRow.owner, StudyRow.facts, ran)
+        .join(AttemptRow, AttemptRow.study_id == StudyRow.id)
+        .where(AttemptRow.ended > since)
+        .group_by(StudyRow.id, StudyRow.owner, StudyRow.facts)
+    )
+    found: dict[str, float] = {}
+    for owner, facts, seconds in session.execute(wanted):
+        ranks = (facts or {}).get("world_size", 1)
+        found[owner] = found.get(owner, 0.0) + ranks * seconds / _SECONDS_PER_HOUR
+    return found
+
+
+def _is(row: LeaseRow, lease: Lease) -> bool:
+    return (row.key, row.epoch, row.token) == (lease.key, lease.epoch, lease.token)
 
 
 def _of_daemon(session: Session, study_id: int) -> StudyRow:
@@ -414,7 +549,7 @@ def _may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 def _settled(row: StudyRow, state: StudyState) -> StudyState:
     """Set the state of a study whose pending requests are done; return the state."""
-    row.state, row.error = state, None
+    row.state, row.error, row.held = state, None, False
     row.retry_at, row.retries = None, 0
     row.stop_requested = row.resume_requested = False
     return state
@@ -438,4 +573,7 @@ def _study(row: StudyRow) -> StoredStudy:
         retry_at=row.retry_at,
         retries=row.retries,
         file=row.file,
+        owner=row.owner,
+        priority=row.priority,
+        held=row.held,
     )

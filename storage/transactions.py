@@ -1,7 +1,7 @@
 """Transactions on the `autotune_*` tables, behind the fence that rejects late writes.
 
 A daemon writes through `fenced` only: in the same transaction it proves that its lease is still the
-newest of its cluster, so that a daemon which was suspended and came back cannot write late.
+newest of its study, so that a daemon which was suspended and came back cannot write late.
 
 The row of a lease is always locked before the row of a study, as `fenced` does: two transactions
 with different orders could deadlock.

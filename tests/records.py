@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.errors import StudyNotFound
 from autotune.service.daemon import this_cluster
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
+from storage.leases import key_of
 
 NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
 FAILED = TrialState.FAIL
@@ -59,9 +60,17 @@ class Records:
         database = self.repository.database
         return optuna.load_study(study_name=self.name, storage=database.optuna()).get_trials()
 
+    def leases(self) -> list[LeaseState]:
+        """Those that are held, of the study first, and then of its queue."""
+        try:
+            keys = [key_of(self.study().id), this_cluster()]
+        except StudyNotFound:
+            keys = [this_cluster()]
+        return [held for key in keys if (held := self.repository.leases.holder(key))]
+
     def lease(self) -> LeaseState | None:
-        """Who holds the lease; None if nobody does."""
-        return self.repository.leases.holder(this_cluster())
+        """The first of them; None if there is none."""
+        return next(iter(self.leases()), None)
 
     def losses(self, trials: int) -> tuple[int, int]:
         """Of so many trials, those without a recorded result, and results recorded once more."""

@@ -211,9 +211,8 @@ class StudyFolder(Records):
         return self.run("start", "study.yaml", "--foreground", timeout=400)
 
     def bury_daemon(self) -> None:
-        """End the lease of a daemon that is dead, as `autotune start` does."""
-        lease = self.lease()
-        if lease is not None:
+        """End the leases of a daemon that is dead."""
+        for lease in self.leases():
             assert not alive(lease.pid)
             self.repository.leases.reclaim(lease)
 

@@ -22,6 +22,8 @@ _MARGIN = 1.1
 """Time asked for over time planned: a study that goes on starts its launcher again."""
 _CAUTION = 1.5
 """Rounds asked for over rounds expected: a few tell little of how far they scatter."""
+_RUNS_OF_A_HANG = 2
+"""Runs without a step after which it is a hang, and no lack of time."""
 _ROUNDED_TO = 10.0
 """Seconds to whose multiples a time is rounded up."""
 
@@ -56,6 +58,8 @@ def shortfall(
         proof: what the finals cost.
         wall_time: of the study; None: it has no limit, so that nothing ended for want of time.
     """
+    if stuck := _stuck(proof.attempts):
+        return Shortfall(None, stuck)
     if wall_time is None or not proof.costs.known:
         return Shortfall()
     if confirmation is not None and confirmation.rounds and confirmation.members():
@@ -110,6 +114,20 @@ def _replacement(proof: Proof) -> float:
 def _asked(seconds: float) -> float:
     """Return a round number of seconds that is not less."""
     return _ROUNDED_TO * max(1, math.ceil(seconds / _ROUNDED_TO))
+
+
+def _stuck(attempts: Attempts) -> Failure | None:
+    """Return the hang of a study in which no run, of the baseline least of all, came to a step.
+
+    A single run may only have had too little time. None: that is not known.
+    """
+    runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).recorded()
+    in_vain = runs.ended_in(AttemptState.PRUNED)
+    own = in_vain.of_baseline().last
+    if own is None or len(in_vain) < _RUNS_OF_A_HANG or any(map(_judged, runs)):
+        return None
+    cause = f"{own.result.cause}, nor did any of {len(in_vain)} runs"
+    return Failure(own.trial, AttemptState.HANG, cause)
 
 
 def _hindrance(proof: Proof) -> Failure | None:

@@ -3,17 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.measurement.estimate import Ratio
 from search_spaces.knob import written
 from storage import AttemptState
-
-
-def rate_text(rate: Ratio, unit: str) -> str:
-    """Return for example '1,234 samples/s (95 % interval 1,200 to 1,268)'."""
-    return (
-        f"{quantity(rate.value)} {unit} (95 % interval {quantity(rate.low)} to "
-        f"{quantity(rate.high)})"
-    )
 
 
 def quantity(value: float) -> str:

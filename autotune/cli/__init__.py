@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import examine, reference, results, run_job, running, studies
+from autotune.cli import (
+    examine,
+    queueing,
+    reference,
+    results,
+    run_job,
+    running,
+    storage,
+    studies,
+    submit,
+)
 from autotune.errors import AutotuneError, BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -31,11 +41,13 @@ _CHECK, _DATA, _UPKEEP = "Check and simulate", "Reference", "Upkeep"
 _COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
     (_TUNE, "init", running.init, True),
     (_TUNE, "start", running.start, True),
+    (_TUNE, "submit", submit.submit, True),
     (_TUNE, "resume", running.resume, False),
     (_TUNE, "stop", studies.stop, False),
     (_LOOK, "watch", running.watch, False),
     (_LOOK, "status", studies.status, False),
     (_LOOK, "list", studies.list_, False),
+    (_LOOK, "queue", queueing.queue, False),
     (_LOOK, "report", results.report, False),
     (_LOOK, "compare", results.compare, False),
     (_LOOK, "dashboard", results.dashboard, False),
@@ -49,6 +61,9 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
     (_DATA, "knobs", reference.knobs, False),
     (_DATA, "presets", reference.presets, False),
     (_DATA, "schema", reference.schema, False),
+    (_UPKEEP, "move", queueing.move, False),
+    (_UPKEEP, "hold", queueing.hold, False),
+    (_UPKEEP, "release", queueing.release, False),
     (_UPKEEP, "delete", studies.delete, False),
     (_UPKEEP, "clean", studies.clean, False),
     (_UPKEEP, "daemon", running.daemon, False),
@@ -57,6 +72,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
 for _group, _name, _function, _takes_command in _COMMANDS:
     _settings = _WITH_A_COMMAND if _takes_command else {}
     app.command(_name, rich_help_panel=_group, context_settings=_settings)(_function)
+app.add_typer(storage.app, name="storage", rich_help_panel=_UPKEEP)
 
 
 def run() -> None:

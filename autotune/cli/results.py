@@ -53,7 +53,7 @@ def report(
     if file and not as_page:
         raise BadInput(f"{file} is the file of a page: add --html")
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
     figures = figures_of(repository, stored, recomputed)
@@ -95,7 +95,7 @@ def compare(
     both = []
     for study, given in ((first, storage), (second, second_storage or storage)):
         url, name = located(study, given)
-        repository = open_storage(url, existing=True)
+        repository = open_storage(url, existing=True, reading=True)
         both.append(figures_of(repository, repository.studies.named(name)))
     found = comparison(both[0], both[1])
     print(json.dumps(plain_data(found), indent=2) if as_json else comparison_text(found))
@@ -144,7 +144,7 @@ def export(
         _hand_over(best_in(Path(study), best.read), form, output)
         return
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     stored = repository.studies.named(name)
     if trials:
         _write_attempts(repository, name, trials)

@@ -21,7 +21,7 @@ from autotune.cli.shared_options import (
     open_storage,
     url_of,
 )
-from autotune.errors import BadInput
+from autotune.errors import BadInput, Requeued
 from autotune.views.terminal import PlainFormatter
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -87,7 +87,16 @@ def start(
     storage: StorageOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
+        bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
+    ] = False,
+    priority: Annotated[
+        int | None, typer.Option(help="Studies of a higher one come first; 0 if not said.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what it may take and what is before it; start nothing."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -113,9 +122,16 @@ def start(
         if storage is not None or spec.storage is None:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
+    if dry_run:
+        from autotune.service.prediction import predicted
+
+        print(predicted(repository, spec))
+        return
     if not foreground:
         refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
+    if priority is not None:
+        repository.studies.arrange(spec.name, priority=priority)
     _follow_until_done(repository, submitted.name, detach, foreground, as_json)
 
 
@@ -160,7 +176,7 @@ def resume(
     storage: StorageOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
+        bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
     ] = False,
     here: Annotated[
         bool, typer.Option("--here", help="Move it to this machine from the one it was on.")
@@ -221,18 +237,56 @@ def daemon(
     storage_on_stdin: Annotated[
         bool, typer.Option("--storage-on-stdin", help="Read the storage URL as a line of input.")
     ] = False,
+    studies: Annotated[
+        int, typer.Option(min=1, help="Studies at a time, each in a process of its own.")
+    ] = 1,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Serve /metrics and /healthz there, on loopback only; 0: a free port."),
+    ] = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
     from autotune.service.daemon import Daemon, this_cluster
-    from autotune.service.queues import owned
+    from autotune.service.pool import DaemonPool
+    from autotune.service.queues import owned, place_of
+    from autotune.service.submission import spawn_daemon
 
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    running = Daemon(open_storage(url), owned(cluster) if cluster else this_cluster())
+    repository, queue = open_storage(url), owned(cluster) if cluster else this_cluster()
+    if studies > 1:
+        absolute = repository.database.url.render_as_string(hide_password=False)
+        place = place_of(queue)
+        pool = DaemonPool(lambda: spawn_daemon(place, absolute, Path.cwd(), idle_exit), studies)
+        _on_signals(pool.shut_down)
+        _serve_metrics(repository, lambda: pool.silence, metrics_port)
+        pool.serve()
+        return
+    running = Daemon(repository, queue)
     _on_signals(running.shut_down)
+    _serve_metrics(repository, lambda: running.silence, metrics_port)
     running.serve(idle_seconds=idle_exit)
+
+
+def _serve_metrics(
+    repository: "Repository", silence: Callable[[], float], port: int | None
+) -> None:
+    """Serve metrics of a daemon, if a port for them is given.
+
+    Raises:
+        BadInput: the port is taken.
+    """
+    if port is None:
+        return
+    from autotune.service.queue_metrics import QueueMetrics
+
+    try:
+        found = QueueMetrics(repository, silence).serve(port)
+    except OSError as error:
+        raise BadInput(f"--metrics-port {port}: {error.strerror}") from None
+    logging.getLogger(__name__).info("metrics: http://127.0.0.1:%d/metrics and /healthz", found)
 
 
 def _follow_until_done(
@@ -275,8 +329,9 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.daemon import Daemon
     from autotune.service.submission import InProcessRunner
 
-    running = Daemon(repository, study.cluster)
-    _on_signals(running.stop)
+    running = Daemon(repository, study.cluster, only=study.id)
+    signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
+    signal.signal(signal.SIGINT, lambda *_: running.stop())
     return InProcessRunner(repository, study, running)
 
 
@@ -290,6 +345,9 @@ def _interruptible(
     except KeyboardInterrupt:
         print(detached(repository, name))
         raise typer.Exit(0) from None
+    except Requeued as left:
+        print(left)
+        raise typer.Exit(left.exit_code) from None
 
 
 def _on_signals(leave: Callable[[], None]) -> None:

@@ -23,15 +23,17 @@ StorageOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def open_storage(url: str, *, existing: bool = False) -> "Repository":
+def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> "Repository":
     """Return the repository behind a URL.
 
     Args:
         url: of the storage.
         existing: whether a missing SQLite file is an error.
+        reading: whether nothing is to be written, nor followed: any schema will do.
 
     Raises:
         BadInput: the file is missing.
+        StorageError: it was written by another version of autotune.
     """
     from storage import Database, Repository
     from storage.database import parse
@@ -46,7 +48,10 @@ def open_storage(url: str, *, existing: bool = False) -> "Repository":
             f"there is no {parsed.database}; go to the folder where the study was started, or "
             "give its study.yaml or --storage"
         )
-    return Repository(Database(url))
+    database = Database(url)
+    if not reading:
+        database.check_writable()
+    return Repository(database)
 
 
 def url_of(*given: str | None) -> str:

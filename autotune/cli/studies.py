@@ -67,7 +67,7 @@ def status(
     from autotune.views.overview import describe, status_of
 
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     standing = status_of(repository, name)
     print(json.dumps(standing, indent=2) if as_json else describe(standing))
     if standing["state"] == "DONE" and not as_json:
@@ -79,7 +79,7 @@ def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
     """List all studies in the storage."""
     from autotune.views.overview import status_of, table
 
-    repository = open_storage(url_of(storage), existing=True)
+    repository = open_storage(url_of(storage), existing=True, reading=True)
     rows = [status_of(repository, study.name) for study in repository.studies.all()]
     print(json.dumps(rows, indent=2) if as_json else table(rows))
 
@@ -93,7 +93,7 @@ def logs(
     from autotune.views.logs import study_log, trial_log
 
     url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository = open_storage(url, existing=True, reading=True)
     lines = study_log(repository, name) if trial is None else trial_log(repository, name, trial)
     for line in lines:
         print(line)

@@ -33,6 +33,32 @@ class MeasurementPolicy:
         0.5, "share", "of a difference that is certain where a ratio is not too vague"
     )
 
+    # The end of a run
+    fewest_blocks: int = judgement(3, "blocks", "fewest of a run")
+    blocks_for_proof: int = judgement(
+        10, "blocks", "fewest of a run of the proof", "fewer tell too little of their correlation"
+    )
+    steps_for_proof: int = judgement(
+        20, "steps", "timed one by one that tell as much", "neighbours are correlated"
+    )
+    overrun_of_block: float = judgement(
+        1.1, "time limits", "within which another block must end to begin"
+    )
+    hopeless_trial: float = judgement(
+        0.98, "share", "of the best rate below which a trial is stopped"
+    )
+    warm_up_share: float = judgement(1 / 3, "share", "of the warm-up in the time of a short trial")
+    most_repeats: int = judgement(3, "blocks", "most that are repeated because others disturbed")
+    most_compiling: int = judgement(
+        5, "blocks", "most that compile and are not charged to the warm-up"
+    )
+    blocks_beside_runs: float = judgement(
+        0.5,
+        "share",
+        "of the scatter of runs below which that of blocks adds nothing",
+        "both add up as squares",
+    )
+
     # Noise between runs
     prior_sigma: float = measured(
         0.02,
@@ -395,6 +421,18 @@ class ProofPolicy:
     )
     share_of_unsteady: float = judgement(
         1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"
+    )
+
+    # Long runs
+    longest_soak: float = judgement(600.0, "seconds", "longest run of the pair", "devices settle")
+    shortest_soak: float = judgement(
+        120.0, "seconds", "shortest run of the pair", "less shows what the rounds have shown"
+    )
+    soak_of_study: float = judgement(
+        0.25, "share", "of the study's time so far that a run of the pair takes, at most"
+    )
+    soak_of_rest: float = judgement(
+        0.4, "share", "of the time that is left that a run of the pair takes, at most"
     )
 
 

@@ -13,10 +13,31 @@ from typing import Any, Protocol, Self
 
 from autotune.measurement.estimate import Estimate, effective_sample_size, estimate, student
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.units import Counted, units
 
 
-class TimedBlock(Counted, Protocol):
+class CountedBlock(Protocol):
+    """Block with everything that a rate may count in it."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+
+    @property
+    def samples(self) -> int:
+        """Samples over all ranks."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all ranks."""
+
+
+def units(block: CountedBlock, counts: str) -> int:
+    """Return how many samples, tokens or steps a block has; `counts` names which."""
+    number: int = getattr(block, counts)
+    return number
+
+
+class TimedBlock(CountedBlock, Protocol):
     """Block, as reported or as stored."""
 
     @property

@@ -7,28 +7,14 @@ from autotune.measurement.contention import contended
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.onset import OnsetBound
-from autotune.measurement.step_series import StepSeries, estimate_of_run
-from autotune.measurement.units import units
+from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.step_series import StepSeries, estimate_of_run, units
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
-FEWEST_BLOCKS = 3
-BLOCKS_FOR_PROOF = 10
-"""Fewest blocks for a proof.
-
-Fewer tell too little of the correlation of neighbours: their interval is too narrow."""
-STEPS_FOR_PROOF = 20
-"""Fewest steps, timed one by one, that tell as much of the correlation of neighbours (judgement)."""
-_TOLERANCE = 1.1
-"""Factor of the time limit within which another block must end to be begun."""
-HOPELESS = 0.98
-"""Share of the best rate below which a trial is stopped."""
-_WARM_UP_SHARE = 1 / 3
-"""Share of the warm-up in the time of a short trial."""
-_MOST_REPEATS = 3
-_MOST_COMPILING = 5
-"""Most blocks that are not charged to the warm-up because something was compiled in them."""
-_HALF_OF_RUN_NOISE = 0.5
-"""Share of the scatter of runs below which that of blocks adds nothing: both add up as squares."""
+FEWEST_BLOCKS = MEASUREMENT.fewest_blocks
+BLOCKS_FOR_PROOF = MEASUREMENT.blocks_for_proof
+STEPS_FOR_PROOF = MEASUREMENT.steps_for_proof
+HOPELESS = MEASUREMENT.hopeless_trial
 _FASTEST_STEP = 1e-7
 """Seconds of the fastest possible optimizer step; a workload that reports a faster one is
 broken."""
@@ -73,7 +59,8 @@ class Limits:
     @property
     def enough(self) -> float:
         """Relative half-width of the blocks' interval below which more blocks change nothing."""
-        return max(self.precision, _HALF_OF_RUN_NOISE * total_half_width(0.0, self.sigma_run))
+        of_runs = total_half_width(0.0, self.sigma_run)
+        return max(self.precision, MEASUREMENT.blocks_beside_runs * of_runs)
 
     def doubt(self, block_half_width: float) -> float:
         """Return the relative half-width of the 95 % interval of a run, with which it races.
@@ -132,7 +119,7 @@ class StopRule:
             return self.lost or (len(self.seen) > 1 and self._no_time(block))
         disturbed = contended(block, self.kept)
         last = self._no_time(block) or self._long_enough(block)
-        repeat = disturbed and self._repeats < _MOST_REPEATS and not last
+        repeat = disturbed and self._repeats < MEASUREMENT.most_repeats and not last
         self._repeats += repeat
         self.seen.append(ObservedBlock(block, kept=not repeat, contended=disturbed))
         if len(self.kept) < FEWEST_BLOCKS:
@@ -196,7 +183,7 @@ class StopRule:
     def _long_enough(self, block: BlockReport) -> bool:
         """Return whether another block would exceed the time after the warm-up."""
         timed = [s.block.seconds for s in self.seen if s.kept or s.contended]
-        return sum(timed) + 2 * block.seconds > _TOLERANCE * self._limits.longest
+        return sum(timed) + 2 * block.seconds > MEASUREMENT.overrun_of_block * self._limits.longest
 
     def estimate(self) -> Estimate:
         """Return the estimate of the blocks that count; at least one must have come."""
@@ -242,7 +229,9 @@ class StopRule:
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
         compiling = [s for s in self.seen if s.block.observed.get("compilations")]
-        spared = compiling[:_MOST_COMPILING]  # with changing shapes compilation may never end
+        spared = compiling[
+            : MEASUREMENT.most_compiling
+        ]  # with changing shapes compilation may never end
         charged = [s.block for s in self.seen if s not in spared]
         if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
             return False
@@ -250,7 +239,7 @@ class StopRule:
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
         compiled = sum(seen.block.seconds for seen in spared)
-        longest = min(longest, _WARM_UP_SHARE * (self._limits.limit.soft - compiled))
+        longest = min(longest, MEASUREMENT.warm_up_share * (self._limits.limit.soft - compiled))
         return sum(block.seconds for block in charged) < longest
 
     def _steady(self) -> bool:

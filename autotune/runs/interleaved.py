@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measurement import cycles
+from autotune.measurement.step_series import units
 from autotune.measurement.stop_rule import STEPS_FOR_PROOF, Limits, StopRule
-from autotune.measurement.units import units
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock

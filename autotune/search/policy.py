@@ -180,5 +180,48 @@ class SearchPolicy:
     )
     most_failures: int = judgement(50, "failures", "that are considered, the latest")
 
+    # First trials
+    broken_after: int = judgement(
+        5, "trials", "first ones that all fail, which shows that the workload is to blame"
+    )
+    cores_for_loading: int = judgement(2, "cores per rank", "from which on one is free for loading")
+    most_growth: int = judgement(
+        4, "factor", "of the micro-batch at once where the memory is unknown"
+    )
+    share_of_memory: float = judgement(
+        0.8, "share", "of a rank's memory to which the micro-batch may grow at once"
+    )
+
+    # Largest micro-batch
+    fit_budget: float = judgement(
+        0.25, "share", "of the budget that runs for the largest micro-batch may spend"
+    )
+    fit_least: float = judgement(0.1, "share", "of the wall time, least for such a run")
+    fit_headroom: float = judgement(
+        0.9,
+        "share",
+        "of the largest micro-batch that is taken",
+        "training has peaks that a few steps do not show",
+    )
+    granule: int = judgement(
+        8, "samples", "that divide a micro-batch", "kernels are faster with multiples"
+    )
+    close_enough: int = judgement(
+        8, "parts", "of what fits, of which one may lie between the bounds at the end"
+    )
+
+    # End of the search
+    fewest_trials: int = judgement(6, "trials", "before the model may end the search")
+    tolerable: float = judgement(
+        0.02, "relative", "gain that may be left beyond the finalists when a search ends"
+    )
+    chance_of_more: float = judgement(0.1, "probability", "that more is left than that")
+    surprise: float = judgement(
+        0.025, "probability", "of residuals as large as those of a model that is not believed"
+    )
+    long_search: int = judgement(
+        60, "trials", "from which on the later half shows what trials bring"
+    )
+
 
 SEARCH = SearchPolicy()

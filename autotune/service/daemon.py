@@ -1,11 +1,13 @@
-"""The daemon of one cluster: holds its lease and runs its studies one after another.
+"""A daemon of one queue: claims its studies and runs them one after another.
 
-All state is in SQL, so the daemon may die at any moment: the next holder of the lease continues.
+All state is in SQL, so the daemon may die at any moment: the next daemon that claims its study
+continues. Any number of daemons may serve a queue.
 """
 
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import threading
 import time
@@ -17,6 +19,7 @@ from optuna.exceptions import StorageInternalError
 
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import duration
 from autotune.config import StudySpec, withheld
 from autotune.errors import (
     AutotuneError,
@@ -38,7 +41,7 @@ from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival
 from launchers.node_compat import device_kind, from_agent
-from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
+from storage import Lease, MessageKind, Repository, StoredStudy, StudyState, Worker
 from storage.disk import full, is_full, make
 from storage.holders import started, this_host
 
@@ -70,31 +73,49 @@ def this_cluster() -> str:
 
 
 class Daemon:
-    """Runner of one cluster's studies while it holds the lease."""
+    """Runner of one queue's studies, each under a lease of its own."""
 
     def __init__(
         self,
         repository: Repository,
-        cluster: str,
+        queue: str,
         open_launcher: OpenLauncher = launcher_of,
+        *,
+        only: int | None = None,
     ) -> None:
+        """Prepare to run studies.
+
+        Args:
+            only: id of the only study to run; None: all of the queue.
+        """
         self._repository = repository
-        self._cluster = cluster
+        self._worker = Worker(queue, this_host(), os.getpid(), LEASE_SECONDS)
+        self._only = only
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
         self.stops = False
         """True if its study is to be stopped, and not left to the next daemon."""
         self._signals: Signals | None = None
         self._lease: Lease | None = None
-        self._renewed = 0.0
+        """Lease of the study that runs, or ran when the storage went away."""
+        self._presence: Lease | None = None
+        """Lease of the queue, by which it is known to have a daemon."""
+        self._asked = -math.inf
+        """Monotonic time at which the queue's lease was last taken, renewed or asked for."""
+        self._sign = time.monotonic()
         self._outage = _Outage(repository)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last sign of life: it gives one every two seconds, if all is well."""
+        return time.monotonic() - self._sign
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
         """Run studies until shut down, or until there were none to run for this long.
 
         A study that another daemon runs, or that is to be tried again later, keeps this daemon,
-        too: the other daemon may die. A daemon that never leaves by itself holds its lease even
-        while idle, so that no other daemon is started for its queue.
+        too: the other daemon may die. A daemon that never leaves by itself is known to serve its
+        queue even while idle, so that no other daemon is started for it.
 
         Args:
             idle_seconds: longest time without studies; None: for ever.
@@ -120,6 +141,11 @@ class Daemon:
         if self._signals:
             self._signals.stop.set()
 
+    @property
+    def leaves(self) -> bool:
+        """True once it was told to leave."""
+        return self._shutdown.is_set()
+
     def stop(self) -> None:
         """Leave and stop the study: no daemon continues it unless it is resumed."""
         self.stops = True
@@ -129,7 +155,7 @@ class Daemon:
         """Run the queue; return whether anything ran, and whether studies are still open."""
         try:
             served = self._serve_once()
-            left = self._repository.studies.any_open(self._cluster)
+            left = self._any_open()
             if not left and not stays:
                 self._let_go()
             self._outage.over()
@@ -143,40 +169,50 @@ class Daemon:
             self._shutdown.wait(_OUTAGE_POLL_SECONDS)
         return False, True
 
+    def _any_open(self) -> bool:
+        return self._repository.studies.any_open(self._worker.queue, self._only)
+
     def _serve_once(self) -> bool:
-        """Hold the lease and run all due studies of the queue; return False if there were none."""
-        lease = self._held()
-        if lease is None or not self._repository.studies.any_open(self._cluster):
-            return False
+        """Run all due studies of the queue that no other daemon has; return whether any ran.
+
+        A study that this daemon ran when the storage went away goes on under its lease.
+        """
+        self._attend()
         busy = False
-        while not self._shutdown.is_set() and (study := self._repository.studies.claim(lease)):
-            busy = True
-            self._run(study, lease)
+        while not self._shutdown.is_set() and self._any_open():
+            claim = self._repository.studies.claim(
+                self._worker, only=self._only, before=self._lease
+            )
+            if claim is None:
+                return busy
+            busy, self._lease = True, claim.lease
+            self._run(claim.study, claim.lease)
+            self._repository.leases.release(claim.lease)
+            self._lease = None
         return busy
 
-    def _held(self) -> Lease | None:
-        """Return the lease; None if another daemon holds it.
-
-        A lease that this daemon has is kept: while studies wait to be tried again, and when the
-        storage was away when it should have been given back.
-        """
-        leases = self._repository.leases
-        now = time.monotonic()
-        if self._lease is None:
-            self._lease = leases.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
-        elif now - self._renewed >= _RENEW_SECONDS:
-            leases.renew(self._lease, LEASE_SECONDS)
+    def _attend(self) -> None:
+        """Have the queue known to be served: by this daemon, unless another one is known for it."""
+        now = self._sign = time.monotonic()
+        if self._only is not None or now - self._asked < _RENEW_SECONDS:
+            return
+        leases, worker = self._repository.leases, self._worker
+        if self._presence is None:
+            self._presence = leases.acquire(worker.queue, worker.host, worker.pid, worker.seconds)
         else:
-            return self._lease
-        self._renewed = now
-        return self._lease
+            try:
+                leases.renew(self._presence, worker.seconds)
+            except LeaseLost:
+                self._presence = None
+        self._asked = now
 
     def _let_go(self) -> None:
-        """Give the lease back, as far as the storage can be reached."""
-        if self._lease:
-            with contextlib.suppress(*_UNREACHABLE):
-                self._repository.leases.release(self._lease)
-                self._lease = None
+        """Give all leases back, as far as the storage can be reached."""
+        with contextlib.suppress(*_UNREACHABLE):
+            for lease in filter(None, (self._lease, self._presence)):
+                self._repository.leases.release(lease)
+            self._lease = self._presence = None
+            self._asked = -math.inf
 
     def _run(self, study: StoredStudy, lease: Lease) -> None:
         signals = self._signals = Signals()
@@ -244,7 +280,7 @@ class Daemon:
     @contextlib.contextmanager
     def _heartbeat(self, study: StoredStudy, lease: Lease, signals: Signals) -> Iterator[None]:
         done = threading.Event()
-        beat = _Heartbeat(self._repository, study, lease, signals)
+        beat = _Heartbeat(self._repository, study, lease, signals, self._attend)
         thread = threading.Thread(target=beat.run, args=(done,), name="heartbeat")
         thread.start()
         try:
@@ -278,15 +314,26 @@ class _Outage:
 
 
 class _Heartbeat:
-    """Thread that renews the lease, counts running time and notices requests to stop."""
+    """Thread that renews the leases, counts running time and notices requests to stop."""
 
     def __init__(
-        self, repository: Repository, study: StoredStudy, lease: Lease, signals: Signals
+        self,
+        repository: Repository,
+        study: StoredStudy,
+        lease: Lease,
+        signals: Signals,
+        attend: Callable[[], None],
     ) -> None:
+        """Prepare to beat.
+
+        Args:
+            attend: renews the lease of the queue.
+        """
         self._repository = repository
         self._study = study
         self._lease = lease
         self._signals = signals
+        self._attend = attend
         self._counted = time.monotonic()
         self._outage = _Outage(repository)
 
@@ -305,9 +352,11 @@ class _Heartbeat:
                 self._outage.tell(error)
 
     def _beat(self) -> None:
+        self._attend()
         self._repository.leases.renew(self._lease, LEASE_SECONDS)
         now = time.monotonic()
-        spent = 0.0 if self._signals.waiting.is_set() else now - self._counted
+        waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
+        spent = 0.0 if waits else now - self._counted
         stop = self._repository.studies.add_elapsed(self._lease, self._study.id, spent)
         self._counted = now
         if stop:
@@ -387,10 +436,19 @@ class _Session:
         if rival == NO_RIVAL:
             return False
         if rival != self._waits_for:
-            self._say_waiting(f"{rival.text}.")
+            self._say_waiting(f"{rival.text}{self._whose(rival)}.")
         self._waits_for = rival
         self._signals.waiting.set()
         return False
+
+    def _whose(self, rival: Rival) -> str:
+        """Return the study and owner of another process, and how long it may take; empty if unknown."""
+        other = self._repository.studies.run_by(this_host(), rival.pid) if rival.pid else None
+        if other is None:
+            return ""
+        limit = other.spec.get("budget", {}).get("wall_time")
+        left = "" if limit is None else f", at most {duration(limit - other.elapsed)} more"
+        return f": study {other.name} of {other.owner or 'an unknown owner'}{left}"
 
     def _is_predecessor(self, rival: Rival) -> bool:
         """Return whether it is the same process, and not a later one of that number."""

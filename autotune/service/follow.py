@@ -47,11 +47,8 @@ def follow(
     last_check = time.monotonic()
     outage = _StorageOutage(console)
     daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
-    with (
-        _LiveScreen(console, repository, study)
-        if console.is_terminal
-        else _EventLines(console, repository, study) as shown
-    ):
+    kind = _LiveScreen if console.is_terminal else _EventLines
+    with kind(console, repository, study) as shown:
         while True:
             with outage.waiting():
                 study = repository.studies.named(study.name)
@@ -121,7 +118,7 @@ class _DaemonCheck:
 
     def check(self, study: StoredStudy) -> None:
         """Check whether there is a daemon."""
-        served = self._repository.leases.holder(study.cluster) is not None
+        served = self._repository.leases.serving(study) is not None
         if not served and not self._said:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
             self._console.print(text, markup=False)
@@ -176,7 +173,7 @@ def detached(repository: Repository, name: str) -> str:
     """Return the message when following stops: whether the study runs on."""
     try:
         study = repository.studies.named(name)
-        holder = repository.leases.holder(study.cluster)
+        holder = repository.leases.serving(study)
     except StorageUnreachable as error:
         return f"\nDetached; whether {name} runs on is unknown: {error}"
     if study.state.ended:

@@ -6,15 +6,15 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from autotune.config import StudySpec, withheld
-from autotune.errors import AutotuneError, BadInput, StudyNotFound
+from autotune.errors import AutotuneError, BadInput, Requeued, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.service.machine import VARIABLE, this_machine
-from autotune.service.queues import owned, owner_of, place_of
+from autotune.service.queues import owned, owner_of, place_of, user_name
 from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
@@ -57,14 +57,14 @@ def submit(
     try:
         known = repository.studies.named(spec.name)
     except StudyNotFound:
-        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir), where)
+        return _new(repository, spec, workdir, where)
     before = withheld.kept(StudySpec.model_validate(known.spec))
     changed = sorted(_differences(before, stored))
     if forbidden := [name for name in changed if not _may_change(name, spec)]:
         if not _is_blank(repository, known):
             raise BadInput(_started_otherwise(spec.name, forbidden))
         repository.studies.delete(spec.name)
-        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir), where)
+        return _new(repository, spec, workdir, where)
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
     moved = not Path(known.workdir).is_dir()
@@ -78,6 +78,17 @@ def submit(
         said=f"Goes on with other settings: {_change(told, before, stored)}." if told else "",
     )
     return repository.studies.named(spec.name)
+
+
+def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | None) -> StoredStudy:
+    return repository.studies.submit(
+        spec.name,
+        cluster_of(spec),
+        withheld.kept(spec),
+        str(workdir),
+        file,
+        owner=user_name(),
+    )
 
 
 def _may_change(name: str, spec: StudySpec) -> bool:
@@ -146,7 +157,7 @@ def _check_export(target: Path) -> None:
 def ensure_daemon(
     repository: Repository, cluster: str, url: str, folder: Path
 ) -> subprocess.Popen[bytes] | None:
-    """Start a daemon for the cluster unless one holds its lease; return None if none was started.
+    """Start a daemon for a queue unless it has one; return None if none was started.
 
     While SQLite's disk is full no daemon could take the lease, so none is started.
     """
@@ -177,11 +188,12 @@ def refuse_elsewhere(repository: Repository, name: str) -> None:
         BadInput: the study belongs to another machine, and no daemon serves its queue there.
     """
     try:
-        cluster = repository.studies.named(name).cluster
+        study = repository.studies.named(name)
     except StudyNotFound:
         return
-    if not repository.leases.holder(cluster):
-        _refuse_elsewhere(cluster)
+    served = repository.leases.serving(study) or repository.leases.holder(study.cluster)
+    if not served:
+        _refuse_elsewhere(study.cluster)
 
 
 def _refuse_elsewhere(cluster: str) -> None:
@@ -207,7 +219,7 @@ def move_to_this_machine(repository: Repository, name: str) -> None:
 
 
 class InProcessRunner:
-    """Runner of a study in a thread of this process, unless a daemon runs it."""
+    """Runner of one study in a thread of this process, unless a daemon runs it."""
 
     def __init__(self, repository: Repository, study: StoredStudy, daemon: Daemon) -> None:
         self._repository = repository
@@ -220,15 +232,20 @@ class InProcessRunner:
         """Start the thread if no daemon runs the study.
 
         Raises:
+            Requeued: this process was told to leave, and the study is back in the queue.
             AutotuneError: the thread has died.
         """
         if self._thread and self._thread.is_alive():
             return
-        ended = self._repository.studies.named(self._study.name).state.ended
-        if ended or self._repository.leases.holder(self._study.cluster):
+        study = self._repository.studies.named(self._study.name)
+        if study.state.ended:
             return
         if self._daemon.stops:  # it has left between two tries
             self._repository.studies.request_stop(self._study.name)
+            return
+        if self._daemon.leaves:
+            raise Requeued(f"This process was told to leave; {study.name} is {study.state}.")
+        if study.state == StudyState.RUNNING and self._repository.leases.serving(study):
             return
         if self._thread:
             raise AutotuneError(f"the study's thread died: {self._died_of}")
@@ -262,6 +279,8 @@ class DaemonSupervisor:
         if self._is_there():
             return
         study = self._repository.studies.named(self._study.name)
+        if self._repository.leases.serving(study):
+            return
         folder, cluster = Path(study.workdir), study.cluster  # another user may have taken it over
         if self._newest:
             self._died += self._newest.returncode != 0
@@ -285,31 +304,44 @@ def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     make(log.parent)
     if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
         log.replace(log.with_name(f"{log.name}.1"))
-    command = [sys.executable, "-P", "-m", "autotune", "daemon"]
-    command += [
-        "--cluster",
-        place_of(cluster),
-        "--idle-exit",
-        str(_IDLE_SECONDS),
-        "--storage-on-stdin",
-    ]
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-            env=without_storage(os.environ),
-            start_new_session=True,
-        )
-    # Over the pipe, because a password in the arguments would show in the process list.
+        return spawn_daemon(place_of(cluster), url, folder, _IDLE_SECONDS, output)
+
+
+def spawn_daemon(
+    place: str,
+    url: str,
+    folder: Path,
+    idle_seconds: float | None,
+    output: BinaryIO | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a daemon in a session of its own; return its process.
+
+    Args:
+        place: where its studies run: host:NAME or ray:ADDRESS.
+        url: URL of the storage. It is passed over a pipe: a password in the arguments would show in
+            the process list.
+        folder: its working directory.
+        idle_seconds: time without a study after which it leaves; None: it stays.
+        output: file of its messages; None: that of this process.
+    """
+    command = [sys.executable, "-P", "-m", "autotune", "daemon", "--cluster", place]
+    command += [] if idle_seconds is None else ["--idle-exit", str(idle_seconds)]
+    process = subprocess.Popen(
+        [*command, "--storage-on-stdin"],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        cwd=folder,
+        env=without_storage(os.environ),
+        start_new_session=True,
+    )
     assert process.stdin is not None
     try:
         process.stdin.write(url.encode() + b"\n")
         process.stdin.close()
     except BrokenPipeError:
-        raise AutotuneError(f"the daemon did not start; see {log}") from None
+        raise AutotuneError(f"the daemon did not start; see {daemon_log(folder)}") from None
     return process
 
 

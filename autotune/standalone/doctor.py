@@ -113,7 +113,12 @@ def _load() -> CheckResult:
 
 
 def _storage(url: str) -> CheckResult:
-    return _tried("storage", lambda: f"{Database(url)} can be read and written")
+    def opened() -> str:
+        database = Database(url)
+        database.check_writable()
+        return f"{database} can be read and written"
+
+    return _tried("storage", opened)
 
 
 def _security(spec: StudySpec | None) -> Iterator[CheckResult]:

@@ -236,6 +236,7 @@ def _offers(found: Findings, cpus: int) -> _Offers:
     for part in (
         _of_batch(found),
         _of_ddp(found),
+        iter(found.outside.values.items()),
         _of_loader(found, cpus),
         _of_process(found, cpus),
     ):
@@ -260,8 +261,6 @@ def _of_ddp(found: Findings) -> _Offers:
     if seen.ddp and found.workers > 1:
         yield "bucket_cap_mb", sorted({*_BUCKETS, own.get("bucket_cap_mb", 25)})
         yield "gradient_as_bucket_view", [False, True]
-    if seen.ddp and own.get("precision") == "fp32" and not seen.scaled:
-        yield "precision", ["fp32", "bf16"]
 
 
 def _of_loader(found: Findings, cpus: int) -> _Offers:
@@ -281,7 +280,8 @@ def _of_process(found: Findings, cpus: int) -> _Offers:
         yield "optimizer_kernels", ["default", "fused"]
     if on_gpu and seen.convolutions and "cudnn_benchmark" not in seen.settled:
         yield "cudnn_benchmark", [False, True]
-    if on_gpu and seen.attends and seen.own.get("precision") in _HALF:
+    half = seen.own.get("precision") in _HALF or "precision" in found.outside.values
+    if on_gpu and seen.attends and half:
         yield "attention", ["auto", "flash", "cudnn", "efficient"]
     share = cpus // max(1, found.workers)
     if not on_gpu and 0 < seen.threads < share and "cpu_threads" not in seen.settled:
@@ -334,20 +334,23 @@ def _left_out(found: Findings) -> Iterator[str]:
     yield from (
         f"{knob}: {why}" for knob, why in _not_from_outside(seen) if knob not in found.own.turned
     )
+    if found.device == "cuda" and "precision" in found.outside.values:
+        yield "precision=fp16: the script has no loss scaler, and takes its optimizer steps itself"
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
-    yield from (*found.batch.doubts, *found.own.doubts)
+    yield from (*found.batch.doubts, *found.own.doubts, *found.outside.doubts)
 
 
 def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
     """Yield knobs that do not act on a script from outside, each with the reason."""
-    without_ddp = "there is no DistributedDataParallel"
     if seen.sharded:
-        without_ddp = "it acts through DistributedDataParallel"
-    if not seen.ddp:
-        yield "bucket_cap_mb", without_ddp
-        yield "precision", without_ddp
-    elif seen.scaled or seen.own.get("precision") != "fp32":
+        yield "bucket_cap_mb", "it acts through DistributedDataParallel"
+        yield "channels_last", "weights that FSDP2 shards have no memory format"
+    elif not seen.ddp:
+        yield "bucket_cap_mb", "there is no DistributedDataParallel"
+    if seen.scaled or seen.own.get("precision") != "fp32":
         yield "precision", f"the script has {seen.own.get('precision', 'its own')} by itself"
+    if seen.own.get("compile", "none") != "none":
+        yield "compile", "the script compiles by itself"
     if not seen.loader:
         yield "loader_workers", "there is no DataLoader"
     if _kernels(seen) != "default":

@@ -14,11 +14,12 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import doctor, flags, interpreters, named_options
+from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import OwnOptions, find_own_options
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
@@ -32,6 +33,8 @@ _TAIL_BYTES = 4096
 _LINES_SHOWN = 20
 _SLOWER = 4.0
 """Factor over the first run's time: a run with another setting may compile anew."""
+_COMPILING = 2
+"""Factor over that for a run that compiles the whole model."""
 _LEAST_STARTUP = 60.0
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
 """Seconds in which runs with other options may begin, and as a multiple of those before them."""
@@ -49,6 +52,7 @@ class Findings:
         facts: of this machine, for constraints.
         batch: settings of its micro-batch and accumulation.
         own: its options that turn other knobs.
+        outside: knobs that act on its root module without an option.
     """
 
     seen: SurveyResult
@@ -58,6 +62,7 @@ class Findings:
     facts: Facts
     batch: BatchSettings = field(default_factory=BatchSettings)
     own: OwnOptions = field(default_factory=OwnOptions)
+    outside: Outside = field(default_factory=Outside)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -139,16 +144,31 @@ def _study_of(
         seen,
         named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
         runner.say,
-        max(_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS * (time.monotonic() - began + runner.usual)),
+        _seconds_for_trying(time.monotonic() - began + runner.usual),
     )
+    acting = _outside(runner, seen, facts, own, time.monotonic() - began + runner.usual)
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
     seen = _of_all_nodes(seen, found, launched)
     workers, device = launcher.workers * launched.nodes, launcher.site.device
-    study = write(Findings(seen, workers, device, launched, facts, found, own))
+    study = write(Findings(seen, workers, device, launched, facts, found, own, acting))
     if launched.nodes == 1:
         _check_start(probe.of(study), launched, seen, runner.say)
     return study
+
+
+def _outside(
+    runner: "_Runner", seen: SurveyResult, facts: Facts, own: OwnOptions, taken: float
+) -> Outside:
+    """Try knobs that no option turns from outside; `taken`: seconds until now."""
+    wanted = outside.candidates(seen, facts)
+    wanted = {knob: values for knob, values in wanted.items() if knob not in own.turned}
+    return outside.find_outside(runner.under, wanted, _seconds_for_trying(taken))
+
+
+def _seconds_for_trying(taken: float) -> float:
+    """Return the seconds in which further runs may begin, after so many seconds."""
+    return max(_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS * taken)
 
 
 def _besides(found: BatchSettings, seen: SurveyResult) -> list[Option]:
@@ -249,11 +269,26 @@ class _Runner:
         Raises:
             BadInput: the script fails, or with other settings takes no step.
         """
+        return self._look(settings, {})
+
+    def under(self, knobs: Mapping[str, KnobValue]) -> SurveyResult:
+        """Return what rank 0 has seen with these knobs acting from outside.
+
+        Raises:
+            BadInput: the script fails with them.
+        """
+        return self._look({}, knobs)
+
+    def _look(
+        self, settings: Mapping[str, KnobValue], knobs: Mapping[str, KnobValue]
+    ) -> SurveyResult:
         self._runs += 1
         name, target = f"survey-{self._runs}", self.launched.target
         own = {flag: flag for flag in settings}
-        changed = ", ".join(f"{flag} {written(value)}" for flag, value in settings.items())
-        self.say(f"Looking at {target}{changed and f' with {changed}'} ...")
+        told = {**settings, **knobs}
+        changed = ", ".join(f"{flag} {written(value)}" for flag, value in told.items())
+        how = " from outside" if knobs else ""
+        self.say(f"Looking at {target}{changed and f' with {changed}{how}'} ...")
         files = self.probe.files(name)
         given = fields.given(
             self.launched.args,
@@ -263,16 +298,17 @@ class _Runner:
             workdir=self.workdir,
             folder=files.copies(),
         )
-        limit = self._limit()
+        limit = self._limit() * (_COMPILING if "compile" in knobs else 1)
         with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
-            result = self.probe.run(name, self.probe.plan.baseline, FitMonitor(), shape)
+            configuration = {**self.probe.plan.baseline, **knobs}
+            result = self.probe.run(name, configuration, FitMonitor(), shape)
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self.usual = self.usual or result.wall_seconds
         self._last = name
         seen = SurveyResult.from_text(files.survey(0).read_text())
-        if settings and not seen.steps:
+        if told and not seen.steps:
             raise BadInput(seen.ended or "no optimizer step was seen")
         return seen
 

@@ -55,6 +55,8 @@ _STARTS_RANKS = {
     "flux": ("-n", "--ntasks"),
 }
 """Programs that start several processes of a script, and their options for the number."""
+_NODES, _TASKS = ("-N", "--nodes"), ("-n", "--ntasks")
+"""Options of srun for the number of nodes and of processes."""
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 
 
@@ -166,11 +168,12 @@ def _srun(words: Sequence[str]) -> Passed:
     if place == len(words):
         raise unknown(words)
     options, command = words[:place], words[place:]
-    nodes = _number(options, ("-N", "--nodes")) or "1"
-    tasks = _number(options, ("-n", "--ntasks"))
+    nodes = _number(options, _NODES) or _of_allocation(options, _NODES, "SLURM_NNODES")
+    nodes = nodes or "1"
+    tasks = _number(options, _TASKS)
     if not tasks and (each := _number(options, ("--ntasks-per-node",))):
         tasks = str(int(nodes) * int(each))
-    tasks = tasks or (nodes if nodes != "1" else os.environ.get("SLURM_NTASKS", "1"))
+    tasks = tasks or _of_allocation(options, _TASKS, "SLURM_NTASKS") or nodes
 
     def check(launched: Launched) -> None:
         if int(tasks) == launched.nodes:
@@ -184,6 +187,21 @@ def _srun(words: Sequence[str]) -> Passed:
         )
 
     return Passed(tuple(command), check=check)
+
+
+def _of_allocation(words: Sequence[str], options: Sequence[str], variable: str) -> str | None:
+    """Return the number that srun takes from the allocation around it; None outside of one.
+
+    Raises:
+        BadInput: the command says it in a form that is not read, such as a range.
+    """
+    told = [word for word in words if word.partition("=")[0] in options]
+    if told:
+        raise BadInput(
+            f"srun is told {told[0]} with something else than a number, so that the size of the job "
+            f"is not known: give a number ({options[0]} 2)"
+        )
+    return os.environ.get(variable)
 
 
 def _starts_ranks(words: Sequence[str], ranks: str) -> BadInput:

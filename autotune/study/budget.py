@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.config import BudgetSpec
+from autotune.search.policy import SEARCH
 from storage import Attempts, AttemptState, Purpose
 
-_BROKEN_AFTER = 5
-"""Number of first trials that all fail from which on the workload is to blame, not the knobs."""
 _FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
 
 
@@ -29,7 +28,7 @@ class Budget:
         if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
             return f"the budget of {limits.device_hours:g} device hours is spent"
         ends = [trial.user_attrs.get("end") for trial in begun if trial.state.is_finished()]
-        if len(ends) >= _BROKEN_AFTER and all(end in _FAILURES for end in ends):
+        if len(ends) >= SEARCH.broken_after and all(end in _FAILURES for end in ends):
             return "every trial ends in an error"
         return ""
 

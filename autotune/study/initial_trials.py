@@ -7,6 +7,7 @@ from typing import Any
 from autotune.analysis.findings import Finding, findings
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
+from autotune.search.policy import SEARCH
 from autotune.search.space import Space
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
@@ -16,12 +17,6 @@ from launchers.site import device_names
 from search_spaces import CATALOGUE, KnobValue
 from storage import AttemptState, Purpose, Recommended, StoredAttempt, TrialLedger
 
-_CORES_FOR_LOADING = 2
-"""Cores per rank from which on one is free for loading beside that on which the rank trains."""
-_MOST_GROWTH = 4
-"""Largest growth of the micro-batch at once where memory is unknown: a larger one may not fit."""
-_SHARE_OF_MEMORY = 0.8
-"""Share of a rank's memory that the micro-batch may grow to at once, if all of the peak grew with it."""
 DEAR = {
     "compile": "default",
     "float8": "tensorwise",
@@ -77,8 +72,10 @@ class Room:
     def growth(self) -> int:
         """Factor by which the micro-batch may grow at once."""
         if not self.peak_bytes:
-            return _MOST_GROWTH
-        return max(_MOST_GROWTH, int(_SHARE_OF_MEMORY * self.memory_bytes / self.peak_bytes))
+            return SEARCH.most_growth
+        return max(
+            SEARCH.most_growth, int(SEARCH.share_of_memory * self.memory_bytes / self.peak_bytes)
+        )
 
 
 def said(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +128,7 @@ def experts(
         unusable: knobs that have nothing to act on in the workload.
         room: on a device where launches are dear: it makes one trial of both; None: elsewhere.
     """
-    growth = room.growth if room else _MOST_GROWTH
+    growth = room.growth if room else SEARCH.most_growth
     favoured = [name for name in CATALOGUE if name not in unusable and name not in DEAR]
     answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
     suggestions = []
@@ -156,7 +153,7 @@ def _suggestion(
     baseline: Mapping[str, KnobValue],
     knobs: Sequence[str],
     why: str,
-    growth: int = _MOST_GROWTH,
+    growth: int = SEARCH.most_growth,
 ) -> Suggestion | None:
     """Return the baseline with these knobs at their promising values; None if that is nothing new."""
     params = {name: baseline[name] for name in space.distributions()}
@@ -280,7 +277,7 @@ class InitialTrials:
         baseline = self._plan.baseline
         found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
         unusable = {*seen.get("unusable", ())}
-        if self._plan.launcher.site.cores_of_rank < _CORES_FOR_LOADING:
+        if self._plan.launcher.site.cores_of_rank < SEARCH.cores_for_loading:
             unusable.add("loader_workers")  # unless it is loading that holds the step back
         return experts(self._space, baseline, found, unusable, room)
 

@@ -13,6 +13,7 @@ from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import FEW_BLOCKS
+from autotune.search.policy import SEARCH
 from autotune.search.splits import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
@@ -24,17 +25,7 @@ from search_spaces.constraints import broken
 from search_spaces.knob import Range
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
-_BUDGET_SHARE = 0.25
-"""Share of wall time or device hours that may be spent on the runs."""
-_LEAST_SHARE = 0.1
-"""Least share of the wall time for a run."""
-_HEADROOM = 0.9
-"""Share of the largest micro-batch that is taken: training has peaks that a few steps do not show."""
-_GRANULE = 8
-"""Divisor of the micro-batch: kernels are faster with multiples."""
 _STEPS = "accumulation_steps"
-_CLOSE_ENOUGH = 8
-"""The search ends when what lies between is an eighth of what fits."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +58,12 @@ class Bracket:
                 return first
             return min(2 * self.fits, most) if self.fits < most else None
         room = self.fails - self.fits
-        return None if room <= max(1, self.fits // _CLOSE_ENOUGH) else self.fits + room // 2
+        return None if room <= max(1, self.fits // SEARCH.close_enough) else self.fits + room // 2
 
     def with_headroom(self, first: int) -> int:
         """Return the micro-batch to train with; at least the first if that fits."""
-        kept = int(_HEADROOM * self.fits)
-        kept -= kept % _GRANULE if kept >= 2 * _GRANULE else 0
+        kept = int(SEARCH.fit_headroom * self.fits)
+        kept -= kept % SEARCH.granule if kept >= 2 * SEARCH.granule else 0
         return max(1, kept, min(first, self.fits))
 
 
@@ -186,7 +177,7 @@ class LargestBatch:
         if wall_time is None:
             return NO_LIMIT
         spent = sum(run.result.wall_seconds for run in _runs(attempts))
-        left = max(_LEAST_SHARE * wall_time, _BUDGET_SHARE * wall_time - spent)
+        left = max(SEARCH.fit_least * wall_time, SEARCH.fit_budget * wall_time - spent)
         return TimeLimit(left, left)
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
@@ -194,7 +185,7 @@ class LargestBatch:
         budget, seconds = self._context.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
         hours = seconds * self._context.plan.launcher.workers / 3600
         return any(
-            limit is not None and spent >= _BUDGET_SHARE * limit
+            limit is not None and spent >= SEARCH.fit_budget * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
         )
 

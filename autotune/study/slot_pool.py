@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.wording import counted
@@ -191,13 +191,27 @@ class SlotPool:
         self._health.report()
 
 
+def last_away(since: Mapping[tuple[int, str], float], missing: int) -> dict[str, float]:
+    """Return what is away of the slots that were lost last, and since when.
+
+    Others that were lost before have been replaced, or are no longer part of the cluster.
+
+    Args:
+        since: times by number of a slot and description.
+        missing: number of slots to look at.
+    """
+    lost = {number: at for (number, _), at in sorted(since.items(), key=lambda item: item[1])}
+    last = sorted(lost, key=lost.__getitem__)[-missing:] if missing > 0 else []
+    return {text: at for (number, text), at in since.items() if number in last}
+
+
 class SlotHealthReporter:
     """Health of a study's slots, as `status` shows it."""
 
     def __init__(self, context: StudyContext) -> None:
         self._context = context
-        self._since: dict[str, float] = {}
-        """Time since when each agent has been away, in seconds since the epoch."""
+        self._since: dict[tuple[int, str], float] = {}
+        """Time since when an agent of a slot has been away, in seconds since the epoch."""
         self._reported: SlotHealth | None = None
 
     def report(self) -> None:
@@ -205,14 +219,14 @@ class SlotHealthReporter:
         launcher, now = self._context.plan.launcher, time.time()
         for news in launcher.notices():
             self._context.say(news)
-        working, away = 0, dict[str, float]()
-        for slot in list(launcher.slots):
+        working, away = 0, dict[tuple[int, str], float]()
+        for number, slot in enumerate(list(launcher.slots)):
             why = slot.unreachable()
             working += slot.usable and not why
-            away |= {text: self._since.get(text, now) for text in why}
+            away |= {(number, text): self._since.get((number, text), now) for text in why}
         self._since = away
         planned = max(launcher.planned, working)
-        health = SlotHealth(working, planned, away if working < planned else {})
+        health = SlotHealth(working, planned, last_away(away, planned - working))
         if health == self._reported:
             return
         context = self._context

@@ -7,6 +7,7 @@ import dataclasses
 import random
 
 from autotune.analysis.confirmation import Confirmation
+from autotune.measurement.policy import PROOF
 from autotune.runs.monitors import TimedMonitor
 from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
@@ -15,14 +16,6 @@ from autotune.study.schedule import Schedule
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Purpose
 
-_LONGEST = 600.0
-"""Longest run in seconds: devices have settled by then."""
-_SHORTEST = 120.0
-"""Shortest run in seconds: less shows nothing that the rounds have not."""
-_SHARE_OF_STUDY = 0.25
-"""Largest share of what the study has taken so far for a run of the pair, whatever the budget."""
-_SHARE_OF_REST = 0.4
-"""Share of the time that is left for each of the two."""
 _ALL_BLOCKS = 1_000_000
 """Fewest blocks of a run, so that no interval ends it."""
 
@@ -56,15 +49,15 @@ class SoakPair:
         random.Random(f"{self._context.plan.spec.seed}/long").shuffle(order)
         missing = [trial for trial in order if not self._measured(confirmation, trial)]
         seconds = self._seconds()
-        if not missing or seconds < _SHORTEST:
+        if not missing or seconds < PROOF.shortest_soak:
             return
         for trial in missing:
             self._measure(confirmation, trial, seconds)
 
     def _seconds(self) -> float:
         """Return the length of each run."""
-        rest = _SHARE_OF_REST * self._schedule.left - self._context.costs().startup
-        return min(_LONGEST, _SHARE_OF_STUDY * self._schedule.elapsed, rest)
+        rest = PROOF.soak_of_rest * self._schedule.left - self._context.costs().startup
+        return min(PROOF.longest_soak, PROOF.soak_of_study * self._schedule.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._planner.noise.sigma_run

@@ -18,18 +18,11 @@ from scipy import special
 from autotune.config import StudySpec
 from autotune.search.observations import NORMAL_95, measured
 from autotune.search.performance_model import Prediction
+from autotune.search.policy import SEARCH
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """Prediction of the sampler's model from trials; None without a model, or with too few trials."""
 
-_FEWEST_TRIALS = 6
-"""Trials before the model may end the search."""
-_TOLERABLE, _CHANCE = 0.02, 0.1
-"""Gain that may be left beyond the finalists when a search ends, and the chance that it is more."""
-_SURPRISE = 0.025
-"""Chance of residuals as large as those of a model that is not believed."""
-_LONG = 60
-"""Trials from which on the later half shows what trials bring, whatever the model says."""
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -67,7 +60,7 @@ class TrialEconomics:
         At least the smallest visible gain, times the chance at which the search may end: less is noise.
         """
         wanted = self.cost(seconds) if self.least_gain is None else self.least_gain
-        return max(wanted, _CHANCE * self.visible(sigma))
+        return max(wanted, SEARCH.chance_of_more * self.visible(sigma))
 
     def told(self, seconds: float, sigma: float) -> str:
         """Return why the gain has to be that large, in words."""
@@ -104,7 +97,7 @@ class ExpectedGainStopping:
             return ""
         if reason := self._brought_little(ended, seconds, sigma):
             return reason
-        if len(ended) <= _FEWEST_TRIALS:
+        if len(ended) <= SEARCH.fewest_trials:
             return ""
         found = self._poor(trials, seconds, sigma)
         # One more before that is believed: it must have been so before the last trial as well.
@@ -122,7 +115,7 @@ class ExpectedGainStopping:
     def _limits(self, seconds: float, sigma: float) -> tuple[float, float]:
         """Return the gain that a trial has to bring, and the gain that may be left."""
         worth = self._economics.least(seconds, sigma)
-        return worth, max(_TOLERABLE, worth)
+        return worth, max(SEARCH.tolerable, worth)
 
     def _poor(
         self, trials: Sequence[FrozenTrial], seconds: float, sigma: float
@@ -132,7 +125,7 @@ class ExpectedGainStopping:
         if found is None:
             return None
         worth, tolerable = self._limits(seconds, sigma)
-        much = found.gain >= worth or found.chance_of_more(tolerable) > _CHANCE
+        much = found.gain >= worth or found.chance_of_more(tolerable) > SEARCH.chance_of_more
         return None if much or not _holds(found, trials) else found
 
     def _brought_little(self, ended: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
@@ -141,7 +134,7 @@ class ExpectedGainStopping:
         A model that does not hold would go on for as long as there are configurations.
         """
         later = len(ended) // 2
-        if len(ended) < _LONG:
+        if len(ended) < SEARCH.long_search:
             return ""
         rates = [measured(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
@@ -159,4 +152,4 @@ class ExpectedGainStopping:
 def _holds(prediction: Prediction, trials: Sequence[FrozenTrial]) -> bool:
     """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
     told = max(1, sum(measured(trial) is not None for trial in trials))
-    return prediction.surprise <= float(special.chdtri(told, _SURPRISE)) / told
+    return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise)) / told

@@ -62,7 +62,7 @@ class Signals:
     waiting: threading.Event = field(default_factory=threading.Event)
     """Another study has the machine: the time does not count."""
     opening: threading.Event = field(default_factory=threading.Event)
-    """Nothing is measured yet that would be disturbed by looking often."""
+    """The launcher is not open yet: the time does not count, and looking often disturbs nothing."""
 
     def check(self) -> None:
         """Raise the signal that was given, if one was.

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.analysis.findings import Finding, findings
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
-from autotune.measurement.units import units
+from autotune.measurement.step_series import units
 from autotune.paths import StudyPaths
 from launchers.site import lowest_capability
 from search_spaces import Facts

@@ -113,7 +113,7 @@ def opened(address: str, link: Path) -> Iterator[None]:
         make_private(link.parent)
         link.unlink(missing_ok=True)
         descriptor = os.open(link, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # whoever reads the printed address can open it, too
+    except OSError:  # the printed address can be opened, too
         yield
         return
     with os.fdopen(descriptor, "w") as file:

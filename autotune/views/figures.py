@@ -65,7 +65,7 @@ class KnobChange:
 
 @dataclass(frozen=True)
 class StudyAnswer:
-    """What the study answers.
+    """Answer of a study.
 
     Attributes:
         kind: see autotune.analysis.verdict.Kind.

@@ -26,7 +26,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    lease = repository.leases.holder(study.cluster)
+    lease = repository.leases.serving(study)
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
     served = study.state == StudyState.RUNNING and lease is not None
@@ -72,7 +72,9 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
 
 
 def _postponed(study: StoredStudy) -> str | None:
-    """Return why a queued study is tried again later, and when; None if it is not."""
+    """Return why a queued study is not begun, or tried again later, and when; None if neither."""
+    if study.held:
+        return f"held; autotune release {study.name}"
     if study.retry_at is None:
         return None
     at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))

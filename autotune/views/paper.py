@@ -288,8 +288,7 @@ def failed_text(one: Failed) -> str:
 
 
 def best_first(trials: Sequence[TrialFigures]) -> list[TrialFigures]:
-    """Return timed trials: the recommended one, yours, then those that took turns with yours, fastest
-    first."""
+    """Return timed trials: the recommended one, yours, the paired ones, the rest, each fastest first."""
 
     def place(one: TrialFigures) -> tuple[bool, bool, bool, float]:
         speed = one.ratio.value if one.ratio else (one.rate or 0.0)

@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the points are derived from.
+    """Records that the points are derived from.
 
     Attributes:
         timed: attempts with a rate.

@@ -163,7 +163,7 @@ def _not_enough_time(verdict: Verdict) -> str:
             f"something ({_MORE_TIME})."
         )
     if verdict.hindrance:
-        return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance)}."
+        return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance, verdict.study)}."
     text = f"Not enough time: {seen}."
     if not best.complete:
         text += f" How much it needs is not known; try several times as much ({_MORE_TIME})."
@@ -406,7 +406,12 @@ def _ended(failure: Failure) -> str:
     return f"{failure.state}: {failure.cause}" if failure.cause else str(failure.state)
 
 
-def _hindrance(failure: Failure) -> str:
+def _hindrance(failure: Failure, study: str) -> str:
+    if failure.state == AttemptState.HANG:
+        return (
+            f"it hangs, or takes far longer to start: trial {failure.trial} {failure.cause}. `autotune "
+            f"logs {study} --trial {failure.trial}` shows what it printed, {_MORE_TIME} gives it longer"
+        )
     if failure.state == AttemptState.COMPLETE:
         return f"more time would not help, as {failure.cause}"
     return (

@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from autotune.worker import starters
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.002
 _PATIENCE_SECONDS = 30.0
@@ -122,6 +124,8 @@ def kill_descendants(
 ) -> None:
     """SIGKILL every descendant of this process except `spare`, until none is left.
 
+    A program that starts ranks elsewhere is first given time to end them (`starters`).
+
     Args:
         spare: processes to leave alone; their descendants are killed.
         timeout: seconds.
@@ -130,8 +134,9 @@ def kill_descendants(
     Raises:
         Survivors: some survived, e.g. stuck in an uninterruptible system call, or of another user.
     """
-    give_up = time.monotonic() + timeout
     me = os.getpid()
+    _end_starters(_living(descendants(me) - spare - _kept(keep)))
+    give_up = time.monotonic() + timeout
     while True:
         remaining = _living(descendants(me) - spare - _kept(keep))
         if remaining and time.monotonic() > give_up:
@@ -143,6 +148,20 @@ def kill_descendants(
         if not _reap_adopted(spare) and not remaining:
             return
         time.sleep(_POLL_SECONDS)
+
+
+def _end_starters(pids: Collection[int]) -> None:
+    """Have programs among these processes that start ranks elsewhere end them.
+
+    A process above such a program, such as a shell, is killed first: it might start another one.
+    """
+    elsewhere = starters.among(pids)
+    if not elsewhere:
+        return
+    below = {pid for root in elsewhere for pid in (root, *descendants(root))}
+    for pid in set(pids) - below:
+        kill(pid)
+    starters.end(elsewhere)
 
 
 def _kept(roots: Collection[int]) -> set[int]:
@@ -165,8 +184,9 @@ def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
     Returns:
         The process ids that were signalled; `living_of` tells which still live.
     """
+    killed = living_of(agent_id)
+    _end_starters(killed)
     give_up = time.monotonic() + timeout
-    killed: list[int] = []
     quiet = 0
     # One pass may miss a child whose parent forks and dies meanwhile.
     while quiet < 2 and time.monotonic() < give_up:

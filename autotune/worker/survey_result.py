@@ -59,6 +59,8 @@ class SurveyResult:
         scaled: whether a GradScaler scaled the loss.
         optimizer: its class; empty if none has stepped.
         convolutions: whether the model has any.
+        targets: of knobs that the model has, as the catalogue names them.
+        idle: knobs that were to act on it from outside, and have found nothing.
         batch_dependent: what of it computes over the rows of a micro-batch together, in words.
         own: knob -> value that the script sets by itself, as far as it shows.
         settled: knobs of the process that the script sets by itself.
@@ -88,6 +90,8 @@ class SurveyResult:
     scaled: bool = False
     optimizer: str = ""
     convolutions: bool = False
+    targets: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
     batch_dependent: str = ""
     own: dict[str, Any] = field(default_factory=dict)
     settled: tuple[str, ...] = ()

@@ -6,13 +6,13 @@ from search_spaces.knob import (
     CHUNKED_LOSS,
     CONVOLUTIONS,
     DATA,
-    DDP,
     FLOAT8_LAYERS,
     GRAPH,
     MODEL,
     NOTHING,
     NUMBERS,
     ON_OR_OFF,
+    ROOT,
     SHORTENED_SAMPLES,
     SPLIT_PROJECTIONS,
     STATISTICS,
@@ -86,7 +86,7 @@ KNOBS = (
         summary="every so many-th block keeps its input only and computes anew in backward; 0: none",
         acts_on=MODEL,
         target=BLOCKS,
-        inject=Via(DDP, today=0),
+        inject=Via(ROOT, today=0),
         named=Named(
             (
                 *("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing"),
@@ -213,7 +213,7 @@ KNOBS = (
         summary="image tensors and convolution weights with the channel innermost",
         acts_on=MODEL,
         target=CONVOLUTIONS,
-        inject=None,
+        inject=Via(ROOT, today=False),
         named=Named(
             ("channels_last", "memory_format", "nhwc"),
             "memory format of convolution weights",
@@ -245,7 +245,7 @@ KNOBS = (
         needs_for=("reduce-overhead", "max-autotune"),
         acts_on=MODEL,
         target=ANY_WORKLOAD,
-        inject=None,
+        inject=Via(ROOT, today="none"),
         named=Named(
             (
                 "compile",
@@ -301,7 +301,7 @@ KNOBS = (
         "share what was compiled of one",
         acts_on=MODEL,
         target=BLOCKS,
-        inject=None,
+        inject=Via(ROOT),
         applied="torch.compile of forward of the blocks in the model's longest list of equal modules",
         source="PyTorch tutorial: Reducing torch.compile cold start with regional compilation; "
         "torchtitan compiles every block of a Transformer",
@@ -331,7 +331,7 @@ KNOBS = (
         needs=FP8,
         acts_on=MODEL,
         target=FLOAT8_LAYERS,
-        inject=None,
+        inject=Via(ROOT, today="none"),
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
         "of 16; extra: torch-autotune[float8]",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "

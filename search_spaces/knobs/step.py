@@ -5,7 +5,6 @@ from search_spaces.knob import (
     ATTENTION,
     DATA,
     DATASET,
-    DDP,
     GRAPH,
     LOADER,
     NOTHING,
@@ -13,6 +12,7 @@ from search_spaces.knob import (
     ON_OR_OFF,
     OPTIMIZER,
     OWN_OPTIMIZER,
+    ROOT,
     SETTINGS,
     STATISTICS,
     STEP,
@@ -102,7 +102,7 @@ KNOBS = (
         needs_for=("tf32",),
         acts_on=STEP,
         target=ANY_WORKLOAD,
-        inject=Via(DDP, values=("fp32", "tf32", "bf16"), today="fp32"),
+        inject=Via(ROOT, values=("fp32", "tf32", "bf16"), today="fp32"),
         named=Named(
             (
                 *(

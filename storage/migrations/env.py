@@ -2,8 +2,8 @@
 
 from alembic import context
 
-from storage.database import VERSION_TABLE
 from storage.models import Base
+from storage.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -489,6 +489,21 @@ def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
     assert not (tiny.folder / ".autotune" / "daemon.log").exists()
 
 
+@pytest.mark.errand
+def test_sigterm_puts_a_study_in_the_foreground_back_into_the_queue(tiny: StudyFolder) -> None:
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
+    running = tiny.spawn("start", "study.yaml", "--foreground")
+    tiny.wait_running(after=1)
+    running.send(signal.SIGTERM)
+    assert running.wait() == 75, running.output()
+    assert "tiny is QUEUED." in running.output()
+    assert (tiny.study().state, tiny.lease()) == ("QUEUED", None)
+    tiny.wait_nothing_runs()
+    again = tiny.run("start", "study.yaml", "--foreground")
+    assert again.returncode == 0, again.stdout + again.stderr
+    tiny.assert_complete(trials=3)
+
+
 def test_the_daemon_leaves_when_its_queue_is_empty(finished: StudyFolder) -> None:
     """A finished study leaves no process behind, whoever started it."""
     finished.wait_nothing_runs()

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from storage import Database, Repository, TrialLedger
-from storage.database import VERSION_TABLE
+from storage.schema import VERSION_TABLE
 
 PROCESSES = 16
 ROUNDS = 3

@@ -19,7 +19,8 @@ SETTINGS = SCRIPTS / "varied" / "settings" / "train.yaml"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[StudyFolder]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyFolder]:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # it takes as long as all else together
     with study_folder(tmp_path) as found:
         shutil.copytree(SCRIPTS / "varied", found.folder, dirs_exist_ok=True)
         for script in ("plain_ddp.py", "spawned.py"):
@@ -51,6 +52,18 @@ def test_a_plain_script(folder: StudyFolder) -> None:
     again = folder.ask("init", "--", *command.split())
     assert again.returncode == 2
     assert "exists already; it is left as it was" in again.stderr
+
+
+def test_knobs_that_act_on_the_model_are_offered_to_a_plain_script(folder: StudyFolder) -> None:
+    for script in (SCRIPTS / "kinds").glob("*.py"):
+        shutil.copy(script, folder.folder)
+    study = written(folder, "python plain.py")
+    assert study["search_space"]["precision"] == ["fp32", "bf16"]
+    assert study["search_space"]["channels_last"] == [False, True]
+    assert study["baseline"]["precision"] == "fp32"
+    assert "compile" not in study["search_space"]
+    text = (folder.folder / "study.yaml").read_text()
+    assert "# Not here: compile: it has found nothing to act on" in text
 
 
 def test_a_study_in_another_folder_is_of_the_command_as_it_is_typed_here(

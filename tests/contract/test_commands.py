@@ -11,6 +11,7 @@ import pytest
 import launchers
 from autotune.worker.protocol import BlockPlan, Command, Deadlines, Outcome, TrialReport
 from launchers import Resources, Slot
+from tests.stand_in_slurm import stand_in_slurm
 from tests.trials import trial
 
 
@@ -127,6 +128,17 @@ def _running(argument: str) -> list[str]:
 def test_nothing_that_it_has_started_is_left(bench: Bench) -> None:
     rates(bench.sh(_WITH_CHILDREN, json_lines="m"))
     assert not _running("98765")
+
+
+def test_ranks_that_srun_has_started_elsewhere_end_with_the_trial(
+    bench: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    text = """while true; do echo '{"throughput": 3}' >> "$0/m"; sleep 0.01; done"""
+    with stand_in_slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        own = slurm.environment()
+        rates(bench.run("srun", "-n1", "/bin/sh", "-c", text, "FOLDER", json_lines="m", env=own))
+        assert len(slurm.steps) == 1
+        assert slurm.running() == []
 
 
 def test_a_command_that_says_nothing_hangs(bench: Bench) -> None:

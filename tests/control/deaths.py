@@ -39,15 +39,15 @@ HEARTBEATS = ("Leases.renew", "Studies.add_elapsed")
 
 
 def writers() -> list[str]:
-    """All methods by which a daemon writes: those that take its lease, those of the ledger that prove
-    it, and Optuna's."""
+    """All methods by which a daemon writes: those that take its lease, or give it one, those of the
+    ledger that prove it, and Optuna's."""
 
     def writes(owner: str, name: str, method: Callable[..., Any]) -> bool:
         if owner == "Optuna":
             return name.startswith(("create_", "set_", "delete_"))
         if owner == "TrialLedger":
             return hasattr(method, "__wrapped__")
-        return "lease" in inspect.signature(method).parameters
+        return not {"lease", "worker"}.isdisjoint(inspect.signature(method).parameters)
 
     return [
         f"{owner}.{name}"

@@ -118,8 +118,8 @@ class Replayed(Records):
         return [attempt.result.state for attempt in self.attempts(purpose)]
 
     def bury_daemon(self) -> None:
-        """End the lease of a daemon that is dead."""
-        if lease := self.lease():
+        """End the leases of a daemon that is dead."""
+        for lease in self.leases():
             self.repository.leases.reclaim(lease)
 
 

@@ -15,6 +15,7 @@ from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from storage.attempts import AttemptRecords
+from storage.leases import key_of
 from tests.control.deaths import Died, mortal
 from tests.control.replayed import PLAIN, Replayed
 from tests.control.test_deaths import METHODS
@@ -81,8 +82,10 @@ class Day:
         with mortal(METHODS, KILLED[shift]), pytest.raises(Died):
             self._daemon.serve(idle_seconds=0.0)
         self.story.append(f"{user}'s daemon is killed")
-        if lease := repository.leases.holder(this_cluster()):
-            repository.leases.reclaim(lease)
+        for study in repository.studies.all():
+            for key in (key_of(study.id), study.cluster):
+                if lease := repository.leases.holder(key):
+                    repository.leases.reclaim(lease)
 
     def _open(self, *_: object) -> ReplayLauncher:
         if self._upgraded is not None and self._daemon is self._upgraded:

@@ -11,7 +11,7 @@ import pytest
 from autotune.service.daemon import this_cluster
 from autotune.service.follow import detached
 from autotune.views.overview import describe, status_of, table
-from storage import StudyState
+from storage import StudyState, Worker
 from storage.holders import this_host
 from tests.control.replayed import Replayed
 from tests.steering import Command
@@ -23,9 +23,8 @@ def daemon(played: Replayed) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lease and runs the study, for all that the records say."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     played.submit()
-    lease = played.repository.leases.acquire(this_cluster(), this_host(), process.pid, 600.0)
-    assert lease is not None
-    assert played.repository.studies.claim(lease) is not None
+    worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
+    assert played.repository.studies.claim(worker) is not None
     yield process
     process.kill()
     process.wait()

@@ -15,7 +15,7 @@ SHORT = {
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 2},
 }
 COMMITS = [
-    Commit("Studies.claim", 2),
+    Commit("Studies.claim", 1),
     Commit("Studies.record_facts", 1),
     Commit("Environments.record", 1),
     Commit("Messages.say", 3),

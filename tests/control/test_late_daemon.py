@@ -11,7 +11,7 @@ from sqlalchemy import text
 from autotune.service.daemon import this_cluster
 from launchers import Rival
 from launchers.replay import Answer, Launch, ReplayLauncher
-from storage import StudyState
+from storage import StudyState, Worker
 from storage.holders import this_host
 from tests.control.replayed import PLAIN, Machine, Replayed
 
@@ -88,15 +88,16 @@ def test_only_the_predecessor_itself_is_not_waited_for(played: Replayed, same: b
             return super().open()
 
     with subprocess.Popen(["sleep", "600"]) as process:
-        leases = played.repository.leases
-        before = leases.acquire(this_cluster(), this_host(), process.pid, 600.0)
+        played.submit(**SHORT)
+        worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
+        before = played.repository.studies.claim(worker)
         assert before is not None
-        leases.release(before)
+        played.repository.leases.release(before.lease)
         if not same:
             with played.repository.database.writing() as connection:
                 connection.execute(text("update autotune_lease set started = started - 1"))
         played.machine = Busy()
-        played.run(**SHORT)
+        played.serve()
         process.kill()
     assert asked == [same]
     assert ("process measures on the processors" in played.said()) != same

@@ -11,7 +11,7 @@ from autotune.service import machine
 from autotune.service.daemon import this_cluster
 from autotune.service.queues import place_of
 from autotune.service.submission import DaemonSupervisor, move_to_this_machine
-from storage import StudyState
+from storage import StudyState, Worker
 from tests.control.replayed import Replayed
 from tests.steering import ask
 
@@ -76,9 +76,9 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
 ) -> None:
     played.submit(**SHORT)
     repository = played.repository
-    left = repository.leases.acquire(this_cluster(), "4f1c0a elsewhere", 1, 60.0)
-    assert left is not None
-    assert repository.studies.claim(left) is not None
+    claim = repository.studies.claim(Worker(this_cluster(), "4f1c0a elsewhere", 1, 60.0))
+    assert claim is not None
+    left = claim.lease
     container.setattr(socket, "gethostname", lambda: "9b2e77")
     arguments = ["resume", played.name, "--here", "--detach", "--storage", played.url]
     told = ask(*arguments, cwd=played.folder)

@@ -81,6 +81,25 @@ def test_meanwhile_another_study_runs_and_everybody_is_told(
     assert (after["waiting"], after["retry_at"], after["error"]) == (None, None, None)
 
 
+class Slow(Down):
+    """It takes its time to say so, longer than a heartbeat."""
+
+    played: Replayed
+    elapsed: list[float]
+
+    def open(self, *given: Any) -> ReplayLauncher:
+        self.elapsed.append(self.played.study().elapsed)
+        time.sleep(1.2 if self.times else 0.0)
+        return super().open(*given)
+
+
+def test_time_before_the_first_launch_is_not_counted(played: Replayed) -> None:
+    machine = played.machine = Slow()
+    machine.played, machine.elapsed = played, []
+    played.run(**SHORT)
+    assert machine.elapsed == [0.0, 0.0, 0.0]
+
+
 def test_a_study_whose_agents_cannot_be_replaced_goes_on_later(played: Replayed) -> None:
     launches = []
 
@@ -110,12 +129,12 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
     daemon = Daemon(repository, this_cluster(), Down(times=100).open)
     claim = repository.studies.claim
 
-    def looked_at(lease: Any) -> Any:
-        study = claim(lease)
-        if study is None and not found:
+    def looked_at(*given: Any, **options: Any) -> Any:
+        claimed = claim(*given, **options)
+        if claimed is None and not found:
             found.append(played.lease())
             played.repository.studies.request_stop(played.name)
-        return study
+        return claimed
 
     repository.studies.claim = looked_at  # type: ignore[method-assign]
     played.submit(**SHORT)

@@ -1,4 +1,5 @@
-"""On a database that several share, a study runs for whom it was asked for: user, Python, devices."""
+"""On a database that several share, a study runs for whom it was asked for: user, Python, devices,
+processors."""
 
 import threading
 
@@ -8,6 +9,7 @@ from autotune.errors import BadInput
 from autotune.service import queues
 from autotune.service.daemon import LEASE_SECONDS, Daemon, this_cluster
 from autotune.service.submission import DaemonSupervisor, resume_study
+from storage import Worker
 from tests.control.replayed import Replayed
 from tests.waiting import wait_for
 
@@ -20,14 +22,16 @@ SHORT = {
 def other(what: str, patch: pytest.MonkeyPatch) -> None:
     """Be somebody else from now on."""
     if what == "user":
-        patch.setattr(queues, "_user", lambda: "bob")
+        patch.setattr(queues, "user_name", lambda: "bob")
     elif what == "python":
         patch.setattr("sys.prefix", "/home/bob/venv")
+    elif what == "processors":
+        patch.setattr("os.sched_getaffinity", lambda pid: {0} if pid == 0 else {0, 1})
     else:
         patch.setenv("CUDA_VISIBLE_DEVICES", "7")
 
 
-OTHERS = pytest.mark.parametrize("what", ["user", "python", "devices"])
+OTHERS = pytest.mark.parametrize("what", ["user", "python", "devices", "processors"])
 
 
 @OTHERS
@@ -63,9 +67,7 @@ def test_what_a_daemon_runs_stays_with_it(
 ) -> None:
     played.submit(**SHORT)
     mine = this_cluster()
-    lease = played.repository.leases.acquire(mine, "there", 1, LEASE_SECONDS)
-    assert lease is not None
-    played.repository.studies.claim(lease)
+    assert played.repository.studies.claim(Worker(mine, "there", 1, LEASE_SECONDS))
     other("devices", monkeypatch)
     resume_study(played.repository, played.name)
     assert played.study().cluster == mine

@@ -6,10 +6,11 @@ import os
 import pytest
 
 from autotune.config import load
-from autotune.service.daemon import LEASE_SECONDS, this_cluster
+from autotune.service.daemon import LEASE_SECONDS
 from autotune.service.submission import submit as enqueue
 from storage import Lease
 from storage.holders import this_host
+from storage.leases import key_of
 from tests.fault_table import Tally
 from tests.faults.replaying import ReplayedFolder
 from tests.steering import StudyFolder
@@ -109,10 +110,10 @@ def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -
     submit(tiny, budget={"trials": 2})
     tiny.die("after", "Studies.claim")
     took = stopwatch()
-    leases = tiny.repository.leases
+    leases, key = tiny.repository.leases, key_of(tiny.study().id)
 
     def taken_over() -> Lease | None:
-        return leases.acquire(this_cluster(), this_host(), os.getpid(), LEASE_SECONDS)
+        return leases.acquire(key, this_host(), os.getpid(), LEASE_SECONDS)
 
     lease = wait_for(taken_over, "the lease can be taken")
     assert took() < 2 * LEASE_SECONDS

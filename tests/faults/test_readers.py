@@ -12,7 +12,7 @@ from optuna.samplers import RandomSampler
 from autotune.config import load
 from autotune.service.daemon import this_cluster
 from autotune.service.submission import submit
-from storage import AttemptResult, Database, Lease, Repository, TrialLedger
+from storage import AttemptResult, Database, Lease, Repository, TrialLedger, Worker
 from tests.contract.storage.making import block
 from tests.fault_table import Tally
 from tests.steering import write_study
@@ -80,9 +80,9 @@ def test_no_lock_error_surfaces(tmp_path: Path, tally: Tally, results: int, proc
     url = f"sqlite:///{tmp_path}/autotune.db"
     repository = Repository(Database(url))
     study = submit(repository, load(write_study(tmp_path)), tmp_path)
-    lease = repository.leases.acquire(this_cluster(), "here", 1, 600)
-    assert lease is not None
-    repository.studies.claim(lease)
+    claim = repository.studies.claim(Worker(this_cluster(), "here", 1, 600))
+    assert claim is not None
+    lease = claim.lease
     ledger = TrialLedger(repository.database, study.name, RandomSampler(0), lease)
     command = [sys.executable, "-c", POLLER, url, str(READERS)]
     pollers = [

@@ -7,6 +7,7 @@ from autotune.config import StudySpec
 from autotune.standalone import init_script
 from autotune.standalone.batch_settings import find_batch_settings
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import OwnOptions, Turned
 from autotune.standalone.survey import Findings
 from autotune.worker.survey_result import Option, SurveyResult
@@ -24,14 +25,25 @@ _SEEN = SurveyResult(
 
 
 def written(
-    env: dict[str, str] | None = None, own: OwnOptions | None = None, **seen: object
+    env: dict[str, str] | None = None,
+    own: OwnOptions | None = None,
+    outside: Outside | None = None,
+    **seen: object,
 ) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
     launched = Launched(
         "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
     )
     shown = SurveyResult(**{**vars(_SEEN), **seen})
-    found = Findings(shown, 2, "cpu", launched, Facts("cpu", 2), own=own or OwnOptions())
+    found = Findings(
+        shown,
+        2,
+        "cpu",
+        launched,
+        Facts("cpu", 2),
+        own=own or OwnOptions(),
+        outside=outside or Outside(),
+    )
     text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
 
@@ -101,6 +113,16 @@ def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
         }
     )
     assert spec.counts == counts
+
+
+def test_knobs_that_act_from_outside_are_in_the_study_with_its_reasons_for_others() -> None:
+    acting = Outside(
+        {"compile": ["none", "default"]}, ("precision: it has found nothing to act on",)
+    )
+    text, spec = written(outside=acting, ddp=False)
+    assert list(spec.values()["compile"]) == ["none", "default"]
+    assert spec.full_baseline()["compile"] == "none"
+    assert "# Not here: precision: it has found nothing to act on" in text
 
 
 def test_options_of_the_script_are_written_with_their_words() -> None:

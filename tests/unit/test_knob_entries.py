@@ -24,6 +24,7 @@ from search_spaces.knob import (
     ON_OR_OFF,
     OPTIMIZER,
     PROCESS,
+    ROOT,
     SETTINGS,
     STATISTICS,
     STEP,
@@ -47,6 +48,7 @@ INJECTED = {
     VARIABLES: changes.VARIABLES,
     SETTINGS: changes.SETTINGS,
     DDP: changes.DDP,
+    ROOT: changes.ROOT,
     LOADER: changes.LOADER,
     OPTIMIZER: changes.OPTIMIZER,
 }

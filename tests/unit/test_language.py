@@ -21,12 +21,14 @@ REWRITTEN = (
     "autotune/search",
     "autotune/service",
     "autotune/standalone",
+    "autotune/views",
     "autotune/worker",
     "autotune/workloads",
     "autotune/study",
     "launchers",
     "search_spaces",
     "storage",
+    "benchmarks",
 )
 """Packages that follow the rules; pyproject.toml excepts the others from those of pydocstyle."""
 FRAGMENT = re.compile(r"(Of|As|By|In|The same|Whether|What|Who|Whose)\b")

@@ -140,6 +140,26 @@ def test_a_step_of_a_batch_job_has_the_tasks_of_the_job(monkeypatch):
         taken_apart(["srun", "python", "a.py"])
 
 
+@pytest.mark.parametrize("command", ["srun python a.py", "srun --ntasks-per-node=1 python a.py"])
+def test_step_of_two_nodes_by_its_allocation_is_not_taken_for_one(monkeypatch, command):
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    with pytest.raises(BadInput, match=r"--nnodes 2 --nproc-per-node 1 a\.py"):
+        taken_apart(command.split())
+
+
+def test_nodes_of_an_allocation_are_those_of_the_torchrun_behind_srun(monkeypatch):
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    command = "srun --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 4 a.py"
+    found = taken_apart(command.split())
+    assert (found.workers, found.nodes) == (8, 2)
+
+
+@pytest.mark.parametrize("option", ["-N 2-4", "--nodes=1-2", "--ntasks=all"])
+def test_size_of_a_step_that_is_not_a_number_is_refused(option):
+    with pytest.raises(BadInput, match=f"srun is told {option.split()[0]}"):
+        taken_apart(["srun", *option.split(), "torchrun", "--nnodes", "2", "a.py"])
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

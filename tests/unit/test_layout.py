@@ -13,7 +13,7 @@ from autotune.errors import LauncherError
 from autotune.worker.places import device_of
 from launchers import Resources
 from launchers.devices import visible
-from launchers.layout import Layout, NodeCapacity, plan
+from launchers.layout import Layout, NodeCapacity, demand_of, plan
 
 THOROUGH = settings(max_examples=300)
 
@@ -326,3 +326,17 @@ def test_slots_that_share_devices_are_dealt_out_over_them():
     assert devices(Resources(2, 0.5, 1, None), 2) == [[0], [1]]
     assert devices(Resources(2, 1.0, 1, None), 4) == [[0, 1], [2, 3]]
     assert devices(Resources(2, 0.0, 1, 1), 2) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("wish", "bundles", "strategy"),
+    [
+        (Resources(None, None, 2, None), [{"CPU": 2.0, "GPU": 1.0}], "PACK"),
+        (Resources(3, 0, 1, None), [{"CPU": 1.0}] * 3, "PACK"),
+        (Resources(8, 1, 2, None, nodes=2), [{"CPU": 8.0, "GPU": 4.0}] * 2, "STRICT_SPREAD"),
+    ],
+)
+def test_what_is_asked_of_a_cluster_without_nodes(
+    wish: Resources, bundles: list[dict[str, float]], strategy: str
+) -> None:
+    assert demand_of(wish) == (bundles, strategy)

@@ -1,6 +1,7 @@
 """Time that a study without a verdict asks for."""
 
 from autotune.analysis.costs import CostRecords
+from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import Proof
 from autotune.analysis.shortfall import WallTime, shortfall
 from search_spaces import defaults
@@ -42,3 +43,22 @@ def test_time_asked_for_pays_the_wait_for_new_processes() -> None:
 def test_time_asked_for_without_a_rival_pays_the_wait_for_new_processes() -> None:
     at_once = asked(trial(0, BASELINE), trial(1, BASELINE))
     assert asked(trial(0, BASELINE), trial(1, BASELINE, waited=20.0)) >= at_once + 20.0
+
+
+def test_runs_that_never_came_to_a_step_ask_for_no_time() -> None:
+    def in_vain(number: int) -> StoredAttempt:
+        cause = "did not finish its first step within 12 s"
+        result = AttemptResult(AttemptState.PRUNED, cause, wall_seconds=12.0)
+        purpose = Purpose.CALIBRATE if number else Purpose.SEARCH
+        return StoredAttempt(number, 0, purpose, 0, 1, BASELINE, 0.0, 12.0, result, 1)
+
+    def found(*trials: StoredAttempt) -> Failure | None:
+        attempts = Attempts(trials, BASELINE)
+        costs = CostRecords(lambda _: []).by(attempts)
+        return shortfall(None, Proof(attempts, costs, BASELINE), LEFT).hindrance
+
+    assert found(in_vain(0)) is None
+    stuck = found(in_vain(0), in_vain(1))
+    assert stuck is not None
+    assert (stuck.trial, stuck.state) == (0, AttemptState.HANG)
+    assert found(in_vain(0), in_vain(1), trial(2, BASELINE)) is None

@@ -20,6 +20,7 @@ from storage import (
     Repository,
     StoredStudy,
     StudyState,
+    Worker,
 )
 from tests.steering import processes_in, write_study
 from tests.waiting import wait_for
@@ -142,10 +143,9 @@ def measurement(**changes: Any) -> dict[str, Any]:
 
 def measured(repository: Repository, rate: float | None = 100.0) -> StoredStudy:
     """The study has run: its one trial has this rate."""
-    lease = repository.leases.acquire(submission.this_cluster(), "here", 1, 60.0)
-    assert lease is not None
-    study = repository.studies.claim(lease)
-    assert study is not None
+    claim = repository.studies.claim(Worker(submission.this_cluster(), "here", 1, 60.0))
+    assert claim is not None
+    lease, study = claim.lease, claim.study
     attempt = repository.attempts.begin(lease, study.id, 0, {"micro_batch": 2}, Purpose.SEARCH)
     state = AttemptState.ERROR if rate is None else AttemptState.COMPLETE
     repository.attempts.finish(lease, attempt.id, AttemptResult(state, throughput=rate), [])

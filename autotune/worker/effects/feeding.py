@@ -169,7 +169,7 @@ def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Ite
     def prepared(batch: Any) -> Any:
         batch = move(batch, device)
         if knobs["channels_last"]:
-            batch = mapped(batch, _with_channels_last)
+            batch = mapped(batch, with_channels_last)
         if knobs["precision"] == PURE_BF16:
             batch = mapped(batch, batch_tensor)
         return batch
@@ -196,7 +196,8 @@ def mapped(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return batch
 
 
-def _with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+def with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a batch of images with the channel innermost, and any other tensor as it is."""
     return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 

@@ -77,10 +77,6 @@ def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
 def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     """Compile the model, or each of its blocks, before it is wrapped (compile, compile_scope).
 
-    It is compiled block by block where FSDP2 gathers and frees the parameters of each: its hooks
-    would break the graph of a whole model there, and graphs compiled after every break share
-    nothing.
-
     Module.compile is not used: it silently leaves an nn.Sequential uncompiled (torch 2.13).
 
     Raises:
@@ -89,23 +85,49 @@ def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     mode, scope = knobs["compile"], knobs["compile_scope"]
     if mode == "none":
         return model
-    if scope == "blocks":
-        _compile_blocks(repeated(model, "compile_scope=blocks"), mode)
-        return model
-    if knobs["parallelism"] in SHARDING and (several := blocks(model)):
-        _compile_blocks(several, mode)
+    if apart := _compiled_apart(model, scope, sharded=knobs["parallelism"] in SHARDING):
+        _compile_forwards(apart, mode)
         return model
     return cast(nn.Module, torch.compile(model, mode=mode))
 
 
-def _compile_blocks(found: Sequence[nn.Module], mode: str) -> None:
-    """Compile every block's forward; the model keeps its modules, their names and hooks."""
+def compile_in_place(knobs: Knobs, model: nn.Module, *, sharded: bool) -> None:
+    """Compile forward of the model, or of each of its blocks (compile, compile_scope).
+
+    No wrapper comes around the model, which would rename what a checkpoint has of it.
+
+    Args:
+        knobs: of the trial.
+        model: whose forward is replaced.
+        sharded: whether FSDP2 gathers its parameters.
+
+    Raises:
+        ValueError: blocks are to be compiled and the model has none.
+    """
+    if knobs["compile"] != "none":
+        apart = _compiled_apart(model, knobs["compile_scope"], sharded=sharded)
+        _compile_forwards(apart or [model], knobs["compile"])
+
+
+def _compiled_apart(model: nn.Module, scope: str, *, sharded: bool) -> list[nn.Module]:
+    """Return the blocks if each is compiled by itself; none if the model is compiled as a whole.
+
+    They are where FSDP2 gathers and frees the parameters of each: its hooks would break the graph of
+    a whole model there, and graphs compiled after every break share nothing.
+    """
+    if scope == "blocks":
+        return repeated(model, "compile_scope=blocks")
+    return blocks(model) if sharded else []
+
+
+def _compile_forwards(found: Sequence[nn.Module], mode: str) -> None:
+    """Compile every module's forward; the model keeps its modules, their names and hooks."""
     # Equal blocks share the code of the first. Blocks that differ in a number are compiled one by
     # one, and torch.compile would silently leave the ninth uncompiled.
     dynamo = torch._dynamo.config
     dynamo.cache_size_limit = max(dynamo.cache_size_limit, 2 * len(found))
-    for block in found:
-        block.forward = torch.compile(block.forward, mode=mode)
+    for module in found:
+        module.forward = torch.compile(module.forward, mode=mode)
 
 
 def cudnn_benchmark(knobs: Knobs) -> None:
@@ -146,15 +168,31 @@ def attention(knobs: Knobs) -> AbstractContextManager[Any]:
 def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
     """Checkpoint every k-th block of the longest list of equal modules (activation_checkpointing).
 
+    A model of transformers checkpoints its blocks by itself: they would add to a cache of keys and
+    values again as they are computed anew.
+
     Raises:
         ValueError: the model has no list of at least two modules of one class.
     """
     every = knobs["activation_checkpointing"]
-    if not every:
+    if not every or _checkpoints_itself(model, every):
         return
     for number, block in enumerate(repeated(model, "activation_checkpointing")):
         if number % every == 0:
             block.forward = _checkpointed(block.forward)
+
+
+def _checkpoints_itself(model: nn.Module, every: int) -> bool:
+    """Have a model of transformers checkpoint every k-th block; return whether it can."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        return False
+    if enable := getattr(model, "activation_checkpointing_enable", None):  # since 5.23
+        enable({"use_reentrant": False}, every_n_layers=every)
+    elif every == 1:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    else:
+        return False
+    return True
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,6 +208,18 @@ def channels_last(knobs: Knobs, model: nn.Module) -> None:
     """Store convolution weights with the channel innermost (channels_last); feeding converts batches."""
     if knobs["channels_last"]:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give the state of an optimizer the memory format that its parameters have by now.
+
+    State from a checkpoint may have another, and fused kernels take both for the same.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if alike and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:

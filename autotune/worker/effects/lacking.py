@@ -14,24 +14,33 @@ ATTENTION = "attention"
 """Seen in a profile only: a model may call it anywhere."""
 
 
-def _module_of(kind: type) -> Callable[[Workload], bool]:
-    return lambda workload: _any_module(workload, lambda module: isinstance(module, kind))
+def _module_of(kind: type) -> Callable[[nn.Module], bool]:
+    return lambda model: _any_module(model, lambda module: isinstance(module, kind))
 
 
-def _any_module(workload: Workload, wanted: Callable[[nn.Module], bool]) -> bool:
-    return any(map(wanted, workload.model.modules()))
+def _any_module(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> bool:
+    return any(map(wanted, model.modules()))
+
+
+_OF_MODEL: Mapping[str, Callable[[nn.Module], bool]] = {
+    "blocks": lambda model: bool(blocks(model)),
+    "buffers": lambda model: next(model.buffers(), None) is not None,
+    "chunked loss": _module_of(ChunkedLoss),
+    "convolutions": _module_of(_ConvNd),
+    "float8 layers": lambda model: _any_module(model, takes_float8),
+    "split projections": _module_of(SplitProjection),
+}
+
+
+def _in_model(there: Callable[[nn.Module], bool]) -> Callable[[Workload], bool]:
+    return lambda workload: there(workload.model)
 
 
 TARGETS: Mapping[str, Callable[[Workload], bool]] = {
-    "blocks": lambda workload: bool(blocks(workload.model)),
-    "buffers": lambda workload: next(workload.model.buffers(), None) is not None,
-    "chunked loss": _module_of(ChunkedLoss),
-    "convolutions": _module_of(_ConvNd),
+    **{target: _in_model(there) for target, there in _OF_MODEL.items()},
     "dataset": lambda workload: workload.batches is None,
-    "float8 layers": lambda workload: _any_module(workload, takes_float8),
     "optimizer": lambda workload: workload.optimizer is not None,
     "shortened samples": lambda workload: bool(workload.shorten and workload.tokens_per_sample),
-    "split projections": _module_of(SplitProjection),
 }
 """Target of a knob, as its entry in the catalogue names it -> tells whether a workload has it."""
 
@@ -39,3 +48,8 @@ TARGETS: Mapping[str, Callable[[Workload], bool]] = {
 def lacking(workload: Workload) -> list[str]:
     """Return the targets that a workload has not."""
     return [target for target, there in TARGETS.items() if not there(workload)]
+
+
+def targets_in(model: nn.Module) -> list[str]:
+    """Return the targets that a model has, of those that lie in a model."""
+    return [target for target, there in _OF_MODEL.items() if there(model)]

@@ -6,7 +6,7 @@ nothing to act on: the result of a run must not be attributed to it.
 
 import functools
 import inspect
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +15,28 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader
 
 from autotune.worker.effects import feeding, kernels, parallel, precision, process
 from autotune.worker.effects.compression import HOOKED, compress_gradients
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
-from autotune.worker.protocol import Knobs
+from autotune.worker.inject.root_changes import COMPILATION, RootChanges, has_convolutions
+from autotune.worker.inject.roots import Roots
+from autotune.worker.protocol import CHECKED_STEPS, Knobs
 
 VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
 """Knobs that are variables of the environment: set before torch was used, see effects.process."""
 SETTINGS = frozenset({"attention", "cpu_affinity", "cudnn_benchmark", "freeze_gc"})
 """Knobs that are settings of the process."""
-DDP = frozenset(
-    {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb", "activation_checkpointing", "precision"}
-)
+DDP = frozenset({*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"})
 """Knobs that act where a script wraps its model in DistributedDataParallel."""
+ROOT = frozenset({*COMPILATION, "precision", "activation_checkpointing", "channels_last", "float8"})
+"""Knobs that act on the modules whose calls the losses come from."""
 LOADER = frozenset(LOADER_ARGUMENTS)
 """Knobs that act where a script makes a DataLoader."""
 OPTIMIZER = frozenset({"optimizer_kernels"})
@@ -76,6 +81,9 @@ class Changes:
         """
         self._threads = 0
         self._optimizers: set[int] = set()
+        self._root = RootChanges(knobs, self._names & ROOT)
+        self._roots = Roots(self._root.prepare)
+        self._steps = 0
 
     def begin(self) -> None:
         """Patch what the script will use."""
@@ -83,8 +91,12 @@ class Changes:
         _wrap(DistributedDataParallel, self._build_ddp)
         if self._names & LOADER:
             _wrap(DataLoader, self._build_loader)
-        if self._names & OPTIMIZER:
+        if self._names & {*OPTIMIZER, "channels_last"}:
             register_optimizer_step_pre_hook(self._before_update)
+        if self._names & ROOT:
+            self._root.watch()
+            self._roots.watch()
+            register_optimizer_step_post_hook(self._settle_roots)
 
     def met(self, name: str) -> None:
         """Record that a knob was applied elsewhere."""
@@ -97,8 +109,10 @@ class Changes:
             draws: whether the training draws its batches from a DataLoader; if not, knobs of a
                 DataLoader count as idle.
         """
-        met = self._met if draws else self._met - LOADER
-        return sorted(self._names - met)
+        met = set(self._met)
+        if self._roots.trained():
+            met |= self._root.met()
+        return sorted(self._names - (met if draws else met - LOADER))
 
     def set_back(self) -> list[str]:
         """Return names of knobs of the process that the script has set to something else."""
@@ -137,13 +151,18 @@ class Changes:
             process.garbage_collection(self._knobs)
             self._met.add("freeze_gc")
 
+    def _settle_roots(self, *_: Any) -> None:
+        self._steps += 1
+        if self._steps == CHECKED_STEPS:
+            self._roots.settle()
+
     # Objects that the script builds
 
     def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
-        if "activation_checkpointing" in names:
-            kernels.checkpoint_activations(knobs, arguments["module"])
-            self._met.add("activation_checkpointing")
+        if "channels_last" in names and has_convolutions(arguments["module"]):
+            # The wrapper lays out gradients as parameters are then.
+            kernels.channels_last(knobs, arguments["module"])
         wanted = parallel.ddp_arguments(knobs)
         for name in names & DDP_ARGUMENTS.keys():
             argument = DDP_ARGUMENTS[name]
@@ -159,9 +178,6 @@ class Changes:
         self.built.inner = model.module
         if names & {*HOOKED}:
             compress_gradients(knobs, model)
-        if "precision" in names and knobs["precision"] in precision.AUTOCAST_DTYPES:
-            _autocast(knobs, model)
-            self._met.add("precision")
         self._met |= names & {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"}
 
     def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
@@ -179,8 +195,11 @@ class Changes:
         if id(optimizer) in self._optimizers:
             return
         self._optimizers.add(id(optimizer))
-        kernels.optimizer_kernels(self._knobs, optimizer)
-        self._met.add("optimizer_kernels")
+        if "channels_last" in self._names:
+            kernels.lay_out_state(optimizer)
+        if "optimizer_kernels" in self._names:
+            kernels.optimizer_kernels(self._knobs, optimizer)
+            self._met.add("optimizer_kernels")
 
 
 def _wrap(
@@ -198,34 +217,3 @@ def _wrap(
         build(original, signature.bind(*args, **kwargs))
 
     owner.__init__ = init  # type: ignore[misc]
-
-
-def _autocast(knobs: Knobs, model: DistributedDataParallel) -> None:
-    """Run the wrapper's forward pass in autocast (precision: bf16), and return fp32.
-
-    The loss is computed outside. The wrapper's pass is changed, as frameworks replace the function
-    of the model's (Lightning by its training step).
-    """
-    forward: Callable[..., Any] = model.forward
-
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        device = next(model.parameters()).device
-        with precision.autocast(knobs, device):
-            found = forward(*args, **kwargs)
-        return _as_fp32(found)
-
-    model.forward = run  # type: ignore[method-assign]
-
-
-def _as_fp32(found: Any) -> Any:
-    """Return a model's result with its tensors in fp32; mappings keep their class."""
-    if isinstance(found, MutableMapping):
-        for key, value in found.items():
-            found[key] = _as_fp32(value)
-        return found
-    return feeding.mapped(found, _widened)
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,11 +1,14 @@
 """Samples that a backward pass trains on, by the shapes in its graph. Nothing of it is computed."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+_PRODUCT = re.compile(r"([Mm]m|Linear|Convolution|Attention|Rnn)\w*Backward")
+"""Within the name of a node that computes matrix products or convolutions."""
 _MOST_NODES = 50_000
 """Size above which a graph is not evaluated: far more nodes than layers of any model."""
 
@@ -34,6 +37,16 @@ def reached(loss: torch.Tensor) -> Reached:
             shapes = (given.shape for given in getattr(node, "_input_metadata", ()))
             rows |= {shape[0] for shape in shapes if len(shape)}
     return Reached(frozenset(rows), all(count == 1 for count in uses.values()))
+
+
+def product_formats(results: Iterable[torch.Tensor]) -> frozenset[torch.dtype]:
+    """Return the number formats of matrix products and convolutions that results come from."""
+    formats = set[torch.dtype]()
+    for result in results:
+        for node in _nodes(result.grad_fn):
+            if _PRODUCT.search(type(node).__name__):
+                formats |= {given.dtype for given in node._input_metadata}
+    return frozenset(formats)
 
 
 def _nodes(first: Any) -> Iterator[Any]:

@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.worker.effects.lacking import targets_in
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, of_one_pass
+from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.setting_files import may_hold_settings
@@ -85,9 +87,16 @@ class Survey:
         probe: probe of the script's steps.
     """
 
-    def __init__(self, knobs: Knobs) -> None:
-        """Prepare; `knobs` has a value for every knob, and none of them acts."""
-        self._changes = Changes(knobs, ())
+    def __init__(self, knobs: Knobs, names: tuple[str, ...] = ()) -> None:
+        """Prepare the survey.
+
+        Args:
+            knobs: a value for every knob.
+            names: of those that act on the script from outside. With any, passes are not looked at:
+                what looks at them would be compiled as well.
+        """
+        self._changes = Changes(knobs, names)
+        self._looks_at_passes = not names
         self.probe = ScriptProbe(self._changes.built, trained=self._counted)
         self._options = Options()
         self._settled = Settled()
@@ -100,9 +109,11 @@ class Survey:
         self._batches: list[float] = []
         self._steps: list[_Step] = []
         self._backwards = 0
+        self._products: frozenset[torch.dtype] = frozenset()
         self._scaled = False
         self._settings: dict[str, None] = {}
         self._folder = Path.cwd()
+        self._idle: list[str] = []
 
     def watch(
         self,
@@ -122,12 +133,15 @@ class Survey:
         self._settled.watch()
         self._statistics.watch()
         self._changes.begin()
-        self._watch_passes()
+        if self._looks_at_passes:
+            self._watch_passes()
         self._watch_scalers()
         sys.addaudithook(self._audit)
 
         def after() -> None:
             self.steps += 1
+            if self.steps == 1:
+                self._idle = self._changes.idle(draws=self.probe.saw_loader)
             self._steps.append(self._step())
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
@@ -158,6 +172,8 @@ class Survey:
 
         @functools.wraps(backward)
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            if not self._backwards:
+                self._products = product_formats([loss])
             self._backwards += 1
             backward(loss, *args, **kwargs)
 
@@ -198,8 +214,10 @@ class Survey:
             optimizer=type(leader).__name__ if leader else "",
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
+            targets=tuple(targets_in(trained.module)) if trained else (),
+            idle=tuple(self._idle),
             batch_dependent=self._statistics.found(trained.module if trained else None),
-            own=self.probe.detected(),
+            own=self._own(),
             settled=self._settled.found(),
             threads=torch.get_num_threads(),
             attends=self._settled.attends,
@@ -209,6 +227,16 @@ class Survey:
             settings=tuple(self._settings),
             ended=ended,
         )
+
+    def _own(self) -> dict[str, Any]:
+        """Return what the script has in force by itself.
+
+        FSDP2 casts parameters and inputs, without autocast: the products tell.
+        """
+        own = self.probe.detected()
+        if own.get("precision") == "fp32" and self._products == {torch.bfloat16}:
+            own["precision"] = "bf16"
+        return own
 
     def _micro_batch(self, trained: "_Passes | None") -> int:
         """Return the samples of a micro-batch.

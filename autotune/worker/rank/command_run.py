@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from autotune.worker import failure, processes, reporting
+from autotune.worker import failure, processes, reporting, starters
 from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.observers import memory
 from autotune.worker.observers.contention import NodeLoad
@@ -156,7 +156,7 @@ class CommandRun:
         output = subprocess.PIPE if self._command.pattern else None
         try:
             return subprocess.Popen(
-                self._command.argv,
+                starters.named(self._command.argv),
                 stdout=output,
                 stderr=subprocess.STDOUT if output else None,
                 env=self._environment(),

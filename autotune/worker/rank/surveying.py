@@ -32,7 +32,7 @@ def survey(
     """
     script, files = request.script, TrialFiles(Path(request.log_dir))
     assert script is not None
-    seen = Survey(request.knobs)
+    seen = Survey(request.knobs, script.changes)
     longest = _OF_STARTUP * request.deadlines.startup
     ending = threading.Lock()
 

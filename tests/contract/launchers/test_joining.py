@@ -1,14 +1,20 @@
-"""A Ray cluster that lets nobody in: whoever waits for it can leave at once."""
+"""A Ray cluster that lets nobody in, or is too small: a study that waits for it can leave at once."""
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from autotune.worker.processes import without_storage
 from launchers import NO_RIVAL, Resources, Rival, section_of
-from tests.waiting import stopwatch
+from launchers.ray_nodes import TooSmall
+from tests.contract.launchers.sites import two_ray_nodes
+from tests.waiting import stopwatch, wait_for
 
 pytestmark = pytest.mark.fault(25)
 
@@ -43,3 +49,38 @@ def test_who_joins_a_cluster_that_does_not_answer_can_stop_at_once(
         p for p in psutil.Process().children(recursive=True) if "ray_driver" in str(p.cmdline())
     ]
     assert left == []
+
+
+_STATES = """
+import ray, sys
+from ray.util.placement_group import placement_group_table
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(*(group["state"] for group in placement_group_table().values()))
+"""
+
+
+def groups(address: str) -> set[str]:
+    """The states of all placement groups, as another driver sees them."""
+    asked = [sys.executable, "-c", _STATES, address]
+    told = subprocess.run(
+        asked, env=without_storage(os.environ), capture_output=True, text=True, check=True
+    )
+    return set(told.stdout.split())
+
+
+def test_autoscaler_hears_of_a_study_as_long_as_it_waits(tmp_path: Path) -> None:
+    with two_ray_nodes() as address:
+
+        def busy(rival: Rival) -> bool:
+            if "is too small at present" in rival.text and "PENDING" in groups(address):
+                raise Enough
+            return False
+
+        with pytest.raises(Enough):
+            section_of("ray", address=address).open(Resources(4, 0, 1, None), str(tmp_path), busy)
+        wait_for(lambda: groups(address) <= {"REMOVED"}, "nothing is asked for any more", 60)
+
+
+def test_command_that_does_not_wait_is_told_that_the_cluster_is_too_small(tmp_path: Path) -> None:
+    with two_ray_nodes() as address, pytest.raises(TooSmall):
+        section_of("ray", address=address).open(Resources(4, 0, 1, None), str(tmp_path))

@@ -76,6 +76,11 @@ class Bench:
         for script in SCRIPTS.glob("*.py"):
             (folder / script.name).write_text(script.read_text())
 
+    @property
+    def record(self) -> Path:
+        """File that $TOLD names."""
+        return self._told
+
     def write(self, text: str) -> str:
         (self._folder / "own.py").write_text(text)
         return "own.py"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage import Database, Lease, Repository, StoredStudy
+from storage import Claim, Database, Lease, Repository, StoredStudy, Worker
 from storage.models import Base
-from tests.contract.storage.making import submit, taken
+from tests.contract.storage.making import CLUSTER, LONG, submit, taken
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
@@ -35,14 +35,23 @@ def repository(database: Database) -> Repository:
 
 
 @pytest.fixture
-def lease(repository: Repository) -> Lease:
-    return taken(repository)
+def claimed(repository: Repository) -> Claim:
+    """A study that a daemon has claimed, and its lease."""
+    submit(repository, "first")
+    found = repository.studies.claim(Worker(CLUSTER, "here", 1, LONG))
+    assert found is not None
+    return found
 
 
 @pytest.fixture
-def study(repository: Repository, lease: Lease) -> StoredStudy:
-    """A study that the lease's holder has claimed."""
-    submit(repository, "first")
-    claimed = repository.studies.claim(lease)
-    assert claimed is not None
-    return claimed
+def study(claimed: Claim) -> StoredStudy:
+    return claimed.study
+
+
+@pytest.fixture
+def lease(repository: Repository, request: pytest.FixtureRequest) -> Lease:
+    """The lease of `study`; in a test without it, one of the queue."""
+    if "study" in request.fixturenames:
+        found: Claim = request.getfixturevalue("claimed")
+        return found.lease
+    return taken(repository)

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from storage import Lease, Repository, StoredBlock, StoredStudy
-from storage.models import Base
+from storage import Lease, Repository, StoredBlock, StoredStudy, Worker
+from storage.models import Base, LeaseRow
 
 CLUSTER = "host:here"
 LONG = 60.0
@@ -24,12 +24,21 @@ def taken(repository: Repository, cluster: str = CLUSTER, seconds: float = LONG)
     return lease
 
 
-def taken_over(repository: Repository, cluster: str = CLUSTER) -> Lease:
-    """The lease in the hands of another daemon, whoever held it."""
-    state = repository.leases.state(cluster)
-    assert state is not None
-    repository.leases.reclaim(state)
-    return taken(repository, cluster)
+def taken_over(repository: Repository) -> Lease:
+    """The lease of the study that runs, or else of the queue, in the hands of another daemon."""
+    with repository.database.engine.connect() as connection:
+        keys = list(connection.scalars(select(LeaseRow.key).where(LeaseRow.epoch > 0)))
+    held = [state for key in keys if (state := repository.leases.state(key)) is not None]
+    for state in held:
+        repository.leases.reclaim(state)
+    return taken(repository, max(keys))  # those of studies come behind those of hosts
+
+
+def claim(repository: Repository, lease: Lease) -> StoredStudy | None:
+    """The study that the holder of a lease, of a queue or of a study, runs next."""
+    queue = CLUSTER if lease.key.startswith("study:") else lease.key
+    found = repository.studies.claim(Worker(queue, "here", 1, LONG), before=lease)
+    return found.study if found else None
 
 
 def block(index: int = 0, **changes: Any) -> StoredBlock:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from storage import AttemptResult, Lease, Repository, StoredStudy
-from tests.contract.storage.making import CLUSTER, at_once, block, rows
+from tests.contract.storage.making import at_once, block, rows
 from tests.waiting import stopwatch
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ class TestConcurrency:
                     "-c",
                     WRITER,
                     url,
-                    CLUSTER,
+                    lease.key,
                     *map(str, (lease.epoch, lease.token, study.id, who)),
                 ],
                 stdin=subprocess.PIPE,

@@ -18,8 +18,18 @@ from storage import (
     StoredNoise,
     StoredStudy,
     StudyState,
+    Worker,
 )
-from tests.contract.storage.making import CLUSTER, LONG, block, rows, submit, taken, taken_over
+from tests.contract.storage.making import (
+    CLUSTER,
+    LONG,
+    block,
+    claim,
+    rows,
+    submit,
+    taken,
+    taken_over,
+)
 
 
 def some_environment(repository: Repository) -> int:
@@ -32,7 +42,6 @@ def some_environment(repository: Repository) -> int:
 
 FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "leases.renew": lambda r, lease, study, attempt: r.leases.renew(lease, LONG),
-    "studies.claim": lambda r, lease, study, attempt: r.studies.claim(lease),
     "attempts.begin": lambda r, lease, study, attempt: r.attempts.begin(lease, study, 5, {}),
     "attempts.finish": lambda r, lease, study, attempt: r.attempts.finish(
         lease, attempt, AttemptResult("COMPLETE", throughput=1.0), [block()]
@@ -95,7 +104,7 @@ class TestFence:
         submit(repository, "second")
         taken_over(repository)
         before = rows(repository)
-        with pytest.raises(LeaseLost, match=CLUSTER):
+        with pytest.raises(LeaseLost, match=lease.key):
             FENCED[write](repository, lease, study.id, attempt.id)
         assert rows(repository) == before
 
@@ -115,9 +124,9 @@ class TestFence:
         before = rows(repository)
         forgeries = [
             Lease("nowhere", 1, token=lease.token),
-            Lease(CLUSTER, lease.epoch + 1, token=lease.token),
-            Lease(CLUSTER, 0, token=lease.token),
-            Lease(CLUSTER, lease.epoch),
+            Lease(lease.key, lease.epoch + 1, token=lease.token),
+            Lease(lease.key, 0, token=lease.token),
+            Lease(lease.key, lease.epoch),
         ]
         for forged in forgeries:
             with pytest.raises(LeaseLost):
@@ -151,9 +160,9 @@ class TestFence:
 def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: Repository) -> None:
     """It may only be frozen; nobody has taken its lease, so that alone would let it write."""
     submit(repository, "moved")
-    lease = taken(repository)
-    study = repository.studies.claim(lease)
-    assert study is not None
+    claimed = repository.studies.claim(Worker(CLUSTER, "here", 1, LONG))
+    assert claimed is not None
+    lease, study = claimed.lease, claimed.study
     repository.studies.enqueue("moved", cluster="elsewhere")
     assert repository.studies.named("moved").cluster == CLUSTER, "its daemon lives"
     repository.leases.renew(lease, 0.0)
@@ -161,7 +170,6 @@ def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: R
     assert repository.studies.named("moved").cluster == "elsewhere"
     with pytest.raises(LeaseLost):
         repository.attempts.begin(lease, study.id, 0, {})
-    theirs = taken(repository, "elsewhere")
-    claimed = repository.studies.claim(theirs)
-    assert claimed is not None
-    assert claimed.name == "moved"
+    theirs = claim(repository, taken(repository, "elsewhere"))
+    assert theirs is not None
+    assert theirs.name == "moved"

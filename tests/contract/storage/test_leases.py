@@ -24,7 +24,7 @@ class TestLease:
         taken(repository, "here")
         assert repository.leases.acquire("here", "other", 2, LONG) is None
         assert repository.leases.acquire("here", "here", 1, LONG) is None
-        assert taken(repository, "there").cluster == "there"
+        assert taken(repository, "there").key == "there"
 
     def test_a_refused_daemon_leaves_the_holder_as_it_was(self, repository: Repository) -> None:
         taken(repository)
@@ -37,7 +37,7 @@ class TestLease:
         repository.leases.acquire(CLUSTER, "ünïcode host", 4_000_000, 30.0)
         state = repository.leases.state(CLUSTER)
         assert state is not None
-        assert (state.cluster, state.host, state.pid) == (CLUSTER, "ünïcode host", 4_000_000)
+        assert (state.key, state.host, state.pid) == (CLUSTER, "ünïcode host", 4_000_000)
         assert 25 < state.seconds_left <= 30
 
     def test_it_runs_out(self, repository: Repository) -> None:

@@ -21,13 +21,16 @@ from storage import (
     Retry,
     StoredStudy,
     StudyState,
+    Worker,
 )
+from storage.leases import key_of
 from storage.models import LeaseRow, StudyRow
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
     at_once,
     block,
+    claim,
     database_time,
     rows,
     submit,
@@ -120,7 +123,7 @@ class TestStudies:
         assert (found.stop_requested, found.error) == (False, None)
         assert found.spec == study.spec
         assert found.verdict == {"kind": "better"}
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert claimed.id == study.id
 
@@ -144,7 +147,7 @@ class TestStudies:
         submit(repository, "second")
         repository.studies.request_stop("first")
         assert repository.studies.named("first").state is StudyState.STOPPED
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert claimed.name == "second"
 
@@ -166,7 +169,7 @@ class TestStudies:
         repository.studies.enqueue("first", {"budget": 2})
         assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
         assert repository.studies.stop(lease, study.id) is StudyState.QUEUED
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert (claimed.id, claimed.spec) == (study.id, {"budget": 2})
         assert repository.studies.add_elapsed(lease, study.id, 0.0) is False
@@ -183,7 +186,7 @@ class TestStudies:
         repository.studies.request_stop("first")
         assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
         assert repository.studies.stop(lease, study.id) is StudyState.STOPPED
-        assert repository.studies.claim(lease) is None
+        assert claim(repository, lease) is None
 
     def test_a_resume_that_follows_a_stop_outlives_the_daemon(
         self, repository: Repository, lease: Lease, study: StoredStudy
@@ -192,7 +195,7 @@ class TestStudies:
         repository.studies.request_stop("first")
         repository.studies.enqueue("first")
         successor = taken_over(repository)
-        claimed = repository.studies.claim(successor)
+        claimed = claim(repository, successor)
         assert claimed is not None
         assert claimed.stop_requested is False
         assert [a.result.state for a in repository.attempts.of(study.id)] == ["ABANDONED"]
@@ -213,7 +216,7 @@ class TestStudies:
             stopping.result(30)
         found = repository.studies.named("first")
         assert (found.stop_requested, found.elapsed) == (True, 1.0)
-        assert lease.cluster == study.cluster
+        assert lease.key == key_of(study.id)
 
     def test_facts_about_its_machine_are_kept(
         self, repository: Repository, lease: Lease, study: StoredStudy
@@ -246,7 +249,7 @@ class TestStudies:
     ) -> None:
         repository.studies.enqueue("first", {**study.spec, "budget": 9})
         assert repository.studies.conclude(lease, study, {"kind": "better"}) == StudyState.QUEUED
-        again = repository.studies.claim(lease)
+        again = claim(repository, lease)
         assert again is not None and again.spec["budget"] == 9
         assert repository.studies.conclude(lease, again, {"kind": "better"}) == StudyState.DONE
         assert repository.studies.named("first").verdict == {"kind": "better"}
@@ -293,7 +296,7 @@ class TestQueue:
         for name in ("b", "a", "c"):
             submit(repository, name)
         claimed = []
-        while study := repository.studies.claim(lease):
+        while study := claim(repository, lease):
             assert study.state is StudyState.RUNNING
             assert repository.studies.named(study.name) == study
             claimed.append(study.name)
@@ -306,28 +309,84 @@ class TestQueue:
         submit(repository, "old")
         repository.studies.request_stop("old")
         submit(repository, "left behind")
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert claimed.name == "left behind"
         repository.studies.enqueue("old")  # older, and queued; the other still runs
 
         successor = taken_over(repository)
         for _ in range(2):  # until it is finished
-            claimed = repository.studies.claim(successor)
+            claimed = claim(repository, successor)
             assert claimed is not None
             assert claimed.name == "left behind"
         repository.studies.finish(successor, claimed.id, StudyState.DONE)
-        claimed = repository.studies.claim(successor)
+        claimed = claim(repository, successor)
         assert claimed is not None
         assert claimed.name == "old"
 
     def test_only_studies_of_the_own_cluster_are_claimed(self, repository: Repository) -> None:
         here, there = taken(repository, "here"), taken(repository, "there")
         submit(repository, "first", "there")
-        assert repository.studies.claim(here) is None
-        claimed = repository.studies.claim(there)
+        assert claim(repository, here) is None
+        claimed = claim(repository, there)
         assert claimed is not None
-        assert repository.studies.claim(here) is None
+        assert claim(repository, here) is None
+
+    def test_workers_of_one_queue_have_a_study_each(self, repository: Repository) -> None:
+        for number in range(6):
+            submit(repository, str(number))
+
+        def taken_by(number: int) -> str | None:
+            found = repository.studies.claim(Worker(CLUSTER, "here", number, LONG))
+            return found.study.name if found else None
+
+        found = at_once(taken_by)
+        assert sorted(filter(None, found)) == ["0", "1", "2", "3", "4", "5"]
+        assert found.count(None) == 2
+
+    def test_lease_of_one_study_is_no_right_to_another(self, repository: Repository) -> None:
+        submit(repository, "first")
+        submit(repository, "second")
+        first, second = [
+            repository.studies.claim(Worker(CLUSTER, "here", pid, LONG)) for pid in (1, 2)
+        ]
+        assert first is not None and second is not None
+        repository.studies.request_stop("first")
+        assert repository.studies.add_elapsed(second.lease, second.study.id, 1.0) is False
+        state = repository.leases.state(first.lease.key)
+        assert state is not None
+        repository.leases.reclaim(state)
+        assert claim(repository, taken(repository)) is not None
+        with pytest.raises(LeaseLost):
+            repository.studies.add_elapsed(first.lease, first.study.id, 1.0)
+        repository.studies.add_elapsed(second.lease, second.study.id, 1.0)
+
+    def test_higher_priority_comes_first_then_the_owner_who_has_used_less_then_age(
+        self, repository: Repository
+    ) -> None:
+        for name, owner in (("a", "ann"), ("b", "bob"), ("c", "bob"), ("d", "ann"), ("e", "ann")):
+            repository.studies.submit(name, CLUSTER, {}, "/w", owner=owner)
+        repository.studies.arrange("d", priority=1)
+        used = repository.studies.submit("used", "host:elsewhere", {}, "/w", owner="ann")
+        run = repository.studies.claim(Worker("host:elsewhere", "there", 1, LONG))
+        assert run is not None
+        attempt = repository.attempts.begin(run.lease, used.id, 0, {})
+        done = AttemptResult("COMPLETE", throughput=1.0, wall_seconds=60.0)
+        repository.attempts.finish(run.lease, attempt.id, done, [])
+        repository.studies.arrange("e", held=True)
+
+        names = []
+        while found := repository.studies.claim(Worker(CLUSTER, "here", 1, LONG)):
+            names.append(found.study.name)
+        assert names == ["d", "b", "c", "a"]
+        waiting = [study.name for study in repository.studies.waiting_in_order()]
+        assert waiting.index("e") == len(waiting) - 1
+        repository.studies.arrange("e", held=False)
+        assert repository.studies.claim(Worker(CLUSTER, "here", 1, LONG)) is not None
+
+    def test_only_what_waits_can_be_held(self, repository: Repository, study: StoredStudy) -> None:
+        with pytest.raises(BadInput, match="is RUNNING, and only a study that waits"):
+            repository.studies.arrange(study.name, held=True)
 
     @pytest.mark.parametrize("state", [StudyState.STOPPED, StudyState.FAILED, StudyState.DONE])
     def test_ended_studies_are_not_claimed(
@@ -335,7 +394,7 @@ class TestQueue:
     ) -> None:
         repository.studies.finish(lease, study.id, state)
         before = rows(repository)
-        assert repository.studies.claim(lease) is None
+        assert claim(repository, lease) is None
         assert rows(repository) == before
 
     def test_a_claim_gives_up_the_attempts_that_were_never_recorded(
@@ -350,7 +409,7 @@ class TestQueue:
 
         successor = taken_over(repository)
         before = database_time(repository)
-        claimed = repository.studies.claim(successor)
+        claimed = claim(repository, successor)
         assert claimed is not None
         assert claimed.id == study.id
         crashed, *abandoned = repository.attempts.of(study.id)
@@ -369,7 +428,7 @@ class TestQueue:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         attempt = repository.attempts.begin(lease, study.id, 0, {})
-        repository.studies.claim(lease)  # the same daemon, after an outage: its lease is still good
+        claim(repository, lease)  # the same daemon, after an outage: its lease is still good
         before = rows(repository)
         with pytest.raises(LeaseLost):
             repository.attempts.finish(lease, attempt.id, AttemptResult("COMPLETE"), [block()])
@@ -395,7 +454,7 @@ class TestRetry:
         assert repository.studies.any_open(CLUSTER)
         [given_up] = repository.attempts.of(study.id)
         assert (given_up.id, given_up.result.state) == (running.id, AttemptState.ABANDONED)
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert claimed.name == "second"
 
@@ -403,7 +462,7 @@ class TestRetry:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.studies.put_back(lease, study.id, Retry("no cluster", 0.0, 3))
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert (claimed.error, claimed.retry_at, claimed.retries) == (None, None, 3)
         repository.studies.finish(lease, study.id, StudyState.DONE)
@@ -414,7 +473,7 @@ class TestRetry:
     ) -> None:
         repository.studies.put_back(lease, study.id, self.LATER)
         repository.studies.enqueue("first")
-        claimed = repository.studies.claim(lease)
+        claimed = claim(repository, lease)
         assert claimed is not None
         assert claimed.retries == 0
 
@@ -432,7 +491,7 @@ class TestRetry:
         repository.studies.request_stop("first")
         assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.STOPPED
         repository.studies.enqueue("first")
-        assert repository.studies.claim(lease) is not None
+        assert claim(repository, lease) is not None
         repository.studies.request_stop("first")
         repository.studies.enqueue("first")
         assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
@@ -452,14 +511,14 @@ class TestWhyAnAttemptIsGivenUp:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.attempts.begin(lease, study.id, 0, {})
-        repository.studies.claim(taken_over(repository))
+        claim(repository, taken_over(repository))
         assert self.fault(repository, study) is Fault.DAEMON
 
     def test_its_daemon_goes_on_after_an_outage(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.attempts.begin(lease, study.id, 0, {})
-        repository.studies.claim(lease)
+        claim(repository, lease)
         assert self.fault(repository, study) is Fault.TRIAL
 
     @pytest.mark.parametrize("ended", ["stop", "put_back"])
@@ -469,19 +528,16 @@ class TestWhyAnAttemptIsGivenUp:
         repository.attempts.begin(lease, study.id, 0, {})
         getattr(repository.studies, ended)(lease, study.id)
         repository.studies.enqueue(study.name)
-        repository.studies.claim(taken_over(repository))
+        claim(repository, taken_over(repository))
         assert self.fault(repository, study) is Fault.TRIAL
 
     def test_its_daemon_died_and_the_study_has_moved_since(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
-        """To a queue that has had fewer daemons."""
         later = taken_over(repository)
-        repository.studies.claim(later)
+        claim(repository, later)
         repository.attempts.begin(later, study.id, 0, {})
         repository.leases.release(later)
         repository.studies.move(study.name, "host:elsewhere")
-        there = taken(repository, "host:elsewhere")
-        assert there.epoch < later.epoch
-        assert repository.studies.claim(there) is not None
+        assert claim(repository, taken(repository, "host:elsewhere")) is not None
         assert self.fault(repository, study) is Fault.DAEMON

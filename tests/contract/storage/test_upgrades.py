@@ -1,4 +1,4 @@
-"""A database of an older version is brought to this one when it is opened, and keeps what it held."""
+"""A database of an older version is read as it is; brought to this one, it keeps what it held."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, create_engine, text
+from optuna.storages import RDBStorage
+from sqlalchemy import Engine, MetaData, create_engine, select, text
 
 import storage
 from autotune.analysis.verdict import Verdict
+from autotune.errors import StorageError
 from autotune.measurement.estimate import Ratio
 from autotune.views.verdict_text import text_of
 from search_spaces import defaults
@@ -25,8 +27,12 @@ from storage import (
     SlotHealth,
     StoredBlock,
     StudyState,
+    TrialLedger,
+    Worker,
 )
 from storage.database import parse
+from storage.leases import key_of
+from storage.schema import revisions
 
 # What each version wrote, as it wrote it: never to be changed, only added to.
 FROZEN = {
@@ -149,6 +155,11 @@ insert into autotune_message (study_id, at, kind, text)
     values (1, 122.0, 'said',
         'The model takes a=1.5 for the best, with 9 t/s, and expects one more trial to bring 4.27%.');
 """,
+    "0012": """
+insert into autotune_study (name, cluster, spec, workdir, state, stop_requested, resume_requested,
+        elapsed, retries, created)
+    values ('second', 'host:here alice 12ab34cd', '{}', '/w', 'QUEUED', false, false, 0.0, 0, 200.0);
+""",
 }
 
 
@@ -160,13 +171,12 @@ def engine(storage_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def repository(
-    storage_url: str, engine: Engine, request: pytest.FixtureRequest
-) -> Iterator[Repository]:
-    """The newest version, over the database of an older one."""
+def older(storage_url: str, engine: Engine, request: pytest.FixtureRequest) -> str:
+    """The URL of a database of an older version."""
     config = Config()
     migrations = Path(storage.__file__).parent / "migrations"
     config.set_main_option("script_location", str(migrations))
+    RDBStorage(engine.url.render_as_string(hide_password=False)).engine.dispose()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         for version, written in FROZEN.items():
@@ -175,7 +185,14 @@ def repository(
             command.upgrade(config, version)
             for statement in written.strip().split(";\n"):
                 connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
-    database = Database(storage_url)
+    return storage_url
+
+
+@pytest.fixture
+def repository(older: str) -> Iterator[Repository]:
+    """The newest version, over the database of an older one."""
+    database = Database(older)
+    database.upgrade()
     yield Repository(database)
     database.engine.dispose()
 
@@ -186,8 +203,8 @@ def test_no_version_is_left_out() -> None:
     assert list(FROZEN) == before
 
 
-FROM_EACH_VERSION = pytest.mark.parametrize("repository", FROZEN, indirect=True)
-FROM_THE_SECOND = pytest.mark.parametrize("repository", ["0002"], indirect=True)
+FROM_EACH_VERSION = pytest.mark.parametrize("older", FROZEN, indirect=True)
+FROM_THE_SECOND = pytest.mark.parametrize("older", ["0002"], indirect=True)
 
 
 @FROM_EACH_VERSION
@@ -205,6 +222,86 @@ def test_everything_that_was_there_is_still_read(repository: Repository) -> None
     assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
 
 
+@FROM_EACH_VERSION
+def test_database_of_each_version_is_read_without_being_changed(older: str, engine: Engine) -> None:
+    before = dumped(engine)
+    database = Database(older)
+    repository = Repository(database)
+    study = repository.studies.named("first")
+    recorded, running, *_ = repository.attempts.of(study.id)
+    assert (recorded.result.throughput, running.running) == (80.0, True)
+    assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
+    assert database.optuna().get_all_studies() == []
+    for write in (
+        lambda: repository.studies.submit("another", "host:here", {}, "/w"),
+        lambda: repository.studies.request_stop("first"),
+        lambda: repository.leases.acquire("host:here", "here", 9, 60.0),
+        lambda: repository.studies.claim(Worker("host:here", "here", 9, 60.0)),
+    ):
+        with pytest.raises(StorageError, match="`autotune storage upgrade` brings it"):
+            write()
+    database.engine.dispose()
+    assert dumped(engine) == before
+
+
+@pytest.mark.parametrize("older", ["0007"], indirect=True)
+def test_upgrade_under_a_daemon_is_refused(older: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("update autotune_lease set expires = 1e12"))
+    before = dumped(engine)
+    with pytest.raises(StorageError, match="in use by process 7 on here: stop"):
+        Database(older).upgrade()
+    assert dumped(engine) == before
+
+
+@pytest.mark.parametrize("older", ["0009"], indirect=True)
+def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> None:
+    copy = tmp_path / "old.db"
+    assert Database(older).upgrade(copy) == ("0009", revisions()[0])
+    assert Database(f"sqlite:///{copy}").schema == "0009"
+    assert Repository(Database(f"sqlite:///{copy}")).studies.named("first").elapsed == 12.5
+
+
+def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_path: Path) -> None:
+    repository = Repository(Database(f"sqlite:///{tmp_path}/first.db"))
+    repository.studies.submit("first", "host:here", {"name": "first"}, "/w")
+    claimed = repository.studies.claim(Worker("host:here", "here", 9, 60.0))
+    assert claimed is not None
+    attempt = repository.attempts.begin(claimed.lease, claimed.study.id, 0, {"micro_batch": 2})
+    TrialLedger(repository.database, "first").trials()
+    backup = Database(f"sqlite:///{tmp_path}/first.db")
+    backup.back_up(tmp_path / "copy.db")
+    restored = Repository(Database(storage_url))
+    restored.database.restore(Database(f"sqlite:///{tmp_path}/copy.db"))
+    assert restored.studies.named("first") == repository.studies.named("first")
+    assert [a.id for a in restored.attempts.of(claimed.study.id)] == [attempt.id]
+    assert len(restored.database.optuna().get_all_studies()) == 1
+    taken = restored.studies.claim(Worker("host:here", "here", 10, 60.0))
+    assert taken is not None and taken.lease.epoch == claimed.lease.epoch + 1
+    assert restored.attempts.begin(taken.lease, taken.study.id, 0, {}).id > attempt.id
+    assert restored.studies.submit("second", "host:here", {}, "/w").id > taken.study.id
+
+
+def test_restore_into_a_database_with_studies_of_optuna_is_refused(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        TrialLedger(Database(f"sqlite:///{tmp_path}/{name}.db"), name).trials()
+    second = Database(f"sqlite:///{tmp_path}/second.db")
+    with pytest.raises(StorageError, match="has 1 studies of Optuna"):
+        second.restore(Database(f"sqlite:///{tmp_path}/first.db"))
+    assert [study.study_name for study in second.optuna().get_all_studies()] == ["second"]
+
+
+def dumped(engine: Engine) -> dict[str, list[str]]:
+    """Everything in a database."""
+    found = MetaData()
+    found.reflect(engine)
+    with engine.connect() as connection:
+        return {
+            table.name: sorted(map(repr, connection.execute(select(table))))
+            for table in found.sorted_tables
+        }
+
+
 @FROM_THE_SECOND
 def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
     recorded, *_ = repository.attempts.of(1)
@@ -216,7 +313,7 @@ def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
     assert (noise.sigma_run, noise.runs) == (0.01, 3)
 
 
-@pytest.mark.parametrize("repository", ["0008"], indirect=True)
+@pytest.mark.parametrize("older", ["0008"], indirect=True)
 def test_what_later_versions_have_added_is_still_read(repository: Repository) -> None:
     study = repository.studies.named("first")
     assert study.file == "/w/study.yaml"
@@ -226,7 +323,7 @@ def test_what_later_versions_have_added_is_still_read(repository: Repository) ->
     assert (recorded.result.resident_of, running.result.resident_of) == (None, 1)
 
 
-FROM_THE_ELEVENTH = pytest.mark.parametrize("repository", ["0011"], indirect=True)
+FROM_THE_ELEVENTH = pytest.mark.parametrize("older", ["0011"], indirect=True)
 
 
 @FROM_THE_ELEVENTH
@@ -250,7 +347,7 @@ def test_upgrade_from_messages_in_words_keeps_their_facts_as_data(repository: Re
     assert expected.data == {"gain": pytest.approx(0.0427)}
 
 
-FROM_THE_NINTH = pytest.mark.parametrize("repository", ["0009"], indirect=True)
+FROM_THE_NINTH = pytest.mark.parametrize("older", ["0009"], indirect=True)
 
 
 @FROM_THE_NINTH
@@ -261,7 +358,7 @@ def test_upgrade_from_causes_in_words_gives_each_attempt_its_fault(repository: R
     ]
 
 
-@pytest.mark.parametrize("repository", ["0010"], indirect=True)
+@pytest.mark.parametrize("older", ["0010"], indirect=True)
 def test_upgrade_from_verdict_in_words_keeps_its_text_and_its_data(repository: Repository) -> None:
     stored = repository.studies.named("first").verdict
     assert stored is not None
@@ -281,6 +378,14 @@ def test_upgrade_from_slots_in_a_message_keeps_them_as_data(repository: Reposito
     ]
 
 
+@pytest.mark.parametrize("older", ["0012"], indirect=True)
+def test_upgrade_from_leases_of_queues_gives_each_study_its_own(repository: Repository) -> None:
+    first, second = repository.studies.all()
+    assert (first.owner, second.owner) == ("", "alice")
+    states = [repository.leases.state(key_of(study.id)) for study in (first, second)]
+    assert [state and (state.epoch, state.pid) for state in states] == [(3, 7), None]
+
+
 @FROM_EACH_VERSION
 def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
     repository: Repository,
@@ -294,12 +399,11 @@ def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
 
 @FROM_EACH_VERSION
 def test_the_study_goes_on(repository: Repository) -> None:
-    lease = repository.leases.acquire("host:here", "here", 9, 60.0)
-    assert lease is not None
-    assert (lease.epoch, lease.predecessor) == (4, 7)
-    claimed = repository.studies.claim(lease)
+    claimed = repository.studies.claim(Worker("host:here", "here", 9, 60.0))
     assert claimed is not None
-    assert claimed.name == "first"
+    lease = claimed.lease
+    assert (lease.epoch, lease.predecessor) == (4, 7)
+    assert claimed.study.name == "first"
     assert repository.attempts.of(1)[1].result.state == "ABANDONED"
     again = repository.attempts.begin(lease, 1, 1, {"micro_batch": 4})
     assert again.attempt == 2

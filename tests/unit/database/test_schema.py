@@ -11,8 +11,9 @@ from sqlalchemy import Column, Integer, MetaData, Table, text
 
 from autotune.errors import StorageError
 from storage import Database, Repository, TrialLedger
-from storage.database import VERSION_TABLE, parse
+from storage.database import parse
 from storage.models import Base
+from storage.schema import VERSION_TABLE
 from tests.unit.database.opening import execute, opened, raw, refusal, tables
 
 
@@ -80,14 +81,19 @@ class TestSchema:
             Repository(database).studies.submit("ours", "c", {}, "/w")
         assert len(optuna.load_study(storage=url, study_name="theirs").trials) == 1
 
-    def test_one_of_a_newer_program_is_refused_and_left_as_it_is(self, storage_url: str) -> None:
-        with opened(storage_url):
-            pass
+    def test_one_of_a_newer_program_is_read_and_left_as_it_is(self, storage_url: str) -> None:
+        with opened(storage_url) as database:
+            Repository(database).studies.submit("first", "c", {}, "/w")
         execute(storage_url, f"update {VERSION_TABLE} set version_num = '9999'")
-        message = refusal(storage_url, StorageError)
-        assert "9999" in message
-        assert "newer" in message
-        assert "upgrade autotune" in message
+        with opened(storage_url) as database:
+            assert Repository(database).studies.named("first").name == "first"
+            for refused in (
+                database.check_writable,
+                database.upgrade,
+                lambda: Repository(database).studies.request_stop("first"),
+            ):
+                with pytest.raises(StorageError, match=r"newer autotune \(schema 9999.*upgrade"):
+                    refused()
         with raw(storage_url) as engine, engine.connect() as connection:
             query = text(f"select version_num from {VERSION_TABLE}")
             assert connection.scalars(query).all() == ["9999"]

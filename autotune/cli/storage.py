@@ -1,0 +1,70 @@
+"""Commands about the storage itself: check, upgrade, backup, restore."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.shared_options import StorageOption, open_storage, url_of
+from autotune.errors import BadInput, StorageError
+from autotune.views.terminal import show as print
+
+app = typer.Typer(no_args_is_help=True, help="Check, upgrade, back up or restore the storage.")
+FileArgument = Annotated[Path, typer.Argument(help="SQLite file of the copy.")]
+
+
+@app.command()
+def check(storage: StorageOption = None) -> None:
+    """Check that the storage is sound and of this version; exit code 1 if not."""
+    database = open_storage(url_of(storage), existing=True, reading=True).database
+    problems = database.problems()
+    with contextlib.suppress(StorageError):
+        database.check_writable()
+        if not problems:
+            print(f"{database}: sound, and of this version.")
+            return
+    print("\n".join(problems) or f"{database}: sound.")
+    database.check_writable()
+    raise typer.Exit(1)
+
+
+@app.command()
+def upgrade(storage: StorageOption = None) -> None:
+    """Bring the storage of an earlier version to this one. A SQLite file is copied first."""
+    database = open_storage(url_of(storage), existing=True, reading=True).database
+    path = Path(str(database.url.database))
+    copy = path.with_name(f"{path.name}.{database.schema}") if database.folder else None
+    if copy is not None and database.schema and copy.exists():
+        raise BadInput(f"{copy} exists; that is where the copy would go: move it away")
+    before, after = database.upgrade(copy)
+    if before == after:
+        print(f"{database} has schema {after} already.")
+        return
+    where = f" The copy: {copy}." if copy else ""
+    print(f"{database}: schema {before} is now {after}.{where} Earlier versions can only read it.")
+
+
+@app.command()
+def backup(file: FileArgument, storage: StorageOption = None) -> None:
+    """Copy all studies and trials into a new SQLite file, while studies run."""
+    database = open_storage(url_of(storage), existing=True, reading=True).database
+    if file.exists():
+        raise BadInput(f"{file} exists; name a new file")
+    database.back_up(file)
+    print(f"{file} written; autotune storage restore {file} --storage URL reads it back.")
+
+
+@app.command()
+def restore(file: FileArgument, storage: StorageOption = None) -> None:
+    """Copy a backup into a storage that has no study yet."""
+    if not file.is_file():
+        raise BadInput(f"there is no {file}")
+    repository = open_storage(url_of(storage))
+    if studies := repository.studies.all():
+        raise BadInput(
+            f"{repository.database} has {len(studies)} studies; restore into a new storage: --storage"
+        )
+    backup = open_storage(f"sqlite:///{file.absolute()}", reading=True)
+    repository.database.restore(backup.database)
+    print(f"{len(repository.studies.all())} studies restored to {repository.database}.")

@@ -1,0 +1,125 @@
+"""Batch scripts and manifests that run a study in a batch system, and go on with it."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.config import StudySpec
+from autotune.errors import BadInput, Requeued
+
+_WARNING_SECONDS = 60
+"""Time between the signal and the end of a job: a daemon leaves within seconds."""
+_SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@{warning}
+cd {folder} || exit 2
+# In the background: a shell hears of a signal only while it waits.
+{command} &
+study=$!
+trap 'kill -TERM $study' TERM
+wait $study
+code=$?
+while kill -0 $study 2> /dev/null; do wait $study; code=$?; done
+if [ $code -eq {requeued} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code
+"""
+_JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {label}
+spec:
+  backoffLimit: 20
+  podFailurePolicy:   # {requeued}: told to leave, the next pod goes on
+    rules:
+      - action: Ignore
+        onExitCodes: {{operator: In, values: [{requeued}]}}
+      - action: Ignore
+        onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
+      - action: FailJob
+        onExitCodes: {{operator: In, values: [1, 2]}}
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: {warning}
+      containers:
+        - name: tune
+          image: TODO   # the image that you train in, with autotune installed
+          workingDir: {folder}
+          command: [{words}]
+          env:
+            - {{name: AUTOTUNE_MACHINE, value: {label}}}   # stays when the pod is made anew
+          resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
+            requests: {{cpu: TODO, memory: TODO}}
+            limits: {{cpu: TODO, memory: TODO}}   # nvidia.com/gpu: 8
+          volumeMounts:
+            - {{name: work, mountPath: {folder}}}
+            - {{name: shm, mountPath: /dev/shm}}
+      volumes:
+        - name: work   # study.yaml, code, storage, .autotune, best.yaml
+          persistentVolumeClaim: {{claimName: TODO}}
+        - name: shm
+          emptyDir: {{medium: Memory}}
+"""
+_NODES = re.compile(r"(?:-N|--nodes=?)(\d+)")
+
+
+def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[str]) -> str:
+    """Return a batch script for Slurm.
+
+    Args:
+        study: its file.
+        folder: in which the study is started.
+        options: of sbatch, which are checked only.
+
+    Raises:
+        BadInput: more nodes are asked for than the study would use.
+    """
+    nodes = _nodes(options)
+    if nodes > 1 and not spec.launcher.is_shared:
+        raise BadInput(
+            f"{nodes} nodes are asked for, and this study would run on the first one: on several it "
+            "needs a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
+        )
+    return _SCRIPT.format(
+        name=f"autotune-{spec.name}",
+        warning=_WARNING_SECONDS,
+        folder=shlex.quote(str(folder)),
+        command=shlex.join(_command(study)),
+        requeued=Requeued.exit_code,
+    )
+
+
+def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
+    """Return a Kubernetes Job; entries that only the user knows are TODO."""
+    return _JOB.format(
+        label=re.sub(r"[^a-z0-9-]+", "-", spec.name.lower()).strip("-") or "study",
+        warning=_WARNING_SECONDS,
+        folder=_quoted(str(folder)),
+        words=", ".join(map(_quoted, _command(study))),
+        requeued=Requeued.exit_code,
+    )
+
+
+def _command(study: Path) -> list[str]:
+    return ["autotune", "start", str(study), "--foreground"]
+
+
+def _nodes(options: Sequence[str]) -> int:
+    """Return the nodes that options of sbatch ask for; 1 if they do not say."""
+    words = list(options)
+    for place, word in enumerate(words):
+        if word in ("-N", "--nodes") and place + 1 < len(words):
+            word = f"-N{words[place + 1]}"
+        if found := _NODES.match(word):
+            return int(found[1])
+    return 1
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a YAML scalar in double quotes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

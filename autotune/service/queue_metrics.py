@@ -1,0 +1,104 @@
+"""Queue and daemon, for Prometheus and for probes: /metrics and /healthz, on loopback only."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from autotune.errors import StorageError
+from autotune.service.metrics import LOOPBACK
+from autotune.views.admission import App, ThisMachine
+from autotune.views.overview import status_of
+from autotune.views.waiting_line import queue_of
+from storage import Repository
+
+SILENT_SECONDS = 60.0
+"""Silence of a daemon after which it is not healthy: it beats every two seconds."""
+_HEALTH = "/healthz"
+_TEXT = [("Content-Type", "text/plain; charset=utf-8")]
+_STATES = ("RUNNING", "QUEUED", "HELD")
+
+
+class QueueMetrics(Collector):
+    """Metrics of all studies that run or wait, read from the storage at each request."""
+
+    def __init__(self, repository: Repository, silence: Callable[[], float]) -> None:
+        """Prepare to serve.
+
+        Args:
+            silence: returns the seconds since the daemon's last sign of life.
+        """
+        self._repository = repository
+        self._silence = silence
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Return the metrics as they are now."""
+        rows = queue_of(self._repository)
+        states = ["HELD" if row["held"] else row["state"] for row in rows]
+        count = GaugeMetricFamily("autotune_studies", "Studies by state.", labels=["state"])
+        for state in _STATES:
+            count.add_metric([state], states.count(state))
+        yield count
+        waiting = [row["created"] for row in rows if row["daemon"] is None and not row["held"]]
+        oldest = time.time() - min(waiting) if waiting else 0.0
+        yield _gauge(
+            "oldest_wait_seconds", "Age of the oldest study that no daemon serves.", oldest
+        )
+        yield _gauge("daemon_silence_seconds", "Since its last sign of life.", self._silence())
+        yield from self._of_running([row["study"] for row in rows if row["state"] == "RUNNING"])
+
+    def _of_running(self, names: Iterable[str]) -> Iterator[GaugeMetricFamily]:
+        slots = GaugeMetricFamily("autotune_slots", "Slots of a study.", labels=["study", "kind"])
+        progress = GaugeMetricFamily(
+            "autotune_progress_seconds", "Since something last came of it.", labels=["study"]
+        )
+        waits = GaugeMetricFamily("autotune_waiting", "1: it waits.", labels=["study"])
+        for name in names:
+            found = status_of(self._repository, name)
+            waits.add_metric([name], float(bool(found["waiting"])))
+            for kind in ("alive", "planned"):
+                if found["slots"]:
+                    slots.add_metric([name, kind], found["slots"][kind])
+            if found["progress_seconds"] is not None:
+                progress.add_metric([name], found["progress_seconds"])
+        yield from (slots, progress, waits)
+
+    def serve(self, port: int) -> int:
+        """Serve on this port (0: a free one); return the port.
+
+        Any local user may read it.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        registry = CollectorRegistry()
+        server, _ = start_http_server(port, addr=LOOPBACK, registry=registry)
+        registry.register(self)
+        metrics: App = make_wsgi_app(registry)
+
+        def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+            if environ.get("PATH_INFO") != _HEALTH:
+                return metrics(environ, start)
+            problem = self.problem()
+            start("503 Service Unavailable" if problem else "200 OK", list(_TEXT))
+            return [(problem or "ok").encode()]
+
+        server.set_app(ThisMachine(answer))
+        return int(server.server_port)
+
+    def problem(self) -> str:
+        """Return why the daemon is not healthy; empty if it is."""
+        if (silence := self._silence()) > SILENT_SECONDS:
+            return f"the daemon has given no sign of life for {silence:.0f} s"
+        try:
+            self._repository.studies.all()
+        except StorageError as error:
+            return str(error)
+        return ""
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"autotune_{name}", text, value=value)

@@ -1,0 +1,210 @@
+"""Knobs that act on a root module of a script, in force in passes with gradients only.
+
+Between two passes the root is as the script has built it: copies, pickles and checkpoints of it have
+the names and the classes that they have without a knob. Only the layers of float8 and the memory format
+of channels_last stay.
+"""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.worker.effects import feeding, kernels, precision
+from autotune.worker.effects.blocks import blocks
+from autotune.worker.effects.float8 import converted, takes_float8
+from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
+from autotune.worker.inject.graph import product_formats
+from autotune.worker.inject.roots import PLACE, Call
+from autotune.worker.protocol import Knobs
+
+COMPILATION = frozenset({"compile", "compile_scope"})
+_ABSENT = object()
+
+
+class RootChanges:
+    """Application of some knobs to the roots of a script."""
+
+    def __init__(self, knobs: Knobs, names: frozenset[str]) -> None:
+        """Prepare the changes.
+
+        Args:
+            knobs: a value for every knob.
+            names: of those to apply.
+        """
+        self._met: set[str] = set()
+        self._recomputation = Recomputation()
+        self._knobs = knobs
+        self._names = names
+        self._compiles = "compile" in names and knobs["compile"] != "none"
+        self._checkpoints_compiled = False
+        """True if compiled code computes activations anew, which does not show."""
+
+    def watch(self) -> None:
+        """Notice from now on that activations are computed anew."""
+        if "activation_checkpointing" in self._names:
+            self._recomputation.watch()
+
+    def met(self) -> set[str]:
+        """Return the knobs that have acted on a root, by what torch does."""
+        found = set(self._met)
+        if compiled_frames():
+            found |= COMPILATION
+        if self._recomputation.seen or self._checkpoints_compiled:
+            found.add("activation_checkpointing")
+        return found
+
+    def prepare(self, root: nn.Module, own: Call) -> Call:
+        """Change a root; return what is called instead of it.
+
+        A knob acts on those of several roots that have something for it to act on.
+
+        Args:
+            root: before its first call.
+            own: what the script would call.
+        """
+        knobs, names = self._knobs, self._names
+        sharded, has_blocks = any(map(is_sharded, root.parameters())), bool(blocks(root))
+        if "float8" in names and not sharded and any(map(takes_float8, root.modules())):
+            converted(knobs, root)
+            self._met.add("float8")
+        with _collected(root) as forwards:
+            if "activation_checkpointing" in names and has_blocks:
+                kernels.checkpoint_activations(knobs, root)
+                self._checkpoints_compiled = self._compiles
+            if self._compiles and (has_blocks or knobs["compile_scope"] != "blocks"):
+                kernels.compile_in_place(knobs, root, sharded=sharded)
+        call = _placed(root, forwards, own)
+        if "channels_last" in names and not sharded and has_convolutions(root):
+            kernels.channels_last(knobs, root)
+            self._met.add("channels_last")
+            call = _of_images(call)
+        return self._in_format(root, call)
+
+    def _in_format(self, root: nn.Module, call: Call) -> Call:
+        """Return a call whose products are in another format, and its results in fp32 (precision).
+
+        The loss is computed outside.
+        """
+        if "precision" not in self._names or self._knobs["precision"] == "tf32":
+            return call
+        looked = False
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal looked
+            device = next(root.parameters()).device
+            with precision.autocast(self._knobs, device):
+                found = call(*args, **kwargs)
+            if not looked:
+                looked = True
+                self._look_at_products(found)
+            return _mapped(found, _widened)
+
+        return run
+
+    def _look_at_products(self, found: Any) -> None:
+        """Take in the format of the products that a result comes from; compiled code hides them."""
+        wanted = precision.AUTOCAST_DTYPES[self._knobs["precision"]]
+        results: list[torch.Tensor] = []
+        _mapped(found, lambda tensor: results.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        formats = product_formats(results)
+        if wanted in formats or (compiled_frames() and not formats):
+            self._met.add("precision")
+
+
+def has_convolutions(root: nn.Module) -> bool:
+    """Return whether a module has convolutions of images."""
+    return any(isinstance(module, nn.Conv2d) for module in root.modules())
+
+
+@contextmanager
+def _collected(root: nn.Module) -> Iterator[dict[nn.Module, Call]]:
+    """Collect what replaces forward of modules inside of the context; they have their own after it."""
+    before = {module: vars(module).get("forward", _ABSENT) for module in root.modules()}
+    found: dict[nn.Module, Call] = {}
+    try:
+        yield found
+    finally:
+        for module, own in before.items():
+            forward = vars(module).get("forward", _ABSENT)
+            if forward is not own:
+                found[module] = forward
+                _set(module, own)
+
+
+def _set(module: nn.Module, forward: Any) -> None:
+    """Set forward of a single module; `_ABSENT`: that of its class."""
+    if forward is _ABSENT:
+        vars(module).pop("forward", None)
+    else:
+        vars(module)["forward"] = forward
+
+
+def _placed(root: nn.Module, forwards: Mapping[nn.Module, Call], own: Call) -> Call:
+    """Return what is called instead of a root, so that it runs these forward functions.
+
+    torch.compile of the whole must see those of all blocks. Otherwise each block changes by itself:
+    checkpointing in the script calls it again in the backward pass.
+    """
+    if root in forwards:
+        return _in_force(forwards, own)
+    for block, forward in forwards.items():
+        own_of_block = vars(block).get(PLACE) or block._call_impl
+        vars(block)[PLACE] = _in_force({block: forward}, own_of_block)
+    return own
+
+
+def _in_force(forwards: Mapping[nn.Module, Call], own: Call) -> Call:
+    """Return a call during which modules have these forward functions, if gradients are on."""
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return own(*args, **kwargs)
+        before = [(module, vars(module).get("forward", _ABSENT)) for module in forwards]
+        for module, forward in forwards.items():
+            vars(module)["forward"] = forward
+        try:
+            return own(*args, **kwargs)
+        finally:
+            for module, present in before:
+                _set(module, present)
+
+    return call
+
+
+def _of_images(call: Call) -> Call:
+    """Return a call that takes images with the channel innermost (channels_last)."""
+
+    def converted(given: Any) -> Any:
+        return feeding.with_channels_last(given) if isinstance(given, torch.Tensor) else given
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        named = {name: converted(given) for name, given in kwargs.items()}
+        return call(*map(converted, args), **named)
+
+    return run
+
+
+def _mapped(found: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a model's result with a function applied to its tensors; mappings keep their class."""
+    if isinstance(found, MutableMapping):
+        for key, value in found.items():
+            found[key] = _mapped(value, function)
+        return found
+    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+        changed = copy.copy(found)
+        for field in dataclasses.fields(found):
+            value = _mapped(getattr(found, field.name), function)
+            object.__setattr__(changed, field.name, value)
+        return changed
+    return feeding.mapped(found, function)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

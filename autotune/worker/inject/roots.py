@@ -1,0 +1,157 @@
+"""Root modules of a script's training: those whose calls its losses come from.
+
+Backward tells which module a loss came from, and that is too late to change the pass. A module is
+therefore taken for a root as it is called: from outside of any other, with gradients on, and with a
+parameter that an optimizer updates. `trained` tells afterwards whether it has received gradients.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+Call = Callable[..., Any]
+Prepare = Callable[[nn.Module, Call], Call]
+"""Function from a root and the call of it to the call that takes its place."""
+
+PLACE = "_compiled_call_impl"
+"""Attribute that torch calls in place of a module's hooks and forward, if it is set.
+
+torch leaves it out of copies and pickles of the module.
+"""
+_NO_BACKWARD = -1
+_WRAPPERS = {
+    *("DistributedDataParallel", "DataParallel"),
+    *("FullyShardedDataParallel", "DeepSpeedEngine"),
+}
+"""Classes whose forward pass calls the module inside and computes nothing itself."""
+_COMPILED = "_torchdynamo_orig_callable"
+"""Attribute of a function that torch.compile has made."""
+
+
+class Roots:
+    """Finder of root modules, which replaces what is called of each.
+
+    Attributes:
+        found: root modules in the order of their first calls.
+        inside: whether a root is being called.
+    """
+
+    def __init__(self, prepare: Prepare) -> None:
+        """Prepare to find roots.
+
+        Args:
+            prepare: called once for each, before its first call; see Prepare.
+        """
+        self.found: list[nn.Module] = []
+        self._prepare = prepare
+        self._updated: set[int] = set()
+        self.inside = False
+
+    def watch(self) -> None:
+        """Look at every call of a module from now on."""
+        self._watch_optimizers()
+        self._watch_compilation()
+        setattr(nn.Module, PLACE, _Looking(self))
+
+    def settle(self) -> None:
+        """Look for no more roots: calls of all other modules are as torch has them again."""
+        setattr(nn.Module, PLACE, None)
+
+    def trained(self) -> bool:
+        """Return whether a root has gradients; to be called before they are dropped."""
+        return any(p.grad is not None for root in self.found for p in root.parameters())
+
+    def takes(self, module: nn.Module) -> bool:
+        """Return whether the call of a module that begins now is that of a root."""
+        return (
+            not self.inside
+            and torch.is_grad_enabled()
+            and torch._C._current_graph_task_id() == _NO_BACKWARD
+            and any(id(parameter) in self._updated for parameter in module.parameters())
+            and not _passes_on(module)
+        )
+
+    def call_first(self, module: nn.Module, own: Call, *args: Any, **kwargs: Any) -> Any:
+        """Call a module as a root, and every time from now on.
+
+        Args:
+            module: the root.
+            own: what the script would call.
+            args: of the call.
+            kwargs: of the call.
+        """
+        self.found.append(module)
+        changed = self._prepare(module, own)
+
+        @functools.wraps(own)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.inside or not torch.is_grad_enabled():
+                return own(*args, **kwargs)
+            self.inside = True
+            try:
+                return changed(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        # Past torch.compile's wrapper, which would set the attribute of the module inside.
+        vars(module)[PLACE] = call
+        return call(*args, **kwargs)
+
+    def _watch_optimizers(self) -> None:
+        add: Call = Optimizer.add_param_group
+
+        @functools.wraps(add)
+        def added(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+            add(optimizer, param_group)
+            self._updated |= {id(parameter) for parameter in param_group["params"]}
+
+        Optimizer.add_param_group = added  # type: ignore[method-assign, assignment]
+
+    def _watch_compilation(self) -> None:
+        """Look at modules that the script compiles in place, as torch does it by the same attribute."""
+        compile_in_place: Call = nn.Module.compile
+
+        @functools.wraps(compile_in_place)
+        def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            compile_in_place(module, *args, **kwargs)
+            own = vars(module)[PLACE]
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if not self.takes(module):
+                    return own(*args, **kwargs)
+                return self.call_first(module, own, *args, **kwargs)
+
+            vars(module)[PLACE] = call
+
+        nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
+
+
+class _Looking:
+    """Descriptor in the place of the attribute of modules that are not known to be roots."""
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Call | None:
+        # Nothing else may be looked at inside of a root: torch.compile may be looking at this.
+        if module is None or self._roots.inside or not self._roots.takes(module):
+            return None
+        return functools.partial(self._roots.call_first, module, module._call_impl)
+
+
+def _passes_on(module: nn.Module) -> bool:
+    """Return whether a module only calls what is inside of it.
+
+    Lightning redirects the forward pass inside of a wrapper to the training step, which calls
+    modules.
+    """
+    if any(kind.__name__ in _WRAPPERS for kind in type(module).__mro__):
+        return True
+    forward = vars(module).get("forward")
+    if forward is None or hasattr(forward, _COMPILED):
+        return False
+    return getattr(forward, "__self__", None) is not module

@@ -1,0 +1,117 @@
+"""Programs that start a command's ranks elsewhere, and how they are ended.
+
+Such ranks do not descend from the agent: a daemon on their node has started them (slurmd, orted,
+kubelet). SIGKILL of the program leaves them running. SIGTERM makes it end them first.
+
+Linux only; standard library only.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+GRACE_SECONDS = 5.0
+"""Timeout for such a program to end its ranks.
+
+srun takes two seconds for ranks that ignore SIGTERM. The time is shorter than that after which an
+agent is killed that does not leave."""
+_POLL_SECONDS = 0.02
+_SLURM_SECONDS = 5.0
+"""Timeout of a query to slurmctld."""
+_STARTERS = frozenset(
+    {
+        *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"),
+        *("kubectl", "docker", "podman", "aprun", "jsrun", "flux"),
+    }
+)
+_SLURM = "srun"
+_STEP_NAME = "--job-name="
+
+
+def named(argv: Sequence[str]) -> list[str]:
+    """Return a command in which a step of Slurm has a name of its own, by which it can be cancelled.
+
+    A name that the command itself gives to the step stays.
+    """
+    found = list(argv)
+    place = next((n for n, word in enumerate(found) if Path(word).name == _SLURM), None)
+    if place is not None:
+        found.insert(place + 1, f"{_STEP_NAME}autotune-{secrets.token_hex(8)}")
+    return found
+
+
+def among(pids: Collection[int]) -> set[int]:
+    """Return the living processes that run one of these programs."""
+    return {pid for pid in pids if _program(pid) in _STARTERS}
+
+
+def end(starters: Collection[int], grace: float = GRACE_SECONDS) -> None:
+    """Have these programs end their ranks; kill those that have not left in time.
+
+    A Slurm step whose srun had to be killed is cancelled by its name.
+    """
+    for pid in starters:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            _signal(pid, number)
+    give_up = time.monotonic() + grace
+    while (left := among(starters)) and time.monotonic() < give_up:
+        time.sleep(_POLL_SECONDS)
+    steps = {name for pid in left if (name := _step_of(pid))}
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
+    if steps:
+        _cancel(steps)
+
+
+def _program(pid: int) -> str:
+    """Return the name of a living process's program; empty if it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    return "" if rest.split()[0] in "ZX" else name
+
+
+def _step_of(pid: int) -> str:
+    """Return the name of the step that `named` has given to an srun; empty if it has none."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    given = f"{_STEP_NAME}autotune-"
+    return next((w.removeprefix(_STEP_NAME) for w in words if w.startswith(given)), "")
+
+
+def _cancel(names: Collection[str]) -> None:
+    """Cancel the steps, and the jobs, of these names, as far as slurmctld answers."""
+    if shutil.which("squeue") is None or shutil.which("scancel") is None:
+        return
+    ids = []
+    for of_steps in ([], ["--steps"]):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            listed = _output("squeue", "--noheader", *of_steps, "--format=%i %j")
+            rows = (line.split(maxsplit=1) for line in listed.splitlines())
+            ids += [row[0] for row in rows if len(row) > 1 and row[1].strip() in names]
+    for how in (
+        (["--signal=KILL"], []) if ids else ()
+    ):  # by itself it waits for those that ignore SIGTERM
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            _output("scancel", *how, *ids)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SLURM_SECONDS
+    ).stdout
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

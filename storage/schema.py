@@ -1,0 +1,134 @@
+"""Schema of a database: its version, its tables, and copies of older databases.
+
+Only `upgrade` changes the schema of a database that has one. An older database is read through a
+copy that is brought to the present schema.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from optuna.storages import RDBStorage
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect, make_url, select, text
+
+from storage import postgres
+from storage.engines import engine_arguments, open_engine, writing
+from storage.holders import is_gone
+
+VERSION_TABLE = "autotune_alembic_version"
+"""Not Alembic's default name, which Optuna's own migrations use."""
+_VERSION_TABLES = (VERSION_TABLE, "alembic_version", "version_info")
+"""Tables that say what a database is, and not what it holds."""
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_OF_USER = 0o600
+"""Mode of a copy: it holds what the database holds."""
+_ROWS = 1000
+"""Rows that are copied at a time."""
+
+
+@functools.cache
+def revisions() -> tuple[str, frozenset[str]]:
+    """Return the newest of our schemas, and all of them."""
+    script = ScriptDirectory.from_config(_config())
+    return str(script.get_current_head()), frozenset(r.revision for r in script.walk_revisions())
+
+
+def revision_of(engine: Engine) -> str | None:
+    """Return the schema of a database; None where it has none of our tables."""
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        return context.get_current_revision()
+
+
+def create(engine: Engine, revision: str = "head") -> None:
+    """Create Optuna's tables and ours, or bring ours to a newer schema."""
+    address = engine.url.render_as_string(hide_password=False)
+    optunas = RDBStorage(address, engine_kwargs=engine_arguments(engine.url))
+    optunas.engine.dispose()
+    config = _config()
+    with writing(engine) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+def holders(engine: Engine, now: str) -> list[str]:
+    """Return the processes that hold a lease in a database of any schema, in words.
+
+    Args:
+        now: SQL for the database's clock.
+    """
+    table = Table("autotune_lease", MetaData(), autoload_with=engine)
+    with engine.connect() as connection:
+        held = connection.execute(select(table).where(text(f"expires > {now}"))).mappings()
+        living = [row for row in held if not is_gone(row["host"], row["pid"], row.get("started"))]
+        return sorted({f"process {row['pid']} on {row['host'].split()[0]}" for row in living})
+
+
+def copied(source: Engine, path: Path, *, newest: bool) -> Engine:
+    """Copy a database of any of our schemas into a new SQLite file; return its engine.
+
+    Args:
+        newest: bring the copy to the newest schema.
+    """
+    path.touch(_OF_USER)
+    target = open_engine(make_url(f"sqlite:///{path}"))
+    create(target, revision_of(source) or "head")
+    copy_rows(source, target)
+    if newest:
+        create(target)
+    return target
+
+
+def copy_rows(source: Engine, target: Engine) -> None:
+    """Copy the rows of Optuna's tables and ours into the empty tables of another database."""
+    there = MetaData()
+    there.reflect(target)
+    known = set(inspect(source).get_table_names())
+    with _at_one_moment(source) as reading, writing(target) as connection:
+        for table in there.sorted_tables:
+            if table.name in known and table.name not in _VERSION_TABLES:
+                for rows in _rows(reading, Table(table.name, MetaData(), autoload_with=source)):
+                    connection.execute(table.insert(), rows)
+        if target.dialect.name == "postgresql":
+            for table in there.sorted_tables:
+                _advance_sequence(connection, table)
+
+
+@contextlib.contextmanager
+def _at_one_moment(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction that sees the whole database as it is at its beginning."""
+    on_server = engine.dialect.name == "postgresql"
+    options = {"isolation_level": "REPEATABLE READ"} if on_server else {}
+    with engine.connect().execution_options(**options) as connection:
+        for unlimited in postgres.unlimited() if on_server else ():
+            connection.execute(text(unlimited))  # it idles while the rows are written elsewhere
+        yield connection
+
+
+def _rows(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
+    found = connection.execute(select(table)).mappings()
+    while rows := found.fetchmany(_ROWS):
+        yield [dict(row) for row in rows]
+
+
+def _advance_sequence(connection: Connection, table: Table) -> None:
+    """Let a serial column go on behind the largest number that was copied."""
+    keys = [column for column in table.primary_key if column.autoincrement is True]
+    keys += [c for c in table.primary_key if c.server_default is not None and c not in keys]
+    for column in keys:
+        sequence = "pg_get_serial_sequence(:table, :column)"
+        largest = f'(select coalesce(max("{column.name}"), 0) + 1 from {table.name})'
+        advance = text(f"select setval({sequence}, {largest}, false)")
+        connection.execute(advance, {"table": table.name, "column": column.name})
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    return config

@@ -1,0 +1,51 @@
+"""Metrics and health of a daemon, over HTTP on loopback."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from autotune.service.daemon import this_cluster
+from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
+from storage import Worker
+from tests.control.replayed import Replayed
+
+
+class Page:
+    """What is served for a queue, by a daemon that was silent for so long."""
+
+    silence = 0.0
+
+    def __init__(self, played: Replayed) -> None:
+        self._port = QueueMetrics(played.repository, lambda: self.silence).serve(0)
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as page:
+            return str(page.read().decode())
+
+
+@pytest.fixture
+def page(played: Replayed) -> Page:
+    return Page(played)
+
+
+def test_metrics_count_studies_and_tell_what_runs(played: Replayed, page: Page) -> None:
+    played.submit()
+    found = page.get("/metrics").splitlines()
+    assert 'autotune_studies{state="QUEUED"} 1.0' in found
+    [oldest] = [line for line in found if line.startswith("autotune_oldest_wait_seconds ")]
+    assert float(oldest.split()[1]) >= 0
+    played.repository.studies.claim(Worker(this_cluster(), "here", 1, 60.0))
+    found = page.get("/metrics").splitlines()
+    assert 'autotune_studies{state="RUNNING"} 1.0' in found
+    assert 'autotune_waiting{study="played"} 0.0' in found
+    assert "autotune_oldest_wait_seconds 0.0" in found
+
+
+def test_health_is_that_of_the_daemon(page: Page) -> None:
+    assert page.get("/healthz") == "ok"
+    page.silence = SILENT_SECONDS + 1
+    with pytest.raises(urllib.error.HTTPError) as told:
+        page.get("/healthz")
+    assert told.value.code == 503
+    assert "no sign of life" in told.value.read().decode()

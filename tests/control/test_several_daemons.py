@@ -1,0 +1,125 @@
+"""Several daemons of one queue, and a process that runs one study alone."""
+
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import Requeued
+from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.queues import user_name
+from autotune.service.submission import InProcessRunner
+from launchers import Rival
+from launchers.replay import Answer, Launch, ReplayLauncher
+from storage import Database, Repository, Worker
+from storage.holders import this_host
+from tests.control.replayed import PLAIN, Machine, Replayed
+from tests.waiting import wait_for
+
+SHORT = {
+    "budget": {"trials": 2, "least_gain": 0},
+    "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
+}
+
+
+@pytest.fixture
+def other(played: Replayed, tmp_path: Path, database: Database) -> Replayed:
+    """A second study in the same queue."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    return Replayed(folder, database, "other")
+
+
+def test_studies_of_one_queue_run_at_the_same_time_in_two_daemons(
+    played: Replayed, other: Replayed
+) -> None:
+    both = threading.Barrier(2, timeout=60)
+    met: set[int] = set()
+
+    def meeting(launch: Launch) -> Answer:
+        if threading.get_ident() not in met:  # each daemon in a launch of its own study
+            met.add(threading.get_ident())
+            if len(met) <= 2:
+                both.wait()
+        return PLAIN(launch)
+
+    played.submit(**SHORT)
+    other.submit(**SHORT)
+    machine = Machine(meeting)
+    daemons = [
+        Daemon(Repository(played.repository.database), this_cluster(), machine.open)
+        for _ in range(2)
+    ]
+    threads = [threading.Thread(target=d.serve, kwargs={"idle_seconds": 0.0}) for d in daemons]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not both.broken
+    played.assert_complete(trials=2)
+    other.assert_complete(trials=2)
+
+
+def test_study_that_waits_for_devices_tells_for_whose_study_and_how_long(
+    played: Replayed, other: Replayed
+) -> None:
+    class Busy(Machine):
+        def open(self, *given: Any) -> ReplayLauncher:
+            given[2](Rival(process.pid, "process measures on processor 0"))
+            return super().open()
+
+    with subprocess.Popen(["sleep", "600"]) as process:
+        other.submit(**{**SHORT, "budget": {"wall_time": 90}})
+        worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
+        assert other.repository.studies.claim(worker) is not None
+        played.submit(**SHORT)
+        only = played.study().id
+        Daemon(played.repository, this_cluster(), Busy().open, only=only).serve(idle_seconds=0.0)
+        process.kill()
+    told = f"process measures on processor 0: study other of {user_name()}, at most 90 s more."
+    assert told in played.said()
+
+
+def test_process_for_one_study_leaves_the_rest_of_the_queue(
+    played: Replayed, other: Replayed
+) -> None:
+    other.submit(**SHORT)
+    played.submit(**SHORT)
+    only = played.study().id
+    daemon = Daemon(played.repository, this_cluster(), played.machine.open, only=only)
+    daemon.serve(idle_seconds=0.0)
+    played.assert_complete(trials=2)
+    assert other.study().state == "QUEUED"
+    assert played.lease() is None
+
+
+def test_study_of_a_process_that_is_told_to_leave_is_queued_again(played: Replayed) -> None:
+    running = threading.Event()
+
+    def slow(launch: Launch) -> Answer:
+        running.set()
+        wait_for(lambda: daemon.leaves, "the process is told to leave")
+        return PLAIN(launch)
+
+    played.submit(**SHORT)
+    only = played.study().id
+    daemon = Daemon(played.repository, this_cluster(), Machine(slow).open, only=only)
+    here = InProcessRunner(played.repository, played.study(), daemon)
+    here()
+    assert running.wait(60)
+    daemon.shut_down()
+
+    def left() -> bool:
+        try:
+            here()
+        except Requeued as told:
+            assert told.exit_code == 75
+            return True
+        return False
+
+    wait_for(left, "it has left")
+    assert played.study().state == "QUEUED"
+    played.serve()
+    played.assert_complete(trials=2)

@@ -1,0 +1,71 @@
+"""Batch scripts and manifests of a study."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.config import StudySpec
+from autotune.errors import BadInput
+from autotune.service.batch import job_manifest, sbatch_script
+
+SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
+STUDY = Path("study.yaml")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for programs, which are found first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    program(folder / "scontrol", 'echo "$@" > requeued')
+    return folder
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 42\n"), (0, None), (1, None)])
+def test_job_is_requeued_only_if_its_study_is(
+    programs: Path, tmp_path: Path, code: int, requeued: str | None
+) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    program(programs / "autotune", f"exit {code}")
+    script = sbatch_script(SPEC, STUDY, folder, ["-N1"])
+    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    told = folder / "requeued"
+    assert (told.read_text() if told.exists() else None) == requeued
+
+
+def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: Path) -> None:
+    program(programs / "autotune", "trap 'exit 75' TERM; kill -TERM $PPID; sleep 60 & wait")
+    script = sbatch_script(SPEC, STUDY, tmp_path, [])
+    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    assert done.returncode == 75
+    assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+
+
+@pytest.mark.parametrize(
+    "options", [["-N4"], ["-N", "2"], ["--nodes=2"], ["-p", "x", "--nodes", "3"]]
+)
+def test_more_nodes_than_the_study_uses_are_refused(options: list[str]) -> None:
+    with pytest.raises(BadInput, match="nodes are asked for"):
+        sbatch_script(SPEC, STUDY, Path("/w"), options)
+
+
+def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:
+    found = yaml.safe_load(job_manifest(SPEC, STUDY, Path('/w "x"')))
+    assert found["metadata"]["name"] == "my-study"
+    rules = found["spec"]["podFailurePolicy"]["rules"]
+    assert rules[0] == {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}}
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["autotune", "start", "study.yaml", "--foreground"]
+    assert container["workingDir"] == '/w "x"'

@@ -1,0 +1,78 @@
+"""Programs that start ranks elsewhere: ended by SIGTERM, and their Slurm steps by name."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.worker import processes, starters
+from tests.stand_in_slurm import StandInSlurm, stand_in_slurm
+from tests.waiting import wait_for
+
+MARK = "1-2-3-of-a-dead-agent"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[StandInSlurm]:
+    with stand_in_slurm(tmp_path) as found:
+        yield found
+
+
+def started(slurm: StandInSlurm, *argv: str, deaf: bool = False) -> subprocess.Popen[bytes]:
+    """A program with the mark of an agent, whose step runs."""
+    env = {**os.environ, **slurm.environment(deaf=deaf), processes.MARKER: MARK}
+    process = subprocess.Popen(argv, env=env)
+    wait_for(lambda: slurm.running(), "the step runs")
+    return process
+
+
+def test_step_of_srun_that_is_killed_runs_on(slurm: StandInSlurm) -> None:
+    """The stand-in does as Slurm does."""
+    process = started(slurm, "srun", "sleep", "600")
+    process.kill()
+    process.wait()
+    assert slurm.running() == ["plain"]
+
+
+def test_step_of_a_dead_agent_ends_with_it(slurm: StandInSlurm) -> None:
+    process = started(slurm, *starters.named(["srun", "sleep", "600"]))
+    processes.kill_marked(MARK)
+    assert process.wait() is not None
+    assert slurm.running() == []
+    assert slurm.cancelled == []
+
+
+def test_shell_above_srun_starts_no_other_step(slurm: StandInSlurm, tmp_path: Path) -> None:
+    script = "srun sleep 600; srun touch second"
+    process = started(slurm, "sh", "-c", script)
+    processes.kill_marked(MARK)
+    assert process.wait() == -signal.SIGKILL
+    assert len(slurm.steps) == 1
+    assert slurm.running() == []
+
+
+def test_step_of_srun_that_ignores_sigterm_is_cancelled_by_its_name(
+    slurm: StandInSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    started(slurm, "srun", "--job-name=of-another", "sleep", "600").kill()
+    process = started(slurm, *starters.named(["srun", "sleep", "600"]), deaf=True)
+    wait_for(lambda: len(slurm.running()) == 2, "both steps run")
+    starters.end([process.pid], grace=0.2)
+    assert process.wait() == -signal.SIGKILL
+    assert slurm.running() == ["of-another"]
+    assert slurm.cancelled == ["1.1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "place"),
+    [(["srun", "-n2", "a"], 1), (["time", "/usr/bin/srun", "a"], 2), (["mpirun", "a"], None)],
+)
+def test_only_a_step_of_slurm_gets_a_name(argv: list[str], place: int | None) -> None:
+    found = starters.named(argv)
+    assert [word for word in found if not word.startswith("--job-name=autotune-")] == argv
+    assert found == argv if place is None else found[place].startswith("--job-name=autotune-")

@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from autotune.analysis.confirmation import Candidate, Confirmation
+from autotune.analysis.processes import Processes
 from autotune.measurement.arms import ONE_SIDED, Arm, compare
 from autotune.measurement.contrasts import Variance
 
@@ -43,3 +45,15 @@ def test_interval_of_unsteady_and_steady_arm_holds_the_truth(runs: int) -> None:
         ratio = compare(one, other).ratio(ONE_SIDED)
         held += ratio.low <= math.exp(0.4) <= ratio.high
     assert 0.93 <= held / 1000 <= 0.995
+
+
+def test_unsteady_baseline_hides_no_difference_between_finalists() -> None:
+    """Its three processes lie 40 % apart, and the two finalists are alike."""
+    candidates = [Candidate(trial, {"micro_batch": trial}, 1) for trial in range(3)]
+    processes = Processes((100.0,), {0: 0.2, 1: 0.005, 2: 0.005})
+    confirmation = Confirmation(candidates, 0, 10, processes=processes)
+    rounds = [(80.0, 300.0, 301.0), (120.0, 301.0, 300.0), (100.0, 300.0, 300.5)]
+    for rates in rounds:
+        assert confirmation.chosen is None
+        confirmation.close_round(dict(enumerate(rates)))
+    assert confirmation.chosen in (1, 2)

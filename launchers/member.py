@@ -58,7 +58,7 @@ class Member:
         """Reason why nothing can run on these nodes any more; empty if all is well."""
         self.loss = ""
         self.not_its_own = ""
-        """Reason why the result says nothing about the configuration; empty if it does."""
+        """Reason why the result says nothing about the configuration; empty if there is none."""
 
     def start(self) -> None:
         """Launch the ranks, and end them at once if the trial was ended meanwhile."""
@@ -72,7 +72,7 @@ class Member:
         return self.request.takes_turns
 
     def end(self) -> None:
-        """End the trial, as enough blocks have come.
+        """End the trial on purpose: enough was seen, the time is up, or the study stops.
 
         Errors that ranks raise from now on are no result.
         """

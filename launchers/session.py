@@ -145,7 +145,10 @@ class Session:
         return "; ".join(filter(None, [run.unfit for run in self._runs.values()]))
 
     def end(self) -> None:
-        """End all trials, as enough blocks have come."""
+        """End all trials on purpose: enough was seen, the time is up, or the study stops.
+
+        Errors that ranks raise from now on are no result.
+        """
         with self._lock:
             self._ending = True
             runs = list(self._runs.values())

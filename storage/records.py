@@ -181,10 +181,11 @@ class AttemptState(StrEnum):
     ABANDONED = "ABANDONED"
     """To be repeated: the daemon died, or the study was stopped."""
     LOST = "LOST"
-    """To be repeated: the agent died."""
+    """To be repeated: it says nothing about its configuration, as the agent died or the disk was full.
+    """
     COMPLETE = "COMPLETE"
     PRUNED = "PRUNED"
-    """Ended early, as it could not catch up with the best."""
+    """Ended early: too slow to be the best, or without a first step within the time that it had."""
     OOM = "OOM"
     HANG = "HANG"
     CRASH = "CRASH"

@@ -312,7 +312,7 @@ class Studies:
         lease = before if own and before else leases.hand_over(held, worker, now)
         leases.extend(held, now, worker.seconds)
         row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
-        if row.resume_requested:  # the requested stop abandons what ran
+        if row.resume_requested:  # the stop that was asked for before has ended what ran
             row.stop_requested = row.resume_requested = False
         orphaned_before = lease.epoch if left_behind else None
         abandon(session, row.id, now.wall, orphaned_before=orphaned_before)

@@ -219,7 +219,7 @@ class Confirmation:
 
     @property
     def vain(self) -> bool:
-        """Return whether the fresh rounds leave no gain possible that is worth more runs."""
+        """Return whether, by the fresh rounds, no gain is left that is worth more runs."""
         return self.measured_alone and self.most_gain() <= _NO_GAIN
 
     def _wanted(self, gain: float) -> float:

@@ -183,7 +183,7 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
         attempts: attempts of a study.
         blocks: returns the blocks of an attempt.
         baseline: a value for every knob.
-        rules: rules on what is refused though it may be right, if it is faster than the baseline.
+        rules: what the study allows to change of the training.
     """
     passed: dict[int, Agreement] = {}
     comparison = Comparison(attempts, blocks, baseline, rules)
@@ -305,8 +305,8 @@ def _checkable(
 ) -> tuple[dict[str, Any], StoredAttempt | None]:
     """Return the configuration as it is checked, and its reference; None if that has not run.
 
-    The micro-batch is at most the baseline's. Where the reference runs out of memory all the same, it
-    is half of that, and so on.
+    The micro-batch is at most the baseline's. Where the reference runs out of memory
+    all the same, it is halved until the reference fits.
     """
     size = min(knobs["micro_batch"], baseline["micro_batch"])
     while True:

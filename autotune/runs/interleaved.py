@@ -37,7 +37,7 @@ class InterleavedSchedule:
     """
 
     least_cycles = 1
-    """Fewest cycles, whatever time they take, as long as there is any for all."""
+    """Cycles that are run even if they take longer than the time per run."""
     fewest_cycles = 5
     """Fewest cycles of which an interval is meaningful."""
 

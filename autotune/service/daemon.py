@@ -224,7 +224,7 @@ class Daemon:
         # The result is written before anything remote is closed, which may take long.
         with self._heartbeat(study, lease, signals), contextlib.ExitStack() as later:
             try:
-                session = _Session(study, lease, self._repository, signals)
+                session = _StudyRun(study, lease, self._repository, signals)
                 verdict = session.run(self._open_launcher, self._outage.over, later)
             except Stopped:
                 self._stop(lease, study)
@@ -363,7 +363,7 @@ class _Heartbeat:
             self._signals.stop.set()
 
 
-class _Session:
+class _StudyRun:
     """A study from claim to verdict: launcher, environment, tuner, export."""
 
     def __init__(

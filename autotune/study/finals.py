@@ -317,8 +317,8 @@ class Finals:
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
         """Return whether there is time for a round, and for all rounds that prove something.
 
-        The proof begins where there is time for it even if launches are slow, and goes on while there
-        is time for usual launches.
+        The first round needs time for a proof with slow launches; later rounds need time for usual
+        launches.
         """
         prices, rounds = self._prices(), max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]

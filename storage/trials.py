@@ -189,11 +189,14 @@ class TrialLedger:
     @property
     def objective(self) -> str:
         """Optuna's name of a trial's value; empty if it has none yet."""
-        return (self._study.metric_names or [""])[0]
+        with self._reporting_missing_trials():
+            return (self._study.metric_names or [""])[0]
 
-    def has_values(self) -> bool:
-        """Return whether a value of any trial was told."""
-        return any(trial.values or trial.intermediate_values for trial in self.trials())
+    def value(self, number: int) -> float | None:
+        """Return the value that was told of a trial; None if there is none."""
+        trial = next((trial for trial in self.trials() if trial.number == number), None)
+        known = trial.values or [*trial.intermediate_values.values()] if trial else []
+        return known[0] if known else None
 
     @_fenced
     def name_objective(self, name: str) -> None:

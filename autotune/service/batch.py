@@ -18,9 +18,10 @@ _SCRIPT = """\
 #SBATCH --signal=B:TERM@{warning}
 cd {folder} || exit 2
 # In the background: a shell hears of a signal only while it waits.
+trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
 {command} &
 study=$!
-trap 'kill -TERM $study' TERM
+[ -z "$told" ] || kill -TERM $study
 wait $study
 code=$?
 while kill -0 $study 2> /dev/null; do wait $study; code=$?; done

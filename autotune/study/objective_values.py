@@ -4,6 +4,8 @@ That trial is the baseline, unless it fails or another one ends before it on ano
 the stopping rule compare values with each other only, so that the unit changes nothing.
 """
 
+import math
+
 from autotune.analysis.wording import quantity
 from storage import AttemptResult, Attempts, TrialLedger
 
@@ -28,11 +30,20 @@ class ObjectiveValues:
         """
         if told.throughput is None:
             return None
-        if not self._ledger.has_values():
+        if not self._ledger.objective and not self._are_rates(attempts):
             self._name(attempts)
         if not self._ledger.objective.startswith(_OVER):
             return told.throughput
         return told.throughput / _reference(attempts)[1]
+
+    def _are_rates(self, attempts: Attempts) -> bool:
+        """Return whether values were told that are rates.
+
+        The name of the objective does not tell it: optuna-dashboard loses it when it renames a study.
+        """
+        trial, rate = _reference(attempts)
+        value = self._ledger.value(trial)
+        return value is not None and math.isclose(value, rate)
 
     def text(self, value: float) -> str:
         """Return a value in words."""

@@ -3,7 +3,7 @@
 import optuna
 import pytest
 
-from autotune.views.dashboard import serve
+from autotune.views.dashboard import Addresses, serve
 from launchers.replay import Answer, Launch
 from storage import StudyState
 from tests.control.replayed import PLAIN, Replayed
@@ -81,8 +81,8 @@ def test_the_dashboard_itself_makes_no_study(played: Replayed) -> None:
     """Or the name would be taken when somebody wants to give it back."""
     opened = []
 
-    def ready(address: str) -> None:
-        opened.append(address.rpartition("/dashboard/")[2].partition("?")[0])
+    def ready(addresses: Addresses) -> None:
+        opened.append(addresses.trials.rpartition("/dashboard/")[2].partition("?")[0])
         raise KeyboardInterrupt
 
     played.run(**TWO)

@@ -303,4 +303,7 @@ def test_what_is_recommended_is_what_the_figures_are_of(played: Replayed, wall_t
     measured = [a for a in own if a.result.throughput and a.knobs == verdict["knobs"]]
     assert len(measured) >= verdict["rounds"]
     recomputed = recomputed_verdict(played.repository, played.name)
-    assert json.loads(json.dumps(recomputed.as_dict())) == verdict
+    found = json.loads(json.dumps(recomputed.as_dict()))
+    for one in (found, verdict):  # by the clock, and that of a replay is virtual
+        del one["missing_seconds"]
+    assert found == verdict

@@ -174,7 +174,7 @@ def test_a_free_study_also_tells_the_best_at_the_users_global_batch(played: Repl
     table = text[text.index("### Best per global batch") :].splitlines()
     rows = [line.split(" | ")[0] for line in table[4:11]]
     assert rows == ["| 4", "| 8", "| 16", "| 32 (yours)", "| 64", "| 128", "| 256"]
-    assert f"{own / today:.2f}x (" in table[7]
+    assert f"{own / today:.2f}x " in table[7]
     assert "seen once" in table[4]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.views.composition import held_back
+from autotune.views.composition import bottlenecks
 from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import (
@@ -69,10 +69,13 @@ def study(repository: Repository, lease: Lease) -> StoredStudy:
     return study
 
 
-def told(repository: Repository) -> str:
+def found(repository: Repository) -> tuple[float | None, tuple[str, ...]]:
+    """Return share and knobs of the exposed communication."""
     study = repository.studies.named("first")
     attempts = Attempts(repository.attempts.of(study.id), defaults())
-    return "\n".join(held_back(repository, study, attempts, defaults()))
+    findings = bottlenecks(repository, study, attempts, defaults())
+    [finding] = [one for one in findings if one.name == "communication"]
+    return finding.share, finding.knobs
 
 
 def test_two_nodes_of_eight_devices_are_told_what_answers_nccl(
@@ -80,8 +83,9 @@ def test_two_nodes_of_eight_devices_are_told_what_answers_nccl(
 ) -> None:
     facts = dataclasses.asdict(TWO_NODES)
     repository.studies.record_facts(lease, study.id, facts)
-    assert "**communication**, 60% of the step" in told(repository)
-    assert "nccl_algo" in told(repository)
+    share, knobs = found(repository)
+    assert share == pytest.approx(0.6)
+    assert "nccl_algo" in knobs
 
 
 def test_ranks_that_share_a_device_are_not(
@@ -89,12 +93,13 @@ def test_ranks_that_share_a_device_are_not(
 ) -> None:
     shared = dataclasses.replace(TWO_NODES, backend="gloo")
     repository.studies.record_facts(lease, study.id, dataclasses.asdict(shared))
-    assert "nccl_algo" not in told(repository)
+    assert "nccl_algo" not in found(repository)[1]
 
 
 def test_a_study_of_an_older_version_is_taken_for_one_of_its_first_node(
     repository: Repository, study: StoredStudy
 ) -> None:
     assert study.facts is None
-    assert "**communication**, 60% of the step" in told(repository)
-    assert "nccl_algo" not in told(repository)
+    share, knobs = found(repository)
+    assert share == pytest.approx(0.6)
+    assert "nccl_algo" not in knobs

@@ -202,7 +202,7 @@ def conclude(
     return Verdict(
         Kind.BETTER,
         speedup=speedup,
-        price=Price.of(effort, sure, world_size) if effort and speedup.low > 1 else None,
+        price=Price.of(effort, sure, world_size) if effort and speedup.faster else None,
         missing_seconds=missing if speedup.vague else None,
         behind=result.behind,
         reverted=result.reverted,

@@ -112,7 +112,7 @@ def _compared(
     if not others:
         return Kind.NOTHING_BETTER, None
     ahead = _ratio(others[0], baseline, df)
-    if ahead.low > 1:
+    if ahead.faster:
         return Kind.BETTER, ahead
     return Kind.UNDECIDED if ahead.high > 1 else Kind.NOTHING_BETTER, ahead
 

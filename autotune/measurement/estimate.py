@@ -139,6 +139,16 @@ class Ratio:
     high: float
 
     @property
+    def distinguishable(self) -> bool:
+        """True if the interval excludes 1."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def faster(self) -> bool:
+        """True if the whole interval lies above 1."""
+        return self.low > 1
+
+    @property
     def vague(self) -> bool:
         """True if the interval is too wide for the figure to mean anything.
 
@@ -155,7 +165,7 @@ class Ratio:
 
 def clearly_faster(ratio: Ratio) -> bool:
     """Return whether the first is faster, beyond doubt and by a meaningful figure."""
-    return ratio.low > 1 and not ratio.vague
+    return ratio.faster and not ratio.vague
 
 
 def half_width_of(spread: float, count: int) -> float:

@@ -243,7 +243,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Verdict):
         return value.as_dict()
     if isinstance(value, Ratio):
-        return {**as_json(vars(value)), "distinguishable": distinguishable(value)}
+        return {**as_json(vars(value)), "distinguishable": value.distinguishable}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -253,11 +253,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value.value if isinstance(value, Enum) else value
-
-
-def distinguishable(ratio: Ratio) -> bool:
-    """Return whether the interval of a ratio excludes 1."""
-    return ratio.low > 1 or ratio.high < 1
 
 
 def figures_of(

@@ -228,7 +228,7 @@ def _long_failure(known: Evidence) -> Point | None:
 
 def _which_change(known: Evidence) -> Point | None:
     gains = [one.gain for one in known.contributions]
-    if not gains or any(gain.low > 1 or gain.high < 1 for gain in gains):
+    if not gains or any(gain.distinguishable for gain in gains):
         return None
     text = "Each may bring nothing, or all of it: only the total is proven."
     return Point(

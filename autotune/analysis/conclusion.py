@@ -133,7 +133,7 @@ def _provisional(
         failure = baseline_failure(attempts)
         found = conclude(confirmation.result(), records.world_size, checks, failure)
     else:
-        found = leader(attempts, baseline, checks, records.world_size)
+        found = leader(attempts, baseline, checks, records.world_size, records.noise)
         found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
     return dataclasses.replace(found, provisional=True)
 

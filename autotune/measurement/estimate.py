@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from scipy import special
@@ -137,6 +138,12 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def around(cls, value: float, half_width: float) -> Self:
+        """Return a ratio with an interval of this half-width on a logarithmic scale."""
+        factor = math.exp(half_width)
+        return cls(value, value / factor, value * factor)
 
     @property
     def distinguishable(self) -> bool:

@@ -135,7 +135,8 @@ class Tuner:
             self.dashboard.catch_up()
             raise
         self._close_what_is_open()
-        records = Records.of(self._context.repository, self._context.attempts())
+        context = self._context
+        records = Records.of(context.repository, context.attempts(), context.study.id)
         return build_verdict(records, self._spec, self._facts(selection))
 
     def _measured(self, executor: TrialExecutor) -> Selection | None:

@@ -362,6 +362,29 @@ class MessageCode(StrEnum):
     """Values that are not tried. Data: reason."""
     EXPECTATION = "expectation"
     """Expectation of the model when the search ends. Data: knobs, value, gain."""
+    SEARCH_END = "search_end"
+    """Reason why the search ends. Data: cause, a SearchEndCause."""
+
+
+class SearchEndCause(StrEnum):
+    """Cause that ends the search of a study."""
+
+    TRIALS = "trials"
+    """The number of trials that the budget allows is spent."""
+    DEVICE_HOURS = "device_hours"
+    """The device hours of the budget are spent."""
+    WALL_TIME = "wall_time"
+    """The wall time has room for the proof only, or for nothing."""
+    LEAST_GAIN = "least_gain"
+    """Another trial is expected to bring less than the user asks for."""
+    NOT_WORTH_IT = "not_worth_it"
+    """Another trial is expected to bring less than it costs."""
+    ALL_TRIED = "all_tried"
+    """No feasible configuration is left."""
+    ALL_FAIL = "all_fail"
+    """Every trial ends in an error."""
+    PROOF_BEGUN = "proof_begun"
+    """The proof had begun when the study went on."""
 
 
 @dataclass(frozen=True)

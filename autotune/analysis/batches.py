@@ -119,7 +119,7 @@ def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange
         (one.gain, one.knobs)
         for trial, one in result.finalists.items()
         if trial != result.baseline and global_batch(one.knobs, world_size) == change.before
-        if one.gain is not None and one.gain.low > 1
+        if one.gain is not None and one.gain.faster
     ]
     if not rivals:
         return replace(change, compared=True)

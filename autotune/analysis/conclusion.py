@@ -133,7 +133,7 @@ def _provisional(
         failure = baseline_failure(attempts)
         found = conclude(confirmation.result(), records.world_size, checks, failure)
     else:
-        found = leader(attempts, baseline, checks, records.world_size)
+        found = leader(attempts, baseline, checks, records.world_size, records.noise)
         found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
     return dataclasses.replace(found, provisional=True)
 
@@ -202,7 +202,7 @@ def conclude(
     return Verdict(
         Kind.BETTER,
         speedup=speedup,
-        price=Price.of(effort, sure, world_size) if effort and speedup.low > 1 else None,
+        price=Price.of(effort, sure, world_size) if effort and speedup.faster else None,
         missing_seconds=missing if speedup.vague else None,
         behind=result.behind,
         reverted=result.reverted,

@@ -416,7 +416,7 @@ class Confirmation:
         if self.chosen is None or self.baseline is None or not self.fresh:
             return False
         if self.measured_alone:
-            return self.gain(self.chosen).low <= 1
+            return not self.gain(self.chosen).faster
         both = [r for r in self.fresh.values() if self.chosen in r and self.baseline in r]
         return math.fsum(math.log(r[self.chosen] / r[self.baseline]) for r in both) <= 0
 
@@ -485,7 +485,7 @@ class Confirmation:
             return True  # it failed when it was run again: there is nothing to beat any more
         if trial == self.baseline or len(self.rounds) < 2:
             return False
-        return self.gain(trial).low > 1
+        return self.gain(trial).faster
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.

@@ -1,7 +1,6 @@
 """Estimates beside the rounds of the confirmation: the leader of a search, and a pair of long runs.
 
-Each is the ratio of two single runs, with the interval that the noise between runs leaves. It is
-printed and overrules nothing. Pure.
+Each has the interval that the noise between runs leaves. It is printed and overrules nothing. Pure.
 """
 
 import itertools
@@ -14,6 +13,7 @@ from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.levels import levelled
 from autotune.analysis.memory import outgrown
 from autotune.analysis.outcomes import Outcomes, baseline_failure
+from autotune.analysis.trial_ratios import TrialRatio, half_width, trial_ratios
 from autotune.analysis.verdict import (
     Contender,
     Finalist,
@@ -24,15 +24,19 @@ from autotune.analysis.verdict import (
     Verdict,
 )
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.noise import run_df, total_half_width
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from autotune.measurement.noise import run_df
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 
 _SHOWN = 4
 """Most trials of a provisional answer besides the baseline."""
 
 
 def leader(
-    attempts: Attempts, today: Mapping[str, Any], checks: GateRecord, world_size: int
+    attempts: Attempts,
+    today: Mapping[str, Any],
+    checks: GateRecord,
+    world_size: int,
+    noise: StoredNoise | None,
 ) -> Verdict:
     """Return the provisional answer by the trials of a search, before rounds confirm one.
 
@@ -45,6 +49,7 @@ def leader(
         today: the baseline, a value for every knob.
         checks: what the numerics gate has found.
         world_size: number of ranks.
+        noise: newest run-to-run noise of the study; None: as recorded with each run.
     """
     if not attempts.searched():
         return Verdict(Kind.NO_RESULT)
@@ -61,7 +66,8 @@ def leader(
     if not others and baseline is None:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
     df = _df(attempts)
-    kind, ahead = _compared(others, baseline, df)
+    ratios = trial_ratios(attempts, noise)
+    kind, ahead = _compared(others, baseline, ratios)
     chosen = baseline if baseline and kind != Kind.BETTER else others[0]
     shown = [*([baseline] if baseline else []), *others]
     return Verdict(
@@ -69,7 +75,7 @@ def leader(
         trial=chosen.trial,
         knobs=chosen.knobs,
         throughput=_rate(chosen, df),
-        speedup=_ratio(chosen, baseline, df) if baseline else None,
+        speedup=ratios[chosen.trial].ratio if baseline else None,
         baseline=_rate(baseline, df) if baseline else None,
         finalists=tuple(_finalist(one, chosen, baseline, df) for one in shown),
         refused=checks.refused,
@@ -100,19 +106,21 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     ratio = _ratio(own, today, _df(attempts))
     beyond = math.hypot(_half_width(ratio), _half_width(short))
     seconds = min(own.result.wall_seconds, today.result.wall_seconds)
-    return LongRun(seconds, ratio, _around(math.log(ratio.value / short.value), beyond))
+    return LongRun(seconds, ratio, Ratio.around(ratio.value / short.value, beyond))
 
 
 def _compared(
-    others: Sequence[StoredAttempt], baseline: StoredAttempt | None, df: float
+    others: Sequence[StoredAttempt],
+    baseline: StoredAttempt | None,
+    ratios: Mapping[int, TrialRatio],
 ) -> tuple[Kind, Ratio | None]:
     """Return what the fastest other trial says, and how much faster it is than the baseline."""
     if baseline is None:
         return Kind.NO_BASELINE, None
     if not others:
         return Kind.NOTHING_BETTER, None
-    ahead = _ratio(others[0], baseline, df)
-    if ahead.low > 1:
+    ahead = ratios[others[0].trial].ratio
+    if ahead.faster:
         return Kind.BETTER, ahead
     return Kind.UNDECIDED if ahead.high > 1 else Kind.NOTHING_BETTER, ahead
 
@@ -178,31 +186,16 @@ def _speed(run: StoredAttempt) -> float:
     return run.result.throughput or math.ulp(0.0)
 
 
-def _width(run: StoredAttempt, df: float) -> float:
-    """Return half of the 95 % interval of a run's log rate, by its blocks and by runs.
-
-    Attempts of an earlier version have only one for both.
-    """
-    result = run.result
-    known = (result.block_half_width, result.half_width)
-    own = next((width for width in known if width is not None), 1.0)
-    return total_half_width(own, result.sigma_run or 0.0, df)
-
-
 def _rate(run: StoredAttempt, df: float) -> Ratio:
-    return _around(math.log(_speed(run)), _width(run, df))
+    return Ratio.around(_speed(run), half_width(run.result, 0.0, df))
 
 
 def _ratio(one: StoredAttempt, other: StoredAttempt, df: float) -> Ratio:
     """Return how many times faster one run is than another."""
     if one is other:
         return Ratio(1, 1, 1)
-    width = math.hypot(_width(one, df), _width(other, df))
-    return _around(math.log(_speed(one) / _speed(other)), width)
-
-
-def _around(log: float, half_width: float) -> Ratio:
-    return Ratio(math.exp(log), math.exp(log - half_width), math.exp(log + half_width))
+    width = math.hypot(*(half_width(run.result, 0.0, df) for run in (one, other)))
+    return Ratio.around(_speed(one) / _speed(other), width)
 
 
 def _half_width(ratio: Ratio) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from storage import Attempts, Purpose, Repository, StoredAttempt, StoredBlock
+from storage import Attempts, Purpose, Repository, StoredAttempt, StoredBlock, StoredNoise
 
 EnvironmentOf = Callable[[int], dict[str, Any] | None]
 """Returns the environment of an attempt by its id."""
@@ -16,17 +16,20 @@ class Records:
 
     Attributes:
         blocks: returns the blocks of an attempt.
+        noise: newest run-to-run noise of the study; None if it has found none.
         environment_of: returns the environment of an attempt; None if it is unknown.
     """
 
     attempts: Attempts
     blocks: Callable[[int], Sequence[StoredBlock]]
     environment_of: EnvironmentOf
+    noise: StoredNoise | None
 
     @classmethod
-    def of(cls, repository: Repository, attempts: Attempts) -> Self:
-        """Return attempts with what a repository has of them."""
-        return cls(attempts, repository.attempts.blocks, repository.environments.of_attempt)
+    def of(cls, repository: Repository, attempts: Attempts, study_id: int) -> Self:
+        """Return attempts of a study with what a repository has of them."""
+        environment_of, noise = repository.environments.of_attempt, repository.noise.of(study_id)
+        return cls(attempts, repository.attempts.blocks, environment_of, noise)
 
     @property
     def world_size(self) -> int:

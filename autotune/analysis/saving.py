@@ -62,7 +62,7 @@ class Saving:
 
         Of a vague one only the lower bound counts.
         """
-        if speedup.low <= 1:
+        if not speedup.faster:
             return None
         counted = speedup.low if speedup.vague else speedup.value
         share = Ratio(*(1 - 1 / times for times in (counted, speedup.low, speedup.high)))

@@ -15,7 +15,7 @@ from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt, StoredNoise
 
 _UNKNOWN = 1.0
-"""Relative half-width of a run whose blocks tell none."""
+"""Half-width of a run whose blocks tell none."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,14 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
         if one.trial == own.trial:
             found[one.trial] = TrialRatio(Ratio(1.0, 1.0, 1.0), False, own.name, baseline.rate)
         elif one.result.ratio is not None and beside is not None and beside.result.rate:
-            width = _half_width(one.result, noise_of_pairs(sigma), freedom)
-            ratio = around(one.result.ratio, width)
+            width = half_width(one.result, noise_of_pairs(sigma), freedom)
+            ratio = Ratio.around(one.result.ratio, width)
             found[one.trial] = TrialRatio(ratio, True, beside.name, beside.result.rate)
         else:
-            width = math.hypot(_half_width(one.result, sigma, freedom), baseline.half_width)
-            ratio = around((one.result.throughput or 0.0) / baseline.rate, width)
+            width = math.hypot(half_width(one.result, sigma, freedom), baseline.half_width)
+            ratio = Ratio.around((one.result.throughput or 0.0) / baseline.rate, width)
             found[one.trial] = TrialRatio(ratio, False, own.name, baseline.rate)
     return found
-
-
-def around(value: float, half_width: float) -> Ratio:
-    """Return a ratio with an interval of this relative half-width on a logarithmic scale."""
-    return Ratio(value, value / (1 + half_width), value * (1 + half_width))
 
 
 def rate_range(rates: Sequence[float]) -> tuple[float, float] | None:
@@ -95,12 +90,18 @@ def _mean(
 ) -> _Baseline:
     rates = [run.result.throughput or math.ulp(0.0) for run in runs]
     rate = math.exp(math.fsum(map(math.log, rates)) / len(rates))
-    widths = [_half_width(run.result, sigma, freedom) for run in runs]
+    widths = [half_width(run.result, sigma, freedom) for run in runs]
     return _Baseline(own, rate, math.hypot(*widths) / len(widths))
 
 
-def _half_width(result: AttemptResult, sigma: float, freedom: float) -> float:
-    """Return the relative half-width of a run, by the noise that is known now, or more if it told so."""
+def half_width(result: AttemptResult, sigma: float, freedom: float) -> float:
+    """Return half of the 95 % interval of a run's log rate, by its blocks and by runs.
+
+    Args:
+        result: of the run; that of an earlier version has only one width for both.
+        sigma: run-to-run noise that is known now; the run's own counts if it is larger.
+        freedom: degrees of freedom of that noise.
+    """
     known = (result.block_half_width, result.half_width)
     blocks = next((width for width in known if width is not None), _UNKNOWN)
     return total_half_width(blocks, max(sigma, result.sigma_run or 0.0), freedom)

@@ -117,7 +117,7 @@ class LongRun:
     @property
     def contradicts(self) -> bool:
         """True if the short runs told something else."""
-        return not self.shift.low <= 1 <= self.shift.high
+        return self.shift.distinguishable
 
 
 @dataclass(frozen=True)

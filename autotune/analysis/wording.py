@@ -6,6 +6,8 @@ from typing import Any
 from search_spaces.knob import written
 from storage import AttemptState
 
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+
 
 def quantity(value: float) -> str:
     """Return a rate with its meaningful digits."""
@@ -25,11 +27,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return for example '45 s', '12 min' or '3.5 h'."""
+    """Return for example '45 s', '12 min', '3.5 h' or '4.2 days'."""
     if seconds < 100:
         return f"{max(seconds, 0.0):.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+    if seconds < 100 * _MINUTE:
+        return f"{seconds / _MINUTE:.0f} min"
+    if seconds < 2 * _DAY:
+        return f"{seconds / _HOUR:.1f} h"
+    return f"{seconds / _DAY:.1f} days"
 
 
 def too_slow(state: AttemptState) -> str:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from scipy import special
@@ -138,6 +139,22 @@ class Ratio:
     low: float
     high: float
 
+    @classmethod
+    def around(cls, value: float, half_width: float) -> Self:
+        """Return a ratio with an interval of this half-width on a logarithmic scale."""
+        factor = math.exp(half_width)
+        return cls(value, value / factor, value * factor)
+
+    @property
+    def distinguishable(self) -> bool:
+        """True if the interval excludes 1."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def faster(self) -> bool:
+        """True if the whole interval lies above 1."""
+        return self.low > 1
+
     @property
     def vague(self) -> bool:
         """True if the interval is too wide for the figure to mean anything.
@@ -155,7 +172,7 @@ class Ratio:
 
 def clearly_faster(ratio: Ratio) -> bool:
     """Return whether the first is faster, beyond doubt and by a meaningful figure."""
-    return ratio.low > 1 and not ratio.vague
+    return ratio.faster and not ratio.vague
 
 
 def half_width_of(spread: float, count: int) -> float:

@@ -45,7 +45,7 @@ class DashboardSync:
             return
         self._updated, self._behind = time.monotonic(), False
         context = self._context
-        records = Records.of(context.repository, context.attempts())
+        records = Records.of(context.repository, context.attempts(), context.study.id)
         facts = StudyFacts(context.study.name, ended=False)
         self.show(build_verdict(records, context.plan.spec, facts))
 

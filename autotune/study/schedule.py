@@ -24,10 +24,11 @@ from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
+from autotune.study.budget import SearchEnd
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import Residency
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from storage import Attempts, StoredAttempt
+from storage import Attempts, SearchEndCause, StoredAttempt
 
 _OPENING_SHARE = 0.1
 """For the look at the baseline, before anything is known."""
@@ -194,8 +195,13 @@ class Schedule:
         in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
         return max(for_proof, in_search)
 
-    def why_enough_searched(self, attempts: Attempts) -> str:
-        """Return why there is no time for another trial, in words; empty while there is."""
+    def why_enough_searched(self, attempts: Attempts) -> SearchEnd | None:
+        """Return why there is no time for another trial; None while there is."""
+        text = self._no_time(attempts)
+        return SearchEnd(SearchEndCause.WALL_TIME, text) if text else None
+
+    def _no_time(self, attempts: Attempts) -> str:
+        """Return what the wall time is spent on, in words; empty while another trial has time."""
         proof = self.proof(attempts)
         spent = f"{self.elapsed:.0f} s of the wall time are spent"
         if not proof.costs.known:

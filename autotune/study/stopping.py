@@ -19,6 +19,8 @@ from autotune.config import StudySpec
 from autotune.search.observations import NORMAL_95, measured
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
+from autotune.study.budget import SearchEnd
+from storage import SearchEndCause
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """Prediction of the sampler's model from trials; None without a model, or with too few trials."""
@@ -62,6 +64,12 @@ class TrialEconomics:
         wanted = self.cost(seconds) if self.least_gain is None else self.least_gain
         return max(wanted, SEARCH.chance_of_more * self.visible(sigma))
 
+    @property
+    def cause(self) -> SearchEndCause:
+        """Cause of an end by this rule."""
+        own = self.least_gain is not None
+        return SearchEndCause.LEAST_GAIN if own else SearchEndCause.NOT_WORTH_IT
+
     def told(self, seconds: float, sigma: float) -> str:
         """Return why the gain has to be that large, in words."""
         wanted = (
@@ -81,8 +89,10 @@ class ExpectedGainStopping:
         self._economics = economics
         self._predict = predict
 
-    def why_not(self, trials: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
-        """Return why another trial is not worth its cost, in words; empty if it may be.
+    def why_not(
+        self, trials: Sequence[FrozenTrial], seconds: float, sigma: float
+    ) -> SearchEnd | None:
+        """Return why another trial is not worth its cost; None if it may be.
 
         Args:
             trials: trials of the study; none of them waits.
@@ -94,9 +104,23 @@ class ExpectedGainStopping:
             key=lambda trial: (trial.datetime_complete or trial.datetime_start, trial.number),
         )
         if self._economics.least_gain == 0:
-            return ""
-        if reason := self._brought_little(ended, seconds, sigma):
-            return reason
+            return None
+        text = self._brought_little(ended, seconds, sigma)
+        text = text or self._expects_little(trials, ended, seconds, sigma)
+        return SearchEnd(self._economics.cause, text) if text else None
+
+    def _expects_little(
+        self,
+        trials: Sequence[FrozenTrial],
+        ended: Sequence[FrozenTrial],
+        seconds: float,
+        sigma: float,
+    ) -> str:
+        """Return why the model expects too little of another trial, in words; empty if it does not.
+
+        Args:
+            ended: those that have ended, in the order of their ends.
+        """
         if len(ended) <= SEARCH.fewest_trials:
             return ""
         found = self._poor(trials, seconds, sigma)

@@ -19,7 +19,7 @@ from autotune.analysis.wording import difference, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
-from autotune.study.budget import Budget
+from autotune.study.budget import Budget, SearchEnd
 from autotune.study.context import StudyContext
 from autotune.study.dashboard_sync import DashboardSync
 from autotune.study.executor import Finished, TrialExecutor
@@ -40,13 +40,16 @@ from storage import (
     MessageCode,
     NewMessage,
     Purpose,
+    SearchEndCause,
     StoredAttempt,
     StoredNoise,
     TrialLedger,
 )
 
 _POLL_SECONDS = 0.2
-_PROOF_FIRST = "the proof that had begun is brought to its end first"
+_PROOF_FIRST = SearchEnd(
+    SearchEndCause.PROOF_BEGUN, "the proof that had begun is brought to its end first"
+)
 
 
 class Stopped(Exception):
@@ -132,7 +135,8 @@ class Tuner:
             self.dashboard.catch_up()
             raise
         self._close_what_is_open()
-        records = Records.of(self._context.repository, self._context.attempts())
+        context = self._context
+        records = Records.of(context.repository, context.attempts(), context.study.id)
         return build_verdict(records, self._spec, self._facts(selection))
 
     def _measured(self, executor: TrialExecutor) -> Selection | None:
@@ -203,25 +207,29 @@ class Tuner:
 
     # The search
 
-    def _search(self, executor: TrialExecutor) -> str:
-        """Run trials until the budget is spent; return why the search ended."""
+    def _search(self, executor: TrialExecutor) -> SearchEnd | None:
+        """Run trials until the budget is spent; return why the search ends.
+
+        None if it had ended before, and only open trials were finished.
+        """
         unlaunched = self._recover()
-        reason = self._context.study.search_ended or ""
+        ended, end = self._context.study.search_ended is not None, None
         while True:
             self._signals.check()
             # Trials that were begun before are finished, whatever the budget: none stays open.
             while executor.has_free_slot:
-                searching = bool(unlaunched) or not reason
+                searching = bool(unlaunched) or not ended
                 if self._run_baseline_again(executor, searching=searching):
                     continue
                 if unlaunched:
                     self._launch(executor, unlaunched.pop(0), self._context.attempts())
                 elif searching:
-                    reason = self._launch_next(executor)
+                    end = self._launch_next(executor)
+                    ended = end is not None
                 else:
                     break
             if executor.idle and not unlaunched and not (unlaunched := self._recover()):
-                return reason
+                return end
             for finished in executor.finished(_POLL_SECONDS):
                 if finished.attempt.purpose == Purpose.CALIBRATE:
                     self._learn_noise()
@@ -271,44 +279,52 @@ class Tuner:
         if baseline.runs_after_all(attempts):
             self._enqueue_baseline(self._ledger)
 
-    def _launch_next(self, executor: TrialExecutor) -> str:
-        """Launch the next trial; return why none is launched, in words."""
+    def _launch_next(self, executor: TrialExecutor) -> SearchEnd | None:
+        """Launch the next trial; return why none is launched."""
         trials, attempts = self._ledger.trials(), self._context.attempts()
         self._sampler.doubt(errors_of_early(attempts))
-        if reason := self._why_over(trials, attempts):
-            return reason
+        if end := self._why_over(trials, attempts):
+            return end
         self._follow_ups.enqueue(trials, attempts)
         trials = self._ledger.trials()
         self._sampler.afford(self._schedule.affordable(attempts))
-        if reason := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
-            return reason
+        if end := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
+            return end
         if not self._sampler.has_more(trials):
             untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
-            return f"every feasible configuration has been tried{untried}"
+            text = f"every feasible configuration has been tried{untried}"
+            return SearchEnd(SearchEndCause.ALL_TRIED, text)
         costs, resident = self._context.costs(), self._pool.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
-        return ""
+        return None
 
-    def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> str:
-        """Return why there may be no other trial, whatever it would bring; empty if there may."""
+    def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
+        """Return why there may be no other trial, whatever it would bring; None if there may."""
         return self._budget.why_enough(trials, attempts) or self._schedule.why_enough_searched(
             attempts
         )
 
-    def _why_enough(self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float) -> str:
-        """Return why another trial is not worth it; empty if it is."""
+    def _why_enough(
+        self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float
+    ) -> SearchEnd | None:
+        """Return why another trial is not worth it; None if it is."""
         if any(trial.state == TrialState.WAITING for trial in trials):
-            return ""
+            return None
         if not self._sampler.has_model:
-            return ""
+            return None
         return self._stopping.why_not(trials, _usual_seconds(attempts), sigma_run)
 
-    def _end_search(self, reason: str) -> None:
-        """Say once why the search ended and what the model expects by now."""
-        if self._context.study.search_ended is None:
-            messages = [NewMessage(f"The search ends: {reason}."), *self._expectation()]
-            self._context.end_search(reason, messages)
+    def _end_search(self, end: SearchEnd | None) -> None:
+        """Say once why the search ended and what the model expects by now.
+
+        Args:
+            end: reason; None if it was said before.
+        """
+        if end is not None and self._context.study.search_ended is None:
+            text, data = f"The search ends: {end.text}.", {"cause": end.cause.value}
+            said = NewMessage(text, MessageCode.SEARCH_END, data)
+            self._context.end_search(end.text, [said, *self._expectation()])
 
     def _expectation(self) -> Iterator[NewMessage]:
         """Yield what the sampler's model expects by now, if it has one."""

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import counted
-from autotune.views.figure_text import bounds_text, hours, money, span, times
+from autotune.analysis.wording import counted, duration
+from autotune.views.figure_text import bounds_text, hardly_a_gain, hours, money, times
 from autotune.views.figures import StudyFigures
 from autotune.views.trust import Point, Trust
 from autotune.views.verdict_text import memory_text, remarks
@@ -15,8 +15,6 @@ _NARROWEST = 60
 _LABEL = 8
 """Columns of a label such as `saves`."""
 _MARKS = {Trust.CARE: "! care", Trust.OPEN: "? open"}
-_WORTH_A_FIGURE = 1.01
-"""Lower bound of a vague speed-up below which it says nothing."""
 
 
 def final_block(figures: StudyFigures, *, width: int = 80, exported: str = "") -> str:
@@ -43,11 +41,11 @@ def headline(figures: StudyFigures) -> str:
     if not answer.better or ratio is None:
         return answer.text
     interval = f"(95 % interval {bounds_text(ratio)})"
-    if ratio.low <= 1:
+    if not ratio.faster:
         claim = f"not distinguishable from yours {interval}"
     elif not ratio.vague:
         claim = f"{times(ratio.value)} yours {interval}"
-    elif ratio.low < _WORTH_A_FIGURE:
+    elif hardly_a_gain(ratio):
         claim = f"faster than yours, by an unknown amount {interval}"
     else:
         claim = f"at least {times(ratio.low)} yours {interval}"
@@ -93,7 +91,7 @@ def _savings(figures: StudyFigures) -> Iterator[tuple[str, str]]:
     bounds = f"({hours(saving.hours.low)} to {hours(saving.hours.high)})"
     yield "saves", f"{hours(saving.hours.value)} of {job} {bounds}{assumed}"
     paid = saving.payback_seconds
-    back = "" if paid is None else f"; paid back after {span(paid)} of training"
+    back = "" if paid is None else f"; paid back after {duration(paid)} of training"
     yield "cost", f"{cost.device_hours:.2g} device hours{back}"
     if saving.money is not None and cost.money is not None:
         bounds = f"({money(saving.money.low)} to {money(saving.money.high)})"

@@ -164,7 +164,7 @@ def _faster(before: Ratio, second: StudyFigures) -> PartCheck:
     if now is None:
         return PartCheck(statement, Holds.UNKNOWN, f"{second.study} recommends nothing")
     return PartCheck(
-        statement, Holds.YES if now.low > 1 else Holds.UNKNOWN, f"now {ratio_text(now)}"
+        statement, Holds.YES if now.faster else Holds.UNKNOWN, f"now {ratio_text(now)}"
     )
 
 
@@ -174,10 +174,8 @@ def _by_as_much(before: Ratio, second: StudyFigures) -> PartCheck:
     change = _change(before, now)
     if now is None or change is None:
         return PartCheck(statement, Holds.UNKNOWN, "there is no second speed-up")
-    apart = change.high < 1 or change.low > 1
-    return PartCheck(
-        statement, Holds.NO if apart else Holds.YES, f"now over before: {ratio_text(change)}"
-    )
+    holds = Holds.NO if change.distinguishable else Holds.YES
+    return PartCheck(statement, holds, f"now over before: {ratio_text(change)}")
 
 
 def _change_stays(

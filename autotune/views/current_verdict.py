@@ -20,4 +20,4 @@ def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
     recorded = repository.attempts.of(study.id)
     attempts = Attempts(recorded, spec.full_baseline(), spec.harmless)
     facts = StudyFacts.of(study, spec)._replace(ended=False)
-    return build_verdict(Records.of(repository, attempts), spec, facts)
+    return build_verdict(Records.of(repository, attempts, study.id), spec, facts)

@@ -7,7 +7,8 @@ from autotune.measurement.estimate import Ratio
 
 MIB = 2**20
 UNKNOWN = "not distinguishable from 1"
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_WORTH_A_FIGURE = 1.01
+"""Lower bound of a vague speed-up below which it says nothing."""
 
 
 def times(value: float) -> str:
@@ -26,33 +27,27 @@ def ratio_text(ratio: Ratio) -> str:
         return f"{times(ratio.value)}, once"
     if ratio.low == ratio.high:
         return times(ratio.value)
-    if ratio.low <= 1 <= ratio.high:
+    if not ratio.distinguishable:
         return f"{UNKNOWN} ({bounds_text(ratio)})"
     return f"{times(ratio.value)} ({bounds_text(ratio)})"
 
 
 def short_ratio(ratio: Ratio) -> str:
     """Return a ratio for a narrow column: of one that is not distinguishable from 1 the bounds."""
-    if ratio.low <= 1 <= ratio.high and ratio.low < ratio.high and math.isfinite(ratio.high):
+    if not ratio.distinguishable and ratio.low < ratio.high and math.isfinite(ratio.high):
         return f"? ({bounds_text(ratio)})"
     return ratio_text(ratio)
+
+
+def hardly_a_gain(ratio: Ratio) -> bool:
+    """Return whether a speed-up is too vague, and its lower bound too low, for a figure of it."""
+    return ratio.vague and ratio.low < _WORTH_A_FIGURE
 
 
 def range_text(rates: tuple[float, float], unit: str) -> str:
     """Return the range of some rates, as '242 to 598 samples/s'."""
     low, high = map(quantity, rates)
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
-
-
-def span(seconds: float) -> str:
-    """Return for example '45 s', '12 min', '3.5 h' or '4.2 days'."""
-    if seconds < 100:
-        return f"{max(seconds, 0.0):.0f} s"
-    if seconds < 100 * _MINUTE:
-        return f"{seconds / _MINUTE:.0f} min"
-    if seconds < 2 * _DAY:
-        return f"{seconds / _HOUR:.1f} h"
-    return f"{seconds / _DAY:.1f} days"
 
 
 def hours(value: float) -> str:

@@ -42,6 +42,7 @@ from storage import (
     MessageCode,
     Purpose,
     Repository,
+    SearchEndCause,
     StoredAttempt,
     StoredMessage,
     StoredNoise,
@@ -114,7 +115,8 @@ class Search:
         left_out: what was not tried, with reasons.
         trials: number of recorded trials by state.
         failures: trials that failed, by state and cause.
-        ended: reason why the search ended; None while it goes on.
+        ended: reason why the search ended, in words; None while it goes on.
+        end_cause: the reason as data; None while it goes on, or where an earlier version ended it.
         expected_gain: relative gain that one more trial was expected to bring; None if unknown.
         stopped_early: trials ended early, and what that saved.
     """
@@ -124,6 +126,7 @@ class Search:
     trials: Mapping[str, int]
     failures: tuple["Failed", ...]
     ended: str | None
+    end_cause: SearchEndCause | None
     expected_gain: float | None
     stopped_early: Racing
 
@@ -240,7 +243,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Verdict):
         return value.as_dict()
     if isinstance(value, Ratio):
-        return {**as_json(vars(value)), "distinguishable": distinguishable(value)}
+        return {**as_json(vars(value)), "distinguishable": value.distinguishable}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -250,11 +253,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value.value if isinstance(value, Enum) else value
-
-
-def distinguishable(ratio: Ratio) -> bool:
-    """Return whether the interval of a ratio excludes 1."""
-    return ratio.low > 1 or ratio.high < 1
 
 
 def figures_of(
@@ -306,7 +304,7 @@ class _Collector:
             rounds=rounds,
             trials=trials,
             contributions=gains,
-            budget_ended=bool(search.ended and "budget" in search.ended),
+            search_end=search.end_cause,
             expected_gain=search.expected_gain,
             timed=tuple(self._attempts.measured()),
             environments=len(environments),
@@ -424,14 +422,17 @@ class _Collector:
     def _search(self) -> Search:
         searched = self._attempts.searched()
         told = {code: [m for m in self._messages if m.code == code] for code in MessageCode}
+        ended = self._study.search_ended is not None
         gains = [m.data.get("gain") for m in told[MessageCode.EXPECTATION]]
+        causes = [SearchEndCause(m.data["cause"]) for m in told[MessageCode.SEARCH_END]]
         return Search(
             space=next((m.text for m in told[MessageCode.SPACE]), ""),
             left_out=tuple(str(m.data.get("reason", "")) for m in told[MessageCode.LEFT_OUT]),
             trials=dict(Counter(a.result.state.value for a in searched)),
             failures=_failures(searched),
             ended=self._study.search_ended,
-            expected_gain=gains[-1] if gains and self._study.search_ended else None,
+            end_cause=causes[-1] if causes and ended else None,
+            expected_gain=gains[-1] if gains and ended else None,
             stopped_early=racing(self._attempts),
         )
 

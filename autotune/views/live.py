@@ -195,7 +195,7 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
         style = "bold" if not place else "" if ratio.in_turn else "dim"
         yield Text(_trial_row(one, short_ratio(ratio.ratio), moment), style)
     shown = [moment.ratios[one.trial].ratio for one in others[:_ROWS]]
-    if any(ratio.low <= 1 <= ratio.high for ratio in shown):
+    if not all(ratio.distinguishable for ratio in shown):
         yield Text(f"       ?: {UNKNOWN}", "dim")
     failed = [one for one in moment.attempts.searched() if one.result.rate is None]
     for one in failed[-2:]:

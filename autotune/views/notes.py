@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.levels import AT_HOME, Level
-from autotune.analysis.trial_ratios import around, rate_range
+from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Finalist, Verdict
 from autotune.analysis.wording import counted, difference, quantity
+from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.verdict_text import text_of
 from search_spaces import CATALOGUE
@@ -38,7 +39,7 @@ def trial_note(
     """
     lines = [f"### {result.state}"]
     if result.ratio is not None:
-        ratio = around(result.ratio, result.half_width or 0.0)
+        ratio = Ratio.around(result.ratio, result.half_width or 0.0)
         lines.append(f"- over yours, which took turns with it, seen once: {ratio_text(ratio)}")
     if result.rate is not None:
         lines.append(f"- rate, as measured: {quantity(result.rate)} {unit}")

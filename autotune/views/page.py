@@ -11,7 +11,7 @@ from importlib import resources
 
 from autotune.analysis.rounds import Stage
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import counted, quantity
+from autotune.analysis.wording import counted, duration, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
 from autotune.views.figure_text import (
@@ -22,7 +22,6 @@ from autotune.views.figure_text import (
     money,
     ratio_text,
     short_ratio,
-    span,
     times,
 )
 from autotune.views.figures import StudyFigures
@@ -43,6 +42,8 @@ from search_spaces.knob import written
 
 _SHOWN, _MOST = 24, 200
 """Trials that are listed at once, and with those that fold out."""
+_CAUSE = 200
+"""Characters of the cause of a failed trial."""
 _MESSAGES = 200
 _REFRESH_SECONDS = 10
 _CODE = re.compile(r"`([^`]+)`")
@@ -143,7 +144,7 @@ def _claim(figures: StudyFigures) -> str:
     if figures.provisional:
         kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
     percent = [f"{100 * (value - 1):.0f}" for value in (ratio.value, ratio.low, ratio.high)]
-    least = ratio.vague and ratio.low > 1
+    least = ratio.vague and ratio.faster
     figure = times(ratio.low if least else ratio.value)
     title = f'{"at least " if least else ""}<span class="big">{figure}</span> as fast'
     job, unit = figures.job, figures.unit.split("/")[0]
@@ -155,7 +156,7 @@ def _claim(figures: StudyFigures) -> str:
     )
     more = f"<b>{percent[0]} % more {unit} a second</b>, " if not least else ""
     lead = f"{more}95&nbsp;% interval {percent[1]} to {percent[2]}&nbsp;%, {batch}."
-    if ratio.low <= 1:
+    if not ratio.faster:
         title = f'<span class="big">{bounds_text(ratio)}x</span>'
         lead = f"Not distinguishable from yours (95&nbsp;% interval), {batch}."
     won = (
@@ -214,11 +215,11 @@ def _saving(figures: StudyFigures) -> str:
         (
             "The study cost",
             f"{cost.device_hours:.2g} device hours",
-            f"{span(figures.elapsed)} on {counted(figures.job.world_size, 'rank')}",
+            f"{duration(figures.elapsed)} on {counted(figures.job.world_size, 'rank')}",
         ),
     ]
     if saving.payback_seconds is not None:
-        paid = f"{span(saving.payback_seconds)} of training"
+        paid = f"{duration(saving.payback_seconds)} of training"
         tiles.append(("Paid back after", paid, "by the recommended configuration"))
     if saving.money is not None and cost.money is not None:
         note = f"{_range(saving.money, money)}; the study cost {money(cost.money)}"
@@ -353,7 +354,7 @@ def _contributions(figures: StudyFigures) -> str:
         f"</div>{bar}</div>"
         for name, text, bar in charts.contribution_rows(figures)
     )
-    open_ = [one.knob for one in gains if one.gain.low <= 1 <= one.gain.high]
+    open_ = [one.knob for one in gains if not one.gain.distinguishable]
     said = "Each is told apart from nothing."
     if len(open_) == len(gains):
         said = "Not known: each may bring nothing, or all of it. Only the total is proven."
@@ -449,7 +450,7 @@ def _trial_row(one: TrialFigures) -> str:
     changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
     how = escaped(how_text(one))
     if one.rate is None:
-        cause = escaped(one.cause[:_MOST])
+        cause = escaped(one.cause[:_CAUSE])
         how = f'<span class="cause">{escaped(one.state)}</span> {cause}'
     cells = [
         ("n", "", str(one.trial)),

@@ -306,12 +306,12 @@ def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str]]:
     high = max([1.0, *values, total.high if math.isfinite(total.high) else total.value]) * 1.08
     x = Scale(low, high, of=math.log)
     for one in gains:
-        yield tied(one), ratio_text(one.gain), _gain_bar(one.gain, x, sure=_sure(one.gain))
-    yield "all together", ratio_text(total), _gain_bar(total, x, sure=_sure(total), css="dark")
-
-
-def _sure(ratio: Ratio) -> bool:
-    return ratio.low > 1 or ratio.high < 1
+        yield tied(one), ratio_text(one.gain), _gain_bar(one.gain, x, sure=one.gain.distinguishable)
+    yield (
+        "all together",
+        ratio_text(total),
+        _gain_bar(total, x, sure=total.distinguishable, css="dark"),
+    )
 
 
 def _gain_bar(ratio: Ratio, x: Scale, *, sure: bool, css: str = "") -> str:

@@ -7,7 +7,7 @@ from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
-from autotune.views.figure_text import MIB, hours, money, range_text, ratio_text, span, times
+from autotune.views.figure_text import MIB, hours, money, range_text, ratio_text, times
 from autotune.views.figures import Failed, KnobChange, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
 from autotune.views.running import Running
@@ -120,7 +120,7 @@ def _saving(figures: StudyFigures) -> Iterator[str]:
     )
     yield f"- cost: {cost.device_hours:.2g} device hours"
     if saving.payback_seconds is not None:
-        yield f"- paid back after {span(saving.payback_seconds)} of training"
+        yield f"- paid back after {duration(saving.payback_seconds)} of training"
     if saving.money is not None and cost.money is not None:
         yield (
             f"- money: {money(saving.money.value)} saved ({money(saving.money.low)} to "

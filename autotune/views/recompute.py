@@ -102,7 +102,9 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
-    return build_verdict(Records.of(repository, attempts), spec, StudyFacts.of(study, spec))
+    return build_verdict(
+        Records.of(repository, attempts, study.id), spec, StudyFacts.of(study, spec)
+    )
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:

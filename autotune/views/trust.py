@@ -10,10 +10,17 @@ from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, duration
 from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.trial_figures import TrialFigures
-from storage import StoredAttempt
+from storage import SearchEndCause, StoredAttempt
 
 RESTLESS = 1.2
 """Highest over lowest rate of the baseline from which on its rates are no promise (judgement)."""
+_OPENED_BY = {
+    SearchEndCause.TRIALS: "budget.trials",
+    SearchEndCause.DEVICE_HOURS: "budget.device_hours",
+    SearchEndCause.WALL_TIME: "budget.wall_time",
+    SearchEndCause.LEAST_GAIN: "budget.least_gain",
+}
+"""Setting that a search would go on with, for each limit that ends one."""
 _OFTEN_DISTURBED = 0.1
 _MOSTLY = 0.5
 
@@ -50,7 +57,7 @@ class Evidence:
 
     Attributes:
         timed: attempts with a rate.
-        budget_ended: True if a limit of the budget ended the search.
+        search_end: cause that ended the search; None if it goes on, or if that is not recorded.
         environments: number of machines that were measured on.
         elapsed: seconds of the study.
         warmup: seconds of a run's warm-up.
@@ -60,7 +67,7 @@ class Evidence:
     rounds: Sequence[Round]
     trials: Sequence[TrialFigures]
     contributions: Sequence[Contribution]
-    budget_ended: bool
+    search_end: SearchEndCause | None
     expected_gain: float | None
     timed: tuple[StoredAttempt, ...]
     environments: int
@@ -221,7 +228,7 @@ def _long_failure(known: Evidence) -> Point | None:
 
 def _which_change(known: Evidence) -> Point | None:
     gains = [one.gain for one in known.contributions]
-    if not gains or any(gain.low > 1 or gain.high < 1 for gain in gains):
+    if not gains or any(gain.distinguishable for gain in gains):
         return None
     text = "Each may bring nothing, or all of it: only the total is proven."
     return Point(
@@ -230,12 +237,13 @@ def _which_change(known: Evidence) -> Point | None:
 
 
 def _more_trials(known: Evidence) -> Point | None:
-    if not known.budget_ended:
+    if known.search_end not in _OPENED_BY:
         return None
+    setting = _OPENED_BY[known.search_end]
     text = "The budget ended the search"
     if known.expected_gain is not None:
         text += f", when one more trial was expected to bring {known.expected_gain:.1%}"
-    return Point(Trust.OPEN, "budget", "What more trials would find", f"{text}.", "budget.trials")
+    return Point(Trust.OPEN, "budget", "What more trials would find", f"{text}.", setting)
 
 
 def _rival(known: Evidence) -> Point | None:

@@ -11,14 +11,12 @@ from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity, too_slow
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import bounds_text, range_text
+from autotune.views.figure_text import bounds_text, hardly_a_gain, range_text
 from search_spaces import CATALOGUE
 from storage import AttemptState
 
 _AS_FAST = 0.0005
 """A smaller relative difference is not mentioned."""
-_WORTH_A_FIGURE = 1.01
-"""Below this "at least so many times as fast" says nothing."""
 _SECONDS_PER_MINUTE = 60.0
 _SECONDS_PER_HOUR = 3600.0
 _GIB, _MIB = 2**30, 2**20
@@ -236,7 +234,7 @@ def _rate(verdict: Verdict) -> str:
 def _times(ratio: Ratio) -> str:
     """Return a speed-up in words; one whose interval contains 1 has no figure."""
     interval = f"95 % interval {bounds_text(ratio)}"
-    if ratio.low <= 1 <= ratio.high:
+    if not ratio.distinguishable:
         return f"not distinguishable from your configuration ({interval})"
     return f"{ratio.value:.2f}x your configuration ({interval})"
 
@@ -244,7 +242,7 @@ def _times(ratio: Ratio) -> str:
 def _gain(speedup: Ratio) -> str:
     """Return the speed-up; of a vague one only the lower end holds."""
     interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
-    if speedup.vague and speedup.low < _WORTH_A_FIGURE:
+    if hardly_a_gain(speedup):
         return f"Faster than your configuration, but by an unknown amount ({interval})"
     if speedup.vague:
         return f"At least {speedup.low:.2f}x your configuration ({interval})"

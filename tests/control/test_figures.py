@@ -27,6 +27,7 @@ from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.speed import SpeedVariation
+from storage import SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
 from tests.steering import ask
 
@@ -36,6 +37,10 @@ WHOLE: dict[str, Any] = {
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
     "objective": {"global_batch": "free", "price_per_device_hour": 2.5},
     "measurement": {"baseline_runs": 3, "search_precision": 0.05, "attribution": 2},
+}
+WIDE: dict[str, Any] = {
+    "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 2, 5, 10]},
+    "objective": {"global_batch": "free"},
 }
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J\x07 \u202e 'quoted\" & <b>"
 
@@ -220,6 +225,43 @@ def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed
     assert "1.00x" not in text
     assert "How far to trust it" not in text
     assert report_of(figures)
+
+
+@pytest.mark.parametrize(
+    ("cause", "setting", "changes"),
+    [
+        (SearchEndCause.TRIALS, "budget.trials", {"budget": {"trials": 3}}),
+        (
+            SearchEndCause.WALL_TIME,
+            "budget.wall_time",
+            {"budget": {"trials": None, "wall_time": "60s"}, **WIDE},
+        ),
+        (
+            SearchEndCause.DEVICE_HOURS,
+            "budget.device_hours",
+            {"budget": {"trials": None, "device_hours": 0.005}},
+        ),
+        (
+            SearchEndCause.LEAST_GAIN,
+            "budget.least_gain",
+            {"budget": {"least_gain": 0.9}, "sampler": "model"},
+        ),
+        (
+            SearchEndCause.ALL_TRIED,
+            None,
+            {"budget": {"trials": 9}, "search_space": {"micro_batch": [1, 2]}},
+        ),
+    ],
+    ids=lambda value: value.value if isinstance(value, SearchEndCause) else "",
+)
+def test_limit_that_ended_the_search_is_the_setting_to_raise(
+    played: Replayed, cause: SearchEndCause, setting: str | None, changes: dict[str, Any]
+) -> None:
+    played.on(noisy(PLAIN, run=0.005, block=0.01)).run(**changes)
+    figures = figures_of(played.repository, played.study())
+    assert figures.search.end_cause == cause, figures.search.ended
+    more = [point.setting for point in figures.trust if point.code == "budget"]
+    assert more == ([setting] if setting else [])
 
 
 def test_hostile_names_and_causes_are_inert(played: Replayed) -> None:

@@ -237,7 +237,7 @@ def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     restless(played).run(**ASKED)
     before = [a for a in played.attempts() if a.purpose in ("search", "pace", "calibrate")]
     baseline = before[0].knobs
-    found = leader(Attempts(before, baseline), baseline, GateRecord(), 2)
+    found = leader(Attempts(before, baseline), baseline, GateRecord(), 2, None)
     own = before[0].result.throughput
     assert found.finalists
     of_baseline = next(one for one in found.finalists if one.trial == 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement.estimate import effective_size, estimate, paired_ratio, steady
+from autotune.measurement.estimate import Ratio, effective_size, estimate, paired_ratio, steady
 
 positive = st.floats(0.01, 1e6)
 
@@ -91,3 +91,21 @@ def test_what_disturbs_a_whole_round_cancels():
 def test_one_round_says_nothing():
     found = paired_ratio([2.0], [1.0])
     assert (found.low, found.high) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "distinguishable", "faster"),
+    [
+        (1.01, 1.2, True, True),
+        (0.8, 0.99, True, False),
+        (0.9, 1.1, False, False),
+        (1.0, 1.1, False, False),
+        (0.9, 1.0, False, False),
+        (0.0, math.inf, False, False),
+    ],
+)
+def test_ratio_is_distinguishable_where_its_interval_excludes_one(
+    low, high, distinguishable, faster
+):
+    ratio = Ratio(1.0, low, high)
+    assert (ratio.distinguishable, ratio.faster) == (distinguishable, faster)

@@ -8,8 +8,12 @@ import pytest
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.config import BudgetSpec
 from autotune.search.performance_model import Prediction
+from autotune.search.policy import SEARCH
+from autotune.study.budget import Budget
 from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
+from storage import Attempts, AttemptState, SearchEndCause
 
 SIGMA = 0.01
 DAY = 24.0
@@ -46,7 +50,8 @@ def reasons(predictions, first=6, *, seconds=1.0, rounds=10, job_hours=168.0, le
         worth = ExpectedGainStopping(
             TrialEconomics(job_hours, rounds, least_gain), lambda some: known.get(len(some))
         )
-        found.append(worth.why_not(trials([100.0] * number), seconds, SIGMA))
+        end = worth.why_not(trials([100.0] * number), seconds, SIGMA)
+        found.append(end.text if end else "")
     return found
 
 
@@ -142,3 +147,24 @@ def test_a_model_that_does_not_hold_ends_with_what_trials_bring(rates, ends):
     assert not ExpectedGainStopping(TrialEconomics(168.0, 10, 0.0), never).why_not(
         trials(rates), 1.0, SIGMA
     )
+
+
+def test_end_by_the_cost_of_a_trial_and_by_the_gain_asked_for_are_two_causes():
+    def cause(least_gain):
+        rule = ExpectedGainStopping(TrialEconomics(168.0, 10, least_gain), never)
+        end = rule.why_not(trials([100.0] * 60), 1.0, SIGMA)
+        return end and end.cause
+
+    assert cause(None) == SearchEndCause.NOT_WORTH_IT
+    assert cause(0.1) == SearchEndCause.LEAST_GAIN
+    assert cause(0.0) is None
+
+
+def test_search_whose_trials_all_end_in_an_error_ends_for_that():
+    failed = trials([None] * SEARCH.broken_after)
+    for trial in failed:
+        trial.set_user_attr("end", AttemptState.ERROR)
+    budget = Budget(BudgetSpec(trials=1000), world_size=1)
+    end = budget.why_enough(failed, Attempts([], {}, ()))
+    assert end is not None and end.cause == SearchEndCause.ALL_FAIL
+    assert budget.why_enough(failed[1:], Attempts([], {}, ())) is None

@@ -15,11 +15,12 @@ from autotune.analysis.estimates import leader
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes
 from autotune.analysis.shortfall import rounds_missing
+from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
 from autotune.views.notes import study_note
 from search_spaces import defaults
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 
 
 def candidate(trial, *, peak=1 << 30, **knobs):
@@ -481,8 +482,8 @@ def seen(number, purpose, trial, rate=None, state="COMPLETE", **changes):
     return StoredAttempt(number, trial, Purpose(purpose), 0, 1, knobs, 0.0, 1.0, result)
 
 
-def provisionally(*attempts):
-    return leader(Attempts(attempts, defaults()), defaults(), GateRecord(), 2)
+def provisionally(*attempts, noise=None):
+    return leader(Attempts(attempts, defaults()), defaults(), GateRecord(), 2, noise)
 
 
 def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
@@ -513,6 +514,19 @@ def test_a_provisional_answer_knows_what_is_known_by_now_of_the_noise():
         noisy_run(number, "calibrate", 0, rate, 0.06) for number, rate in ((3, 91.0), (4, 106.0))
     ]
     assert provisionally(*first, *again).trial == 0
+
+
+@pytest.mark.parametrize("noise", [None, StoredNoise(0.03, 3, None)])
+def test_provisional_speedup_is_that_of_the_trial_table(noise):
+    attempts = (
+        noisy_run(1, "search", 0, 100.0, 0.02),
+        noisy_run(2, "search", 1, 150.0, 0.02, loader_workers=4),
+        noisy_run(3, "calibrate", 0, 104.0, 0.02),
+        noisy_run(4, "calibrate", 0, 99.0, 0.02),
+    )
+    table = trial_ratios(Attempts(attempts, defaults()), noise)
+    found = provisionally(*attempts, noise=noise)
+    assert (found.trial, found.speedup) == (1, table[1].ratio)
 
 
 def test_what_cannot_change_numerics_is_not_called_unchecked():

@@ -104,6 +104,7 @@ def start(
     from autotune.config import load
     from autotune.config.document import read
 
+    _refuse_both(foreground, detach)
     study, command = _path_and_command(words)
     if command:
         from autotune.standalone.starter import write_of_command
@@ -144,6 +145,19 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
     if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
         return Path(words[0]), words[1:]
     return Path("study.yaml"), words
+
+
+def _refuse_both(foreground: bool, detach: bool) -> None:
+    """Refuse to leave a study that runs in this process: it would end with the process.
+
+    Raises:
+        BadInput: both options are given.
+    """
+    if foreground and detach:
+        raise BadInput(
+            "--foreground runs the study in this process, and --detach would end the process at "
+            "once; leave one of the two out: with --detach alone a daemon runs the study"
+        )
 
 
 def _seconds(text: str | None) -> float | None:
@@ -196,6 +210,7 @@ def resume(
         submit,
     )
 
+    _refuse_both(foreground, detach)
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     if here:

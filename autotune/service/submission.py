@@ -324,6 +324,9 @@ def spawn_daemon(
         folder: its working directory.
         idle_seconds: time without a study after which it leaves; None: it stays.
         output: file of its messages; None: that of this process.
+
+    Raises:
+        AutotuneError: it ended at once.
     """
     command = [sys.executable, "-P", "-m", "autotune", "daemon", "--cluster", place]
     command += [] if idle_seconds is None else ["--idle-exit", str(idle_seconds)]
@@ -341,7 +344,8 @@ def spawn_daemon(
         process.stdin.write(url.encode() + b"\n")
         process.stdin.close()
     except BrokenPipeError:
-        raise AutotuneError(f"the daemon did not start; see {daemon_log(folder)}") from None
+        told = f"see {output.name}" if output else "its messages are above"
+        raise AutotuneError(f"the daemon did not start; {told}") from None
     return process
 
 

@@ -2,12 +2,17 @@
 
 import itertools
 import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
+from autotune.errors import AutotuneError
 from autotune.service import pool
 from autotune.service.pool import DaemonPool
+from autotune.service.submission import spawn_daemon
 from tests.waiting import wait_for
 
 
@@ -50,3 +55,64 @@ def test_daemons_leave_with_the_pool() -> None:
     several.shut_down()
     thread.join(60)
     assert [one.returncode for one in daemons.started] == [-15, -15]
+
+
+def test_daemons_that_run_leave_if_another_one_cannot_be_started() -> None:
+    daemons = Daemons("exec sleep 600")
+
+    def start() -> subprocess.Popen[bytes]:
+        if len(daemons.started) == 2:
+            raise OSError("no process can be made")
+        return daemons.start()
+
+    with pytest.raises(OSError, match="no process"):
+        DaemonPool(start, 3).serve()
+    assert [one.poll() for one in daemons.started] == [-15, -15]
+
+
+def test_pool_whose_daemons_keep_dying_ends_with_an_error_and_the_others_leave() -> None:
+    daemons = Daemons("exec sleep 600", "exit 3")
+    several = DaemonPool(daemons.start, 2)
+    with pytest.raises(AutotuneError, match="code 3"):
+        several.serve()
+    assert [one.returncode for one in daemons.started] == [-15, 3, 3, 3, 3]
+
+
+def test_deaths_of_daemons_that_had_lasted_are_not_counted_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_LASTING_SECONDS", 0.0)
+    daemons = Daemons(*["exit 3"] * 6, "exit 0")
+    DaemonPool(daemons.start, 1).serve()
+    assert len(daemons.started) == 7
+
+
+def test_daemons_are_watched_while_one_waits_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_AGAIN_SECONDS", 600.0)
+    daemons = Daemons("exit 3", "exec sleep 600")
+    several = DaemonPool(daemons.start, 2)
+    thread = threading.Thread(target=several.serve)
+    thread.start()
+    try:
+        wait_for(lambda: [one.poll() for one in daemons.started] == [3, None], "one has died")
+        noticed = time.monotonic()
+        wait_for(lambda: time.monotonic() - several.silence > noticed + 1.0, "the pool looks on")
+    finally:
+        several.shut_down()
+        thread.join(60)
+    assert len(daemons.started) == 2
+
+
+def test_daemon_of_a_pool_that_does_not_start_names_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = tmp_path / "python"
+    ending.write_text("#!/bin/sh\nexit 1\n")
+    ending.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(ending))
+    url = "x" * 2**20  # more than a pipe holds, so that the end is noticed
+    with pytest.raises(AutotuneError) as told:
+        spawn_daemon("host:here", url, tmp_path, None)
+    assert str(tmp_path) not in str(told.value)

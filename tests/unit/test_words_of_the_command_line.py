@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.results import best_in
-from autotune.cli.running import _path_and_command
+from autotune.cli.running import _path_and_command, resume, start
 from autotune.errors import BadInput
 from autotune.export.best import read
 
@@ -37,3 +37,13 @@ def test_file_that_is_no_best_yaml_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as told:
         best_in(tmp_path / "train.py", read)
     assert str(told.value).count("train.py") == 1
+
+
+def test_start_in_the_foreground_that_is_to_detach_is_refused_before_it_reads_the_study() -> None:
+    with pytest.raises(BadInput, match=r"--foreground .* --detach"):
+        start(["absent.yaml"], foreground=True, detach=True)
+
+
+def test_resume_in_the_foreground_that_is_to_detach_is_refused_before_it_reads_the_study() -> None:
+    with pytest.raises(BadInput, match=r"--foreground .* --detach"):
+        resume("absent.yaml", foreground=True, detach=True)

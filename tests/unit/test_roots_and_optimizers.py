@@ -75,21 +75,6 @@ def _roots(prepare: Prepare = lambda _, own: own) -> Roots:
     return roots
 
 
-def _parameter_with_a_reused_id() -> None:
-    roots = _roots()
-    trained = nn.ModuleList(nn.Linear(1, 1) for _ in range(_MANY))
-    optimizer = torch.optim.SGD(trained.parameters())
-    assert roots.takes(trained)
-    ids = {id(parameter) for parameter in trained.parameters()}
-    del trained, optimizer
-    frozen = with_one_of(ids, lambda: nn.Linear(1, 1), lambda made: made.weight)
-    assert not roots.takes(frozen)
-
-
-def test_module_with_the_id_of_a_collected_parameter_is_no_root() -> None:
-    run_apart(_parameter_with_a_reused_id)
-
-
 def _swapped_parameters() -> None:
     roots = _roots()
     torch.__future__.set_swap_module_params_on_conversion(True)

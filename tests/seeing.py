@@ -11,7 +11,8 @@ from typing import NoReturn
 from autotune.worker.survey_result import SurveyResult
 
 _SECONDS = 180
-_PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.script_survey", "search_spaces"]
+PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.script_survey", "search_spaces"]
+"""Modules that the fork server imports once for all processes."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
         counts_tokens: whether its tokens are counted.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(text, steps, counts_tokens, theirs))
     process.start()

@@ -8,7 +8,7 @@ from autotune.analysis.wording import counted
 from autotune.config.keeping import COUNTED
 from autotune.errors import BadInput
 from autotune.standalone import flags
-from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, Trial
+from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, OtherValue
 from autotune.worker.survey_result import SurveyResult
 
 _PARTNERS = 2
@@ -88,7 +88,7 @@ class _Search:
         tried = "; ".join(
             [
                 *(
-                    f"{', '.join(trial.option.flag for trial in several)} for {knob}"
+                    f"{', '.join(other.option.flag for other in several)} for {knob}"
                     for knob, several in self._candidates.items()
                 ),
                 *(f"{' and '.join(parts)} in proportion" for parts in self._parts),
@@ -105,11 +105,11 @@ class _Search:
     def result(self) -> BatchSettings:
         """Try the settings, and return the result."""
         for knob, several in self._candidates.items():
-            for trial in several:
+            for other in several:
                 if self._is_done(knob):
                     break
-                if trial.option.flag not in self._found.flags.values():
-                    self._try(knob, trial)
+                if other.option.flag not in self._found.flags.values():
+                    self._try(knob, other)
         for parts in self._parts:
             if not self._is_done(MICRO_BATCH):
                 self._try_parts(parts)
@@ -118,45 +118,45 @@ class _Search:
     def _is_done(self, knob: str) -> bool:
         return self._found.keeps_global_batch or knob in self._found.settings_by_knob
 
-    def _try(self, knob: str, trial: Trial) -> None:
-        before, flag = self._seen, trial.option.flag
+    def _try(self, knob: str, other: OtherValue) -> None:
+        before, flag = self._seen, other.option.flag
         try:
-            after = self._run({flag: trial.given})
+            after = self._run({flag: other.given})
         except BadInput as error:
-            if knob == MICRO_BATCH and self._found_together(trial):
+            if knob == MICRO_BATCH and self._found_together(other):
                 return
-            if not self._tried_doubled(knob, trial):
-                self._doubts.append(f"{flag} {trial.given} fails: {_first_line(error)}")
+            if not self._tried_doubled(knob, other):
+                self._doubts.append(f"{flag} {other.given} fails: {_first_line(error)}")
             return
-        if turned := next((k for k in COUNTED if flags.answers(k, trial, before, after)), None):
-            self._add({turned: trial})
-        elif kept := next((k for k in COUNTED if flags.keeps(k, trial, before, after)), None):
-            self._add({kept: trial}, keeps_global_batch=True)
-        elif knob == MICRO_BATCH and flags.changes_columns(trial, before, after):
-            self._add({knob: trial}, columns=True)
-        elif together := flags.shared(knob, trial, after, self._workers):
+        if turned := next((k for k in COUNTED if flags.answers(k, other, before, after)), None):
+            self._add({turned: other})
+        elif kept := next((k for k in COUNTED if flags.keeps(k, other, before, after)), None):
+            self._add({kept: other}, keeps_global_batch=True)
+        elif knob == MICRO_BATCH and flags.changes_columns(other, before, after):
+            self._add({knob: other}, columns=True)
+        elif together := flags.shared(knob, other, after, self._workers):
             self._try(knob, together)
-        elif trial.value == _SINGLE and self._tried_doubled(knob, trial):
+        elif other.value == _SINGLE and self._tried_doubled(knob, other):
             return
-        elif trial.option.sure:  # else it was a guess
+        elif other.option.sure:  # else it was a guess
             self._doubts.append(
-                f"{flag} is not {knob}: with {trial.given} there were "
+                f"{flag} is not {knob}: with {other.given} there were "
                 f"{counted(after.micro_batch, 'sample')} a micro-batch, "
                 f"{counted(after.accumulation_steps, 'micro-batch')} a step"
             )
 
-    def _tried_doubled(self, knob: str, trial: Trial) -> bool:
+    def _tried_doubled(self, knob: str, other: OtherValue) -> bool:
         """Try a setting of the micro-batch again with a larger value; return whether that was done."""
-        larger = self._doubled(trial) if knob == MICRO_BATCH else None
+        larger = self._doubled(other) if knob == MICRO_BATCH else None
         if larger is not None:
             self._try(knob, larger)
         return larger is not None
 
-    def _doubled(self, trial: Trial) -> Trial | None:
-        named = flags.is_named(MICRO_BATCH, trial.option)
-        return flags.doubled(trial, self._seen) if named else None
+    def _doubled(self, other: OtherValue) -> OtherValue | None:
+        named = flags.is_named(MICRO_BATCH, other.option)
+        return flags.doubled(other, self._seen) if named else None
 
-    def _found_together(self, trial: Trial) -> bool:
+    def _found_together(self, other: OtherValue) -> bool:
         """Try a setting of the micro-batch that fails alone together with one of the accumulation.
 
         DeepSpeed checks that both give its global batch. This is done once.
@@ -166,16 +166,16 @@ class _Search:
         self._tried_together = True
         size, steps = flags.another_split(self._seen)
         for partner in self._candidates.get(ACCUMULATION, ())[:_PARTNERS]:
-            if partner.option.flag == trial.option.flag:
+            if partner.option.flag == other.option.flag:
                 continue
             try:
                 after = self._run(
-                    {trial.option.flag: trial.given, partner.option.flag: steps * partner.ranks}
+                    {other.option.flag: other.given, partner.option.flag: steps * partner.ranks}
                 )
             except BadInput:
                 continue
             if flags.split_as(size, steps, after):
-                self._add({MICRO_BATCH: trial, ACCUMULATION: partner})
+                self._add({MICRO_BATCH: other, ACCUMULATION: partner})
                 return True
         return self._found_all_together(size, steps)
 
@@ -223,13 +223,13 @@ class _Search:
 
     def _add(
         self,
-        trials: Mapping[str, Trial],
+        others: Mapping[str, OtherValue],
         *,
         keeps_global_batch: bool = False,
         columns: bool = False,
     ) -> None:
-        named = {knob: trial.option.flag for knob, trial in trials.items()}
-        shared = [knob for knob, trial in trials.items() if trial.ranks > 1]
+        named = {knob: other.option.flag for knob, other in others.items()}
+        shared = [knob for knob, other in others.items() if other.ranks > 1]
         # A script that keeps its global batch is given one of the two.
         earlier = BatchSettings() if keeps_global_batch else self._found
         self._found = dataclasses.replace(

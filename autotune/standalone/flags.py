@@ -31,7 +31,7 @@ _SHORT = {"b", "bs", "mb", "mbs"}
 
 
 @dataclass(frozen=True)
-class Trial:
+class OtherValue:
     """Another value of a setting, and the value of a knob that it should cause.
 
     Attributes:
@@ -122,23 +122,23 @@ def _last(name: str) -> str:
     return name.removesuffix(ASSIGNMENT).rpartition(".")[2]
 
 
-def candidates(seen: SurveyResult, workers: int = 1) -> dict[str, tuple[Trial, ...]]:
+def candidates(seen: SurveyResult, workers: int = 1) -> dict[str, tuple[OtherValue, ...]]:
     """Return the settings that may set each knob, the most probable first, each with a value to try.
 
     Args:
         seen: survey of the script, its settings among the options.
         workers: number of ranks that ran it.
     """
-    other = another_split(seen)
+    split = another_split(seen)
     today = {MICRO_BATCH: seen.micro_batch, ACCUMULATION: seen.accumulation_steps}
     found = {}
-    for knob, value in zip(COUNTED, other, strict=True):
+    for knob, value in zip(COUNTED, split, strict=True):
         fitting = [
-            Trial(option, value, ranks)
+            OtherValue(option, value, ranks)
             for option in seen.options
             if (ranks := _ranks(knob, option, seen, today[knob], workers))
         ]
-        fitting.sort(key=lambda trial: _order(knob, trial))
+        fitting.sort(key=lambda other: _order(knob, other))
         found[knob] = tuple(fitting[:_MOST_TRIED])
     return {knob: several for knob, several in found.items() if several}
 
@@ -202,18 +202,18 @@ def another_split(seen: SurveyResult) -> tuple[int, int]:
     return micro_batch, 2 * known if rest or steps in (0, known) else steps
 
 
-def doubled(trial: Trial, seen: SurveyResult) -> Trial | None:
-    """Return the trial with twice today's micro-batch; None where that was tried.
+def doubled(other: OtherValue, seen: SurveyResult) -> OtherValue | None:
+    """Return another value of twice today's micro-batch; None where that was tried.
 
     A script may fail with a smaller one, or do something else with a single sample.
 
     Args:
-        trial: of a setting of the micro-batch.
+        other: value of a setting of the micro-batch.
         seen: of the script.
     """
-    if trial.value >= seen.micro_batch or not trial.option.sure:
+    if other.value >= seen.micro_batch or not other.option.sure:
         return None
-    return dataclasses.replace(trial, value=2 * seen.micro_batch)
+    return dataclasses.replace(other, value=2 * seen.micro_batch)
 
 
 def _ranks(knob: str, option: Option, seen: SurveyResult, today: int, workers: int) -> int:
@@ -230,14 +230,14 @@ def _ranks(knob: str, option: Option, seen: SurveyResult, today: int, workers: i
     return workers if value == today * workers else 0
 
 
-def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool, int]:
+def _order(knob: str, other: OtherValue) -> tuple[bool, bool, bool, bool, bool, bool, int]:
     """Return a sort key; the least is tried first."""
-    option, words = trial.option, _words_of(trial.option)
+    option, words = other.option, _words_of(other.option)
     return (
         not is_named(knob, option),
         not option.sure,
         bool(words & _ELSEWHERE),
-        trial.ranks > 1,
+        other.ranks > 1,
         bool(words & _GLOBAL),
         not words & {"micro", "per", "train", "local", "device"},
         len(option.name),
@@ -302,26 +302,26 @@ def words_in(name: str) -> list[str]:
 # Effects of another value
 
 
-def answers(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
+def answers(knob: str, other: OtherValue, before: SurveyResult, after: SurveyResult) -> bool:
     """Return whether the script changed this knob by that value, and nothing else."""
-    other = _other(knob)
-    return _turned(knob, trial, before, after) and _of(other, after) == _of(other, before)
+    unchanged = _other(knob)
+    return _turned(knob, other, before, after) and _of(unchanged, after) == _of(unchanged, before)
 
 
-def keeps(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
+def keeps(knob: str, other: OtherValue, before: SurveyResult, after: SurveyResult) -> bool:
     """Return whether the script changed this knob, and kept the samples of a step by the other one."""
-    return _turned(knob, trial, before, after) and after.samples == before.samples
+    return _turned(knob, other, before, after) and after.samples == before.samples
 
 
-def shared(knob: str, trial: Trial, after: SurveyResult, workers: int) -> Trial | None:
-    """Return a trial in which the setting counts all ranks, if the result suggests it; else None.
+def shared(knob: str, other: OtherValue, after: SurveyResult, workers: int) -> OtherValue | None:
+    """Return the value of a setting that counts all ranks, if the result suggests it; else None.
 
     A variable of a script without a parser may have been divided by the ranks since it was set.
     """
-    may_be = workers > 1 and trial.ranks == 1 and not trial.option.sure
-    if not may_be or _of(knob, after) * workers != trial.given:
+    may_be = workers > 1 and other.ranks == 1 and not other.option.sure
+    if not may_be or _of(knob, after) * workers != other.given:
         return None
-    return dataclasses.replace(trial, ranks=workers)
+    return dataclasses.replace(other, ranks=workers)
 
 
 def split_as(micro_batch: int, steps: int, after: SurveyResult) -> bool:
@@ -329,17 +329,17 @@ def split_as(micro_batch: int, steps: int, after: SurveyResult) -> bool:
     return (after.micro_batch, after.accumulation_steps) == (micro_batch, steps)
 
 
-def changes_columns(trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
+def changes_columns(other: OtherValue, before: SurveyResult, after: SurveyResult) -> bool:
     """Return whether an option for the batch changes the columns of the model's input instead of rows.
 
     There the sequence is the first dimension (torch.nn.RNN's convention).
     """
-    changed = after.columns == trial.value != before.columns
+    changed = after.columns == other.value != before.columns
     return changed and not before.loader and after.micro_batch == before.micro_batch
 
 
-def _turned(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
-    return _of(knob, after) == trial.value != _of(knob, before)
+def _turned(knob: str, other: OtherValue, before: SurveyResult, after: SurveyResult) -> bool:
+    return _of(knob, after) == other.value != _of(knob, before)
 
 
 def _of(knob: str, seen: SurveyResult) -> int:

@@ -4,6 +4,7 @@ Each is given another word in a run of a few steps, and kept if what is seen cha
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,11 @@ from autotune.analysis.wording import counted
 from autotune.errors import BadInput
 from autotune.standalone import named_options
 from autotune.standalone.named_options import OtherWord
-from autotune.worker.survey_result import SurveyResult
+from autotune.worker.survey_result import ON, SurveyResult, agrees
 from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
 
 LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
-_ON = "on"
-"""Value of a knob that is in force in a form that does not show."""
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
 RunWith = Callable[[OtherWord], SurveyResult]
@@ -122,7 +121,7 @@ class _OptionSearch:
 
     def try_knob(self, several: Sequence[OtherWord]) -> None:
         """Try words until one turns the knob."""
-        refused: dict[str, tuple[KnobValue, ...]] = {}
+        refused: defaultdict[str, list[KnobValue]] = defaultdict(list)
         without_effect: set[str] = set()
         for other in several:
             flag = other.option.flag
@@ -131,14 +130,15 @@ class _OptionSearch:
             try:
                 after = self._run(other)
             except BadInput as error:
-                refused[flag] = (other.word,)
+                if other.value is not None:
+                    refused[flag].append(other.value)
                 self.doubts.append(f"{_given(other)} fails: {str(error).splitlines()[0]}")
                 continue
             if doubt := _doubt(other, self._seen, after):
                 self.doubts.append(f"{_given(other)} is not {other.knob}: {doubt}")
                 without_effect.add(flag)
                 continue
-            self.turned[other.knob] = _turned(other, self._seen, after, refused.get(flag, ()))
+            self.turned[other.knob] = _turned(other, self._seen, after, tuple(refused[flag]))
             return
 
 
@@ -155,8 +155,7 @@ def _turned(
 def shows(seen: SurveyResult, knob: str, value: KnobValue) -> bool:
     """Return whether a survey shows that a knob has a value; how many readings are enough does not."""
     found = seen.own.get(knob)
-    is_on = found == _ON and value not in (0, False, "none")
-    return found == value or is_on or (found is None and value == _UNSEEN.get(knob))
+    return value == _UNSEEN.get(knob) if found is None else agrees(found, value)
 
 
 def _given(other: OtherWord) -> str:
@@ -212,7 +211,7 @@ def _in_force(knob: str, seen: SurveyResult) -> KnobValue:
     """Return the value of a knob that a survey shows."""
     found: KnobValue = seen.own.get(knob, CATALOGUE[knob].default)
     # Recomputation shows, but not of how many blocks.
-    return int(found == _ON) if knob == RECOMPUTATION else found
+    return int(found == ON) if knob == RECOMPUTATION else found
 
 
 def _in_order(knob: str, before: KnobValue, after: KnobValue) -> tuple[KnobValue, ...]:

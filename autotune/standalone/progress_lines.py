@@ -11,6 +11,8 @@ _EVERY = 10.0
 _MOST_SHOWN = 100
 """Largest number of characters shown of a line of output."""
 _ENDS_OF_LINES = re.compile(r"[\r\n]+")
+_WARNING_OF_TORCH = re.compile(r"(\[\w+\]:)*\[W\d+ [^\]]*\.cpp:\d+\]")
+"""Beginning of a warning in torch's C++ log, which is not the script's, perhaps behind a rank."""
 
 
 @contextlib.contextmanager
@@ -42,7 +44,10 @@ def reported(
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text that is not blank, shortened; a progress bar has many lines."""
-    lines = [line.strip() for line in _ENDS_OF_LINES.split(text) if line.strip()]
-    last = lines[-1] if lines else ""
+    """Return the last line of a script's output, shortened; empty if there is none.
+
+    Blank lines and warnings of torch's C++ log are left out. A progress bar has many lines.
+    """
+    lines = (line.strip() for line in reversed(_ENDS_OF_LINES.split(text)))
+    last = next((line for line in lines if line and not _WARNING_OF_TORCH.match(line)), "")
     return last if len(last) <= _MOST_SHOWN else f"{last[: _MOST_SHOWN - 3]}..."

@@ -11,6 +11,9 @@ SETTINGS = (".yaml", ".yml", ".json", ".toml")
 ENDED = "the script ended"
 """Begins what is said of a script that ended by itself; with nothing behind it, without an error."""
 
+ON = "on"
+"""Value of a knob that is in force in a form that does not show."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -139,3 +142,10 @@ class SurveyResult:
         hint: Any = cls
         found: SurveyResult = decoder(hint)(json.loads(text))
         return found
+
+
+def agrees(own: Any, wanted: Any) -> bool:
+    """Return whether a value that was seen of a knob may be the wanted one."""
+    # Autocast is the same for tf32 and fp32.
+    is_on = own == ON and wanted not in (0, False, "none")
+    return own == wanted or (own, wanted) == ("fp32", "tf32") or is_on

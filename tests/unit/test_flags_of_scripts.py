@@ -26,7 +26,7 @@ def typed(command, variables=None, fields=(), **found):
 
 
 def tried(found, knob, workers=1):
-    return [trial.option.flag for trial in candidates(found, workers).get(knob, ())]
+    return [other.option.flag for other in candidates(found, workers).get(knob, ())]
 
 
 def test_names_of_frameworks_are_tried_first():
@@ -87,8 +87,8 @@ def test_at_most_three_settings_are_tried_for_a_knob():
 
 
 def test_setting_that_counts_all_ranks_is_given_their_sum():
-    (trial,) = candidates(seen(("batch_size", 16)), workers=2)[MICRO_BATCH]
-    assert (trial.value, trial.given) == (4, 8)
+    (other,) = candidates(seen(("batch_size", 16)), workers=2)[MICRO_BATCH]
+    assert (other.value, other.given) == (4, 8)
 
 
 def test_other_split_has_as_many_samples_and_a_smaller_batch():
@@ -100,31 +100,31 @@ def test_other_split_has_as_many_samples_and_a_smaller_batch():
 
 def test_only_what_the_script_did_counts():
     before = seen(("bs", 8))
-    (trial,) = candidates(before)[MICRO_BATCH]
-    after = dataclasses.replace(before, micro_batch=trial.value)
-    assert answers(MICRO_BATCH, trial, before, after)
-    assert not answers(MICRO_BATCH, trial, before, before)
-    assert not answers(ACCUMULATION, dataclasses.replace(trial, value=2), before, before)
+    (other,) = candidates(before)[MICRO_BATCH]
+    after = dataclasses.replace(before, micro_batch=other.value)
+    assert answers(MICRO_BATCH, other, before, after)
+    assert not answers(MICRO_BATCH, other, before, before)
+    assert not answers(ACCUMULATION, dataclasses.replace(other, value=2), before, before)
 
 
 def test_script_that_accumulates_more_keeps_its_global_batch():
     before = seen(("device_batch_size", 8))
-    (trial,) = candidates(before)[MICRO_BATCH]
+    (other,) = candidates(before)[MICRO_BATCH]
     after = dataclasses.replace(before, micro_batch=4, accumulation_steps=4)
-    assert keeps(MICRO_BATCH, trial, before, after)
-    assert not answers(MICRO_BATCH, trial, before, after)
-    assert not keeps(MICRO_BATCH, trial, before, dataclasses.replace(after, accumulation_steps=3))
+    assert keeps(MICRO_BATCH, other, before, after)
+    assert not answers(MICRO_BATCH, other, before, after)
+    assert not keeps(MICRO_BATCH, other, before, dataclasses.replace(after, accumulation_steps=3))
 
 
 def test_variable_that_was_divided_by_the_ranks_is_tried_over_all_of_them():
     guess = Option("--steps=", "steps", 2, sure=False)
-    trial = flags.Trial(guess, 4)
+    other = flags.OtherValue(guess, 4)
     halved = seen(accumulation_steps=2)
-    together = flags.shared(ACCUMULATION, trial, halved, 2)
+    together = flags.shared(ACCUMULATION, other, halved, 2)
     assert together is not None
     assert together.given == 8
     sure = dataclasses.replace(guess, sure=True)
-    assert flags.shared(ACCUMULATION, flags.Trial(sure, 4), halved, 2) is None
+    assert flags.shared(ACCUMULATION, flags.OtherValue(sure, 4), halved, 2) is None
 
 
 def test_settings_that_sum_up_to_the_batch_may_make_it_up_together():

@@ -46,6 +46,14 @@ def test_long_run_says_what_it_printed_last() -> None:
     assert all(line.endswith("s; it has printed: compiling 2") for line in said)
 
 
+@pytest.mark.parametrize("rank", ["", "[rank0]:"])
+def test_last_line_is_no_warning_of_the_log_of_torch(rank: str) -> None:
+    warning = f"{rank}[W1126 13:01:02.345678901 socket.cpp:207] [c10d] The hostname of the client"
+    assert last_line(f"step 1\n{warning}\n") == "step 1"
+    assert last_line(warning) == ""
+    assert last_line("[Warm] up.cpp:1]") == "[Warm] up.cpp:1]"
+
+
 def test_last_line_is_shortened() -> None:
     assert last_line("") == ""
     assert len(last_line("x" * 5000)) == 100

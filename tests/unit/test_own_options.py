@@ -174,6 +174,25 @@ def test_workers_that_a_script_refuses_are_not_offered() -> None:
     assert found.values("loader_workers", [0, 1, 2, 4]) == [1, 2, 4]
 
 
+def test_refused_are_values_of_the_knob_and_all_of_them() -> None:
+    option = Option("--dtype", "dtype", "float32")
+    tried = {
+        "precision": [
+            OtherWord("precision", option, "bfloat16", "float32", "bf16"),
+            OtherWord("precision", option, "half", "float32", "fp16"),
+            OtherWord("precision", option, "pure", "float32", "pure_bf16"),
+        ]
+    }
+
+    def run(other: OtherWord) -> SurveyResult:
+        if other.word != "pure":
+            raise BadInput("it fails")
+        return changed(SEEN, {"precision": "pure_bf16"})
+
+    found = find_own_options(run, SEEN, tried, lambda _: None, 60)
+    assert found.turned["precision"].refused == ("bf16", "fp16")
+
+
 @pytest.mark.parametrize(
     ("effect", "doubt"),
     [

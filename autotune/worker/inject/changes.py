@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -80,7 +81,7 @@ class Changes:
         """Contexts that last as long as the process; one without a reference would be left at once.
         """
         self._threads = 0
-        self._optimizers: set[int] = set()
+        self._changed: WeakSet[Optimizer] = WeakSet()
         self._root = RootChanges(knobs, self._names & ROOT)
         self._roots = Roots(self._root.prepare)
         self._steps = 0
@@ -192,9 +193,10 @@ class Changes:
         self._met |= names & LOADER
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        if id(optimizer) in self._optimizers:
+        """Apply the knobs of an optimizer before its first step."""
+        if optimizer in self._changed:
             return
-        self._optimizers.add(id(optimizer))
+        self._changed.add(optimizer)
         if "channels_last" in self._names:
             kernels.lay_out_state(optimizer)
         if "optimizer_kernels" in self._names:

@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.protocol import Knobs
+from autotune.worker.survey_result import ON, agrees
 
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MIB = 1 << 20
 _OF_IMAGES = 4
 """Dimensions of the weight of a convolution over images."""
-_ON = "on"
-"""Value of a knob that is in force in a form that does not show."""
 _HOOKS = {
     "allreduce_hook": "none",
     "fp16_compress_hook": "fp16",
@@ -90,7 +89,7 @@ class Recomputation:
 
     def detected(self) -> dict[str, Any]:
         """Return activation_checkpointing, if it was observed."""
-        return {"activation_checkpointing": _ON} if self.seen else {}
+        return {"activation_checkpointing": ON} if self.seen else {}
 
 
 def compiled_frames() -> int:
@@ -101,7 +100,7 @@ def compiled_frames() -> int:
 
 def compilation() -> dict[str, Any]:
     """Return whether anything is compiled, as `compile`: which mode it is does not show."""
-    return {"compile": _ON if compiled_frames() else "none"}
+    return {"compile": ON if compiled_frames() else "none"}
 
 
 def memory_format(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
@@ -175,11 +174,5 @@ def contradictions(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -
         names: of the knobs that are compared.
     """
     for name in sorted({*names} & own.keys()):
-        if not _agree(own[name], knobs[name]):
+        if not agrees(own[name], knobs[name]):
             yield f"{name} {own[name]}"
-
-
-def _agree(own: Any, wanted: Any) -> bool:
-    # Autocast is the same for tf32 and fp32.
-    is_on = own == _ON and wanted not in (0, False, "none")
-    return own == wanted or (own, wanted) == ("fp32", "tf32") or is_on

@@ -8,7 +8,7 @@ of channels_last stay.
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -110,9 +110,7 @@ class RootChanges:
     def _look_at_products(self, found: Any) -> None:
         """Take in the format of the products that a result comes from; compiled code hides them."""
         wanted = precision.AUTOCAST_DTYPES[self._knobs["precision"]]
-        results: list[torch.Tensor] = []
-        _mapped(found, lambda tensor: results.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        formats = product_formats(results)
+        formats = product_formats(_tensors(found))
         if wanted in formats or (compiled_frames() and not formats):
             self._met.add("precision")
 
@@ -191,18 +189,42 @@ def _of_images(call: Call) -> Call:
     return run
 
 
+def _is_dataclass(found: Any) -> bool:
+    return dataclasses.is_dataclass(found) and not isinstance(found, type)
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a model's result."""
+    if isinstance(found, torch.Tensor):
+        yield found
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(found, Mapping):
+        parts = found.values()
+    elif isinstance(found, list | tuple):
+        parts = found
+    elif _is_dataclass(found):
+        parts = (getattr(found, field.name) for field in dataclasses.fields(found))
+    for part in parts:
+        yield from _tensors(part)
+
+
 def _mapped(found: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a model's result with a function applied to its tensors; mappings keep their class."""
+    """Return a copy of a model's result with a function applied to its tensors.
+
+    Mappings and dataclasses keep their class.
+    """
     if isinstance(found, MutableMapping):
-        for key, value in found.items():
-            found[key] = _mapped(value, function)
-        return found
-    if dataclasses.is_dataclass(found) and not isinstance(found, type):
         changed = copy.copy(found)
+        for key, value in found.items():
+            changed[key] = _mapped(value, function)
+        return changed
+    if _is_dataclass(found):
+        replaced = copy.copy(found)
         for field in dataclasses.fields(found):
             value = _mapped(getattr(found, field.name), function)
-            object.__setattr__(changed, field.name, value)
-        return changed
+            object.__setattr__(replaced, field.name, value)
+        return replaced
     return feeding.mapped(found, function)
 
 

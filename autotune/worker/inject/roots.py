@@ -8,6 +8,7 @@ parameter that an optimizer updates. `trained` tells afterwards whether it has r
 import functools
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ class Roots:
     """Finder of root modules, which replaces what is called of each.
 
     Attributes:
-        found: root modules in the order of their first calls.
+        found: root modules in the order of their first calls -> what the script would call now.
         inside: whether a root is being called.
     """
 
@@ -46,10 +47,16 @@ class Roots:
         Args:
             prepare: called once for each, before its first call; see Prepare.
         """
-        self.found: list[nn.Module] = []
+        self.found: dict[nn.Module, Call] = {}
         self._prepare = prepare
-        self._updated: set[int] = set()
+        self._updated: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
+        """Optimizer -> ids of the parameters that it was given; it keeps them alive.
+
+        A parameter must have no weak reference: `torch.utils.swap_tensors` refuses it then, by which
+        `model.to(device)` moves sharded parameters.
+        """
         self.inside = False
+        self._settled = False
 
     def watch(self) -> None:
         """Look at every call of a module from now on."""
@@ -59,6 +66,8 @@ class Roots:
 
     def settle(self) -> None:
         """Look for no more roots: calls of all other modules are as torch has them again."""
+        self._settled = True
+        self._updated.clear()
         setattr(nn.Module, PLACE, None)
 
     def trained(self) -> bool:
@@ -68,10 +77,11 @@ class Roots:
     def takes(self, module: nn.Module) -> bool:
         """Return whether the call of a module that begins now is that of a root."""
         return (
-            not self.inside
+            not (self.inside or self._settled)
             and torch.is_grad_enabled()
             and torch._C._current_graph_task_id() == _NO_BACKWARD
-            and any(id(parameter) in self._updated for parameter in module.parameters())
+            and module not in self.found
+            and self._is_updated(module)
             and not _passes_on(module)
         )
 
@@ -84,13 +94,18 @@ class Roots:
             args: of the call.
             kwargs: of the call.
         """
-        self.found.append(module)
-        changed = self._prepare(module, own)
+        self.found[module] = own
+
+        @functools.wraps(own)
+        def call_own(*args: Any, **kwargs: Any) -> Any:
+            return self.found[module](*args, **kwargs)
+
+        changed = self._prepare(module, call_own)
 
         @functools.wraps(own)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.inside or not torch.is_grad_enabled():
-                return own(*args, **kwargs)
+                return call_own(*args, **kwargs)
             self.inside = True
             try:
                 return changed(*args, **kwargs)
@@ -101,13 +116,25 @@ class Roots:
         vars(module)[PLACE] = call
         return call(*args, **kwargs)
 
+    def _is_updated(self, module: nn.Module) -> bool:
+        """Return whether an optimizer that exists updates a parameter of a module."""
+        return any(
+            id(parameter) in given
+            for parameter in module.parameters()
+            for given in self._updated.values()
+        )
+
     def _watch_optimizers(self) -> None:
+        """Record the parameters that optimizers are given from now on."""
         add: Call = Optimizer.add_param_group
 
         @functools.wraps(add)
         def added(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
             add(optimizer, param_group)
-            self._updated |= {id(parameter) for parameter in param_group["params"]}
+            if self._settled:
+                return
+            given = self._updated.setdefault(optimizer, set())
+            given |= {id(parameter) for parameter in param_group["params"]}
 
         Optimizer.add_param_group = added  # type: ignore[method-assign, assignment]
 
@@ -117,8 +144,14 @@ class Roots:
 
         @functools.wraps(compile_in_place)
         def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            earlier = vars(module).get(PLACE)
             compile_in_place(module, *args, **kwargs)
             own = vars(module)[PLACE]
+            if module in self.found:
+                # It stays prepared, and calls what torch has compiled.
+                self.found[module] = own
+                vars(module)[PLACE] = earlier
+                return
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 if not self.takes(module):

@@ -1,0 +1,151 @@
+"""Roots and optimizers of a script, each changed once, and the results of roots."""
+
+import gc
+import multiprocessing
+from collections import OrderedDict, UserDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.worker.inject.changes import Changes
+from autotune.worker.inject.root_changes import RootChanges
+from autotune.worker.inject.roots import Call, Prepare, Roots
+from tests.seeing import PRELOADED
+from tests.trials import knobs
+
+T = TypeVar("T")
+_SECONDS = 120
+_MANY = 100
+"""Objects that are collected: the memory of some is taken by other objects."""
+_MOST_TRIED = 10_000
+"""Objects made until one has the id of an earlier one; CPython reuses it soon."""
+
+
+def run_apart(body: Callable[[], None]) -> None:
+    """Run a function in a process of its own, as it changes classes of torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=body)
+    process.start()
+    process.join(_SECONDS)
+    process.kill()
+    assert process.exitcode == 0
+
+
+def with_one_of(ids: set[int], make: Callable[[], T], of: Callable[[T], object]) -> T:
+    """Make objects until what belongs to one has one of these ids; return that one."""
+    gc.collect()
+    kept = []
+    for _ in range(_MOST_TRIED):
+        made = make()
+        if id(of(made)) in ids:
+            return made
+        kept.append(made)
+    raise AssertionError("no id was used again")
+
+
+def _optimizer_with_a_reused_id() -> None:
+    Changes(knobs(optimizer_kernels="fused"), ("optimizer_kernels",)).begin()
+    parameter = nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.AdamW([parameter])
+
+    earlier = [optimizer() for _ in range(_MANY)]
+    for one in earlier:
+        one.step()
+    ids = {id(one) for one in earlier}
+    del one, earlier
+    later = with_one_of(ids, optimizer, lambda made: made)
+    later.step()
+    assert later.param_groups[0]["fused"]
+
+
+def test_optimizer_with_the_id_of_a_collected_one_is_changed() -> None:
+    run_apart(_optimizer_with_a_reused_id)
+
+
+def _roots(prepare: Prepare = lambda _, own: own) -> Roots:
+    roots = Roots(prepare)
+    roots.watch()
+    return roots
+
+
+def _swapped_parameters() -> None:
+    roots = _roots()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    model.to(torch.float64)
+    assert roots.takes(model)
+    del optimizer
+
+
+def test_parameters_of_a_root_can_be_swapped_once_an_optimizer_has_them() -> None:
+    run_apart(_swapped_parameters)
+
+
+def _compiled_in_place_and_settled() -> None:
+    roots = _roots()
+    model = nn.Linear(1, 1)
+    model.compile(backend="eager")
+    optimizer = torch.optim.SGD(model.parameters())
+    roots.settle()
+    model(torch.ones(1, 1))
+    assert not roots.found
+    del optimizer
+
+
+def test_module_compiled_in_place_is_no_root_after_settling() -> None:
+    run_apart(_compiled_in_place_and_settled)
+
+
+def _compiled_as_a_root() -> None:
+    prepared: list[nn.Module] = []
+    calls: list[str] = []
+
+    def prepare(root: nn.Module, own: Call) -> Call:
+        prepared.append(root)
+
+        def changed(*args: object) -> object:
+            calls.append("changed")
+            return own(*args)
+
+        return changed
+
+    roots = _roots(prepare)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.ones(1, 1))
+    uncompiled = roots.found[model]
+    model.compile(backend="eager")
+    model(torch.ones(1, 1))
+    assert roots.found[model] is not uncompiled
+    assert prepared == [model] == [*roots.found]
+    assert len(calls) == 2
+    del optimizer
+
+
+def test_root_that_is_compiled_later_is_prepared_once_and_stays_changed() -> None:
+    run_apart(_compiled_as_a_root)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
+def test_result_that_the_script_keeps_stays_as_it_is(kind: type) -> None:
+    kept = kind()
+
+    def own(x: torch.Tensor) -> Any:
+        kept["loss"] = [model(x)]
+        return kept
+
+    model = nn.Linear(2, 2)
+    changes = RootChanges(knobs(precision="bf16"), frozenset({"precision"}))
+    given = changes.prepare(model, own)(torch.ones(1, 2))
+    assert type(given) is kind
+    assert given["loss"][0].dtype == torch.float32
+    assert kept["loss"][0].dtype == torch.bfloat16
+    assert changes.met() == {"precision"}

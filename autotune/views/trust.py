@@ -272,7 +272,7 @@ def _lasting(known: Evidence) -> Point | None:
     if not known.better or verdict.long_run is not None or verdict.provisional:
         return None
     longest = max(a.result.wall_seconds for a in known.timed)
-    text = f"The longest run took {duration(longest)}; `autotune run --watch` tells."
+    text = f"The longest timed run took {duration(longest)}; `autotune run --watch` tells."
     return Point(Trust.OPEN, "lasting", "Whether it lasts", text)
 
 

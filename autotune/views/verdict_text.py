@@ -383,6 +383,11 @@ def _price(price: Price | None) -> str:
 def _would_narrow(verdict: Verdict) -> str:
     if missing := verdict.missing_seconds:
         return f" By how much it is faster, about {missing:.0f} s more would tell ({_MORE_TIME})."
+    if not verdict.exhausted and not verdict.provisional:
+        return (
+            " By how much it is faster, no number of rounds that the study may have would tell: its "
+            "runs lie too far apart."
+        )
     return _more_rounds(verdict)
 
 

@@ -165,7 +165,8 @@ def test_text_of_a_choice_by_earlier_rounds_names_both():
         (
             {"speedup": Ratio(1.5, 1.001, 2.2), "exhausted": False},
             "Faster than your configuration, but by an unknown amount (95 % interval 1.00 to 2.20)",
-            " Its runs lie too far apart: no number of rounds that the study may have would tell.",
+            " By how much it is faster, no number of rounds that the study may have would tell: its "
+            "runs lie too far apart.",
         ),
     ],
     ids=["more time", "more rounds", "nothing"],

@@ -178,7 +178,7 @@ class Clash:
 
 @dataclass(frozen=True)
 class Via:
-    """How a script that does not turn a knob by itself gets it from outside.
+    """Way from outside by which a script gets a knob that it does not turn by itself.
 
     Attributes:
         through: VARIABLES, SETTINGS, DDP, ROOT, LOADER or OPTIMIZER.

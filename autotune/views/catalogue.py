@@ -50,21 +50,9 @@ def _knob(knob: Knob, effects: Mapping[str, Effects]) -> Iterator[str]:
     yield ""
     yield f"{knob.summary[:1].upper()}{knob.summary[1:]}."
     yield ""
-    facts = {
-        "values": knob.domain.describe(),
-        "default": written(knob.default),
-        "acts through": knob.applied,
-        "level": knob.acts_on,
-        "part of the step": ", ".join(knob.parts),
-        "needs": _needs(knob),
-        "does not go with": _conflicts(knob),
-        "may change of the training": _changes(knob),
-        "tried first": _promising(knob),
-        "source": knob.source,
-    }
     yield "| | |"
     yield "|---|---|"
-    yield from (f"| {title} | {text} |" for title, text in facts.items() if text)
+    yield from (f"| {label} | {text} |" for label, text in _facts(knob).items())
     yield ""
     yield "## Measured"
     yield ""
@@ -124,23 +112,28 @@ def knob_lines(knob: Knob) -> Iterator[str]:
     """Yield all that the catalogue has of one knob, as lines for a terminal."""
     yield f"{knob.name}: {knob.summary}"
     yield ""
-    rows = (
-        ("values", knob.domain.describe()),
-        ("default", written(knob.default)),
-        ("needs", _needs(knob)),
-        ("does not go with", _conflicts(knob).replace("`", "")),
-        ("may change", _changes(knob)),
-        ("acts through", knob.applied),
-        ("level", knob.acts_on),
-        ("acts on", ", ".join(knob.parts)),
-        ("tried first", _promising(knob)),
-        ("options", ", ".join(knob.named.names) if knob.named else ""),
-        ("source", knob.source),
-    )
-    width = max(len(label) for label, _ in rows)
-    for label, text in rows:
-        if text:
-            yield f"  {label:<{width}}  {text}"
+    facts = _facts(knob)
+    width = max(map(len, facts))
+    for label, text in facts.items():
+        yield f"  {label:<{width}}  {text.replace('`', '')}"
+
+
+def _facts(knob: Knob) -> dict[str, str]:
+    """Return label -> text of all that the catalogue has of a knob, in Markdown."""
+    facts = {
+        "values": knob.domain.describe(),
+        "default": written(knob.default),
+        "needs": _needs(knob),
+        "does not go with": _conflicts(knob),
+        "may change": _changes(knob),
+        "acts through": knob.applied,
+        "level": knob.acts_on,
+        "acts on": ", ".join(knob.parts),
+        "tried first": _promising(knob),
+        "options": ", ".join(knob.named.names) if knob.named else "",
+        "source": knob.source,
+    }
+    return {label: text for label, text in facts.items() if text}
 
 
 def _options() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How far the answer of a study can be trusted: what is proven, what wants care, what is not known."""
+"""Trust in the answer of a study: what is proven, what wants care, what is not known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

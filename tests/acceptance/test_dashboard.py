@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,18 +20,10 @@ import psutil
 import pytest
 
 from storage import Database, Repository, StoredAttempt
+from tests.browsing import open_browser
 from tests.steering import TINY_WORKLOAD, autotune, quick_measurement, write_study
 from tests.waiting import wait_for
 
-CHROMIUM = shutil.which("chromium")
-BROWSER_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 STUDY = "tiny.study-1"
 READY = re.compile(
     r"(?P<study>\S+): (?P<page>http://127\.0\.0\.1:\d+/report)\?token=\S+ .*\n"
@@ -134,14 +125,8 @@ def server(done: Done) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=BROWSER_ARGUMENTS)
+    with open_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture

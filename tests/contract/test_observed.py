@@ -56,7 +56,7 @@ def tiny_trial(folder: Path, arguments: dict[str, Any]) -> TrialRequest:
 
 
 def profiled(launcher: Launcher, folder: Path, **arguments: Any) -> Observed:
-    """What a profile shows of the tiny workload."""
+    """Return what a profile shows of the tiny workload."""
     judge = ProfileMonitor()
     request = dataclasses.replace(tiny_trial(folder, arguments), profile=4)
     result = judge.result(launcher.slots[0].run_solo(request, judge))

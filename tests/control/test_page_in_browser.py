@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +11,16 @@ import pytest
 
 from autotune.views.figures import figures_of
 from autotune.views.page import page
+from tests.browsing import open_browser
 from tests.control.replayed import Replayed
 from tests.control.test_figures import tuned
 from tests.waiting import stopwatch
 
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 MANY = 5_000
 WHOLE_SECONDS = 20.0
 """Limit of a page of so many trials in a test beside others; by itself it takes less than two."""
 LOWEST_CONTRAST = 4.5
-"""Of text, by WCAG 2.1, level AA."""
+"""Lowest contrast of text by WCAG 2.1, level AA."""
 
 CONTRASTS = """
 () => {
@@ -62,14 +60,8 @@ CONTRASTS = """
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with open_browser() as opened:
         yield opened
-        opened.close()
 
 
 def test_page_can_be_read_on_desktop_phone_in_the_dark_and_on_paper(

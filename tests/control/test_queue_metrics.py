@@ -12,7 +12,7 @@ from tests.control.replayed import Replayed
 
 
 class Page:
-    """What is served for a queue, by a daemon that was silent for so long."""
+    """Server of a queue's metrics, by a daemon that was silent for `silence` seconds."""
 
     silence = 0.0
 

@@ -1,4 +1,4 @@
-"""A Ray cluster that lets nobody in, or is too small: a study that waits for it can leave at once."""
+"""A Ray cluster that admits no driver, or is too small: a study that waits for it can leave at once."""
 
 import os
 import socket

@@ -42,7 +42,7 @@ def run(bench: Bench, script: str, **changes: Any) -> TrialReport:
 
 
 def told(bench: Bench, kind: str, **changes: Any) -> dict[str, Any]:
-    """What a script of this kind has seen of itself in a trial with these knobs."""
+    """Return what a script of this kind records of itself in a trial with these knobs."""
     if kind in FRAMEWORKS:
         pytest.importorskip(FRAMEWORKS[kind])
     assert_well(run(bench, f"{kind}.py", **changes), blocks=2)
@@ -143,7 +143,7 @@ def test_model_that_is_never_called_is_no_measurement(kinds: Bench) -> None:
 
 
 def test_modules_that_a_method_calls_are_roots(kinds: Bench) -> None:
-    """As Lightning's training step calls modules inside of the one that has the optimizer."""
+    """Lightning's training step calls modules inside of the one that has the optimizer."""
     script = kinds.write(loop("model.forward(x)"))
     assert_well(run(kinds, script, precision="bf16"), blocks=2)
     assert json.loads(kinds.record.read_text())["products"] == ["torch.bfloat16"]

@@ -57,7 +57,7 @@ class RootChanges:
             found |= COMPILATION
         if self._recomputation.seen or self._checkpoints_compiled:
             found.add("activation_checkpointing")
-        return found
+        return found & self._names
 
     def prepare(self, root: nn.Module, own: Call) -> Call:
         """Change a root; return what is called instead of it.

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from storage import StoredAttempt
 from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
 from tests.faults.ray_strikes import STRIKES, RayStudy, survive
-from tests.silent_names import SERVER
+from tests.support.silent_names import SERVER
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.fault_table import FAULTS, FaultTable, tally
-from tests.isolation import leave_the_network
-from tests.postgres import own_server
-from tests.steering import TINY_WORKLOAD, StudyFolder, study_folder
+from tests.support.fault_table import FAULTS, FaultTable, tally
+from tests.support.isolation import leave_the_network
+from tests.support.postgres import own_server
+from tests.support.steering import TINY_WORKLOAD, StudyFolder, study_folder
 
 __all__ = ["tally"]  # a fixture
 

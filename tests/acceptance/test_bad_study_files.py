@@ -15,7 +15,7 @@ import pytest
 from autotune import config
 from autotune.config import document
 from autotune.errors import SpecError
-from tests.steering import ask, autotune
+from tests.support.steering import ask, autotune
 
 FOLDER = Path(__file__).parent.parent / "bad_studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

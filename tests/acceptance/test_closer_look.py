@@ -8,7 +8,7 @@ import pytest
 
 from autotune.analysis.attribution import contributions
 from storage import Attempts, Purpose
-from tests.steering import StudyFolder, quick_measurement, study_folder
+from tests.support.steering import StudyFolder, quick_measurement, study_folder
 
 SPACE = {"micro_batch": [2, 4, 8, 16], "accumulation_steps": [1, 4], "log_interval": [1, 10]}
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from storage import Purpose
-from tests.steering import StudyFolder, quick_measurement
+from tests.support.steering import StudyFolder, quick_measurement
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "commands"
 BENCH = """

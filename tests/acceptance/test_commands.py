@@ -23,7 +23,7 @@ from autotune.views.figures import figures_of
 from autotune.views.verdict_text import shown
 from search_spaces import preset_names, preset_summary
 from storage import StoredAttempt
-from tests.steering import (
+from tests.support.steering import (
     StudyFolder,
     alive,
     ask,
@@ -32,7 +32,7 @@ from tests.steering import (
     study_folder,
     tiny_study,
 )
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 SLOW = {"name": "tiny:build", "args": {"sleep": 0.02}}
 ONE_RANK = {"workers": 1}

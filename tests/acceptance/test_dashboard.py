@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from storage import Database, Repository, StoredAttempt
-from tests.browsing import open_browser
-from tests.steering import TINY_WORKLOAD, autotune, quick_measurement, write_study
-from tests.waiting import wait_for
+from tests.support.browsing import open_browser
+from tests.support.steering import TINY_WORKLOAD, autotune, quick_measurement, write_study
+from tests.support.waiting import wait_for
 
 STUDY = "tiny.study-1"
 READY = re.compile(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.steering import autotune, write_study
+from tests.support.steering import autotune, write_study
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 

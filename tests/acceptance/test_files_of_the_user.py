@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from tests.contract.files.footprint import footprint, home, project
-from tests.steering import quick_measurement
+from tests.support.steering import quick_measurement
 
-PREFIXES = {"overlay": [], "copies": [sys.executable, "-m", "tests.without_namespaces"]}
+PREFIXES = {"overlay": [], "copies": [sys.executable, "-m", "tests.support.without_namespaces"]}
 OURS = ("autotune.db", "autotune.db-wal", "autotune.db-shm", "autotune.db.lock")
 ANNOUNCED = frozenset({".autotune", "study.yaml", "best.yaml", *OURS})
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from storage import AttemptState, Purpose
-from tests.steering import StudyFolder, quick_measurement
+from tests.support.steering import StudyFolder, quick_measurement
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "scripts"
 TRIALS = 3

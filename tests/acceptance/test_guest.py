@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import autotune as library
-from tests.steering import StudyFolder, study_folder
+from tests.support.steering import StudyFolder, study_folder
 
 NAMES = ("storage", "launchers", "search_spaces")
 HOST = """

@@ -13,7 +13,7 @@ import yaml
 
 from autotune.config import load
 from search_spaces import defaults
-from tests.steering import StudyFolder, quick_measurement, study_folder
+from tests.support.steering import StudyFolder, quick_measurement, study_folder
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SETTINGS = SCRIPTS / "varied" / "settings" / "train.yaml"

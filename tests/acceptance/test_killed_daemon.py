@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage import Database, Purpose, Repository
-from tests.steering import autotune, write_study
+from tests.support.steering import autotune, write_study
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from storage import Purpose
-from tests.steering import StudyFolder, quick_measurement, study_folder
+from tests.support.steering import StudyFolder, quick_measurement, study_folder
 
 LIMITED = {"workers": 2, "memory_per_worker": "2GiB"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage import Purpose
-from tests.steering import StudyFolder, quick_measurement
+from tests.support.steering import StudyFolder, quick_measurement
 
 PLANTED = (Path(__file__).parent.parent / "workloads" / "planted.py").read_text()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage import Purpose
-from tests.steering import quick_measurement, study_folder
+from tests.support.steering import quick_measurement, study_folder
 
 
 @pytest.mark.errand

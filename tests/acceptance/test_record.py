@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import BadInput
 from launchers.replay.tables import read_table
-from tests.steering import TINY_WORKLOAD, autotune, write_study
+from tests.support.steering import TINY_WORKLOAD, autotune, write_study
 
 SPACE = {"micro_batch": [1, 2, 4], "log_interval": [1, 10]}
 

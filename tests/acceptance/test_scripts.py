@@ -9,7 +9,7 @@ import yaml
 from autotune.export.best import load
 from autotune.export.tuned_job import script_job
 from storage import Purpose
-from tests.steering import StudyFolder, quick_measurement
+from tests.support.steering import StudyFolder, quick_measurement
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 OURS = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.steering import Command, StudyFolder, quick_measurement, study_folder
-from tests.waiting import wait_for
+from tests.support.steering import Command, StudyFolder, quick_measurement, study_folder
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

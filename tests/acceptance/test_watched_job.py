@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from search_spaces import defaults
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 OURS = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml"]
 SCRIPTS = Path(__file__).parent.parent / "scripts"

@@ -18,7 +18,13 @@ from packaging.utils import canonicalize_name
 import autotune as library
 from autotune.export import writing
 from search_spaces import defaults
-from tests.steering import TINY_WORKLOAD, StudyFolder, quick_measurement, study_folder, tiny_study
+from tests.support.steering import (
+    TINY_WORKLOAD,
+    StudyFolder,
+    quick_measurement,
+    study_folder,
+    tiny_study,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("autotune", "launchers", "search_spaces", "storage")

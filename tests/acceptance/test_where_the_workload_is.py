@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.steering import TINY_WORKLOAD, ask, write_study
+from tests.support.steering import TINY_WORKLOAD, ask, write_study
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from tests import steering
-from tests.steering import StudyFolder, quick_measurement, study_folder, tiny_study
+from tests.support import steering
+from tests.support.steering import StudyFolder, quick_measurement, study_folder, tiny_study
 
 WITHOUT = Path(__file__).parents[1] / "workloads" / "without"
 Command = Callable[..., CompletedProcess[str]]

@@ -11,8 +11,8 @@ import pytest
 import launchers
 from autotune.worker.protocol import BlockPlan, Command, Deadlines, Outcome, TrialReport
 from launchers import Resources, Slot
-from tests.stand_in_slurm import stand_in_slurm
-from tests.trials import trial
+from tests.support.stand_in_slurm import stand_in_slurm
+from tests.support.trials import trial
 
 
 @pytest.fixture(scope="module")

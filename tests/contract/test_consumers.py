@@ -14,7 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from autotune.export.formats import FORMATS
-from tests.recommendations import ON_GPU, of_script, of_workload
+from tests.support.recommendations import ON_GPU, of_script, of_workload
 
 pytestmark = pytest.mark.xdist_group("consumers")  # they take seconds to import
 

@@ -8,7 +8,7 @@ import pytest
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import on_longest
 from launchers import Launcher, Resources, section_of
-from tests.trials import knobs, trial
+from tests.support.trials import knobs, trial
 
 # One sample in a hundred is long: it holds 8 MB and all others eight bytes.
 WORKLOAD = """

@@ -21,7 +21,7 @@ from autotune.worker.protocol import BlockPlan, BlockReport, Observed, TrialRequ
 from launchers import Launcher, Resources, section_of
 from search_spaces import defaults
 from storage import AttemptResult
-from tests.trials import trial
+from tests.support.trials import trial
 
 SLEEP = 0.1
 """Seconds that a rank sleeps in a step: many times what others beside it delay it by."""

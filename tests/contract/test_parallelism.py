@@ -23,7 +23,7 @@ from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, section_of
 from search_spaces import Facts, defaults, infeasible
-from tests.trials import trial
+from tests.support.trials import trial
 
 WORKLOADS = str(Path(__file__).parent.parent / "workloads")
 TOTAL = 4 * (64 * 64 + 64)

@@ -17,8 +17,8 @@ import pytest
 import launchers
 from autotune.worker.protocol import Outcome, TimeLimit
 from launchers import Launcher, Resources
-from tests.steering import TINY_WORKLOAD
-from tests.trials import trial
+from tests.support.steering import TINY_WORKLOAD
+from tests.support.trials import trial
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -22,7 +22,7 @@ from launchers.replay.tables import (
     write_table,
 )
 from search_spaces import defaults
-from tests.trials import trial
+from tests.support.trials import trial
 
 ENDLESS = 10**9
 PLAIN = running_at(lambda knobs: 100.0)

@@ -16,7 +16,7 @@ from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, section_of
 from storage import AttemptResult
-from tests.trials import knobs, trial
+from tests.support.trials import knobs, trial
 from tests.workloads import hooked
 
 WORKLOADS = str(Path(__file__).parent.parent / "workloads")

@@ -14,8 +14,8 @@ from autotune.worker.protocol import Knobs
 from launchers.replay import Behaviour, ReplayLauncher
 from launchers.replay.behaviours import running_at
 from storage import Database, Repository, StoredAttempt
-from tests.records import Records
-from tests.steering import write_study
+from tests.support.records import Records
+from tests.support.steering import write_study
 
 SPACE: dict[str, list[Any]] = {"micro_batch": [1, 2, 4, 8, 16], "accumulation_steps": [1, 2]}
 MEASUREMENT = {

@@ -30,8 +30,8 @@ from launchers.replay import Behaviour, Launch
 from launchers.replay.behaviours import noisy, where
 from storage import Repository, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
-from tests.records import Records
-from tests.steering import ask
+from tests.support.records import Records
+from tests.support.steering import ask
 
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "precision": ["fp32", "bf16"]}
 WHOLE = {

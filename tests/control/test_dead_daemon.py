@@ -14,8 +14,8 @@ from autotune.views.overview import describe, status_of, table
 from storage import StudyState, Worker
 from storage.holders import this_host
 from tests.control.replayed import Replayed
-from tests.steering import Command
-from tests.waiting import wait_for
+from tests.support.steering import Command
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

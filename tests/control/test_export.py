@@ -7,7 +7,7 @@ import yaml
 import autotune
 from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
-from tests.steering import ask
+from tests.support.steering import ask
 
 
 def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:

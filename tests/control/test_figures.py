@@ -29,7 +29,7 @@ from launchers.replay.behaviours import noisy, where
 from launchers.replay.speed import SpeedVariation
 from storage import SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
-from tests.steering import ask
+from tests.support.steering import ask
 
 RESTLESS: dict[str, Any] = {"seed": 2, "variation": SpeedVariation(0.15, 10.0)}
 WHOLE: dict[str, Any] = {

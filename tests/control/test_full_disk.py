@@ -42,7 +42,7 @@ from pathlib import Path
 from launchers.replay import Launch
 from storage import Database, MessageKind
 from tests.control.replayed import PLAIN, Replayed
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 disk = Path("disk").absolute()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)

@@ -13,7 +13,7 @@ from autotune.service.queues import place_of
 from autotune.service.submission import DaemonSupervisor, move_to_this_machine
 from storage import StudyState, Worker
 from tests.control.replayed import Replayed
-from tests.steering import ask
+from tests.support.steering import ask
 
 SHORT = {"budget": {"trials": 3, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
 

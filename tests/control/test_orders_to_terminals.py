@@ -5,7 +5,7 @@ import pytest
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
-from tests.steering import ask
+from tests.support.steering import ask
 
 ORDERS = "\x1b[2J\x1b]0;yours\x07 \x9b31m \u202e \r"
 

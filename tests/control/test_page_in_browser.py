@@ -11,10 +11,10 @@ import pytest
 
 from autotune.views.figures import figures_of
 from autotune.views.page import page
-from tests.browsing import open_browser
 from tests.control.replayed import Replayed
 from tests.control.test_figures import tuned
-from tests.waiting import stopwatch
+from tests.support.browsing import open_browser
+from tests.support.waiting import stopwatch
 
 MANY = 5_000
 WHOLE_SECONDS = 20.0

@@ -15,7 +15,7 @@ from autotune.views.overview import describe, status_of, table
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from tests.control.replayed import PLAIN, Machine, Replayed
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 SHORT = {
     "budget": {"trials": 3, "least_gain": 0},

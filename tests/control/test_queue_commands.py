@@ -11,7 +11,7 @@ from autotune.service.queues import user_name
 from storage import Database, Worker
 from storage.holders import this_host
 from tests.control.replayed import Replayed
-from tests.steering import ask
+from tests.support.steering import ask
 
 NAMES = ("first", "second", "third")
 BUDGET = {"wall_time": 60, "trials": 3}

@@ -11,7 +11,7 @@ from autotune.service.daemon import LEASE_SECONDS, Daemon, this_cluster
 from autotune.service.submission import DaemonSupervisor, resume_study
 from storage import Worker
 from tests.control.replayed import Replayed
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 SHORT = {
     "budget": {"trials": 2, "least_gain": 0},

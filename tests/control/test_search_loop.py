@@ -15,7 +15,7 @@ from launchers.replay.launcher import ENVIRONMENT
 from storage import Database
 from storage.trials import TrialLedger
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 BASELINE = {"micro_batch": 2}
 

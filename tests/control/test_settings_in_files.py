@@ -13,7 +13,7 @@ from autotune.export.tuned_job import script_job
 from launchers.replay.behaviours import running_at
 from storage import StudyState
 from tests.control.replayed import Replayed
-from tests.steering import ask
+from tests.support.steering import ask
 
 STUDY: dict[str, Any] = {
     "workload": {"script": "train.py", "args": ["--config", "a.json"], "samples": 8},

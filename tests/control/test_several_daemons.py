@@ -16,7 +16,7 @@ from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository, Worker
 from storage.holders import this_host
 from tests.control.replayed import PLAIN, Machine, Replayed
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 SHORT = {
     "budget": {"trials": 2, "least_gain": 0},

@@ -8,7 +8,7 @@ from autotune.study import executor
 from autotune.views.overview import describe, status_of
 from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 SHORT: dict[str, Any] = {
     "budget": {"trials": 4, "least_gain": 0},

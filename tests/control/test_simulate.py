@@ -13,7 +13,7 @@ from autotune.standalone.simulation import described, simulate
 from launchers.replay import ENVIRONMENT
 from launchers.replay.tables import SECONDS, STATE, THROUGHPUT, write_table
 from tests.control.replayed import MEASUREMENT, SPACE, rate
-from tests.steering import ask, write_study
+from tests.support.steering import ask, write_study
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"
 STUDY: dict[str, Any] = {

@@ -14,8 +14,8 @@ from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import where
 from storage import Database, Purpose, Repository
 from tests.control.replayed import PLAIN, Replayed
-from tests.steering import ask
-from tests.waiting import wait_for
+from tests.support.steering import ask
+from tests.support.waiting import wait_for
 
 SHORT = {"budget": {"trials": 4, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
 

@@ -31,9 +31,9 @@ from autotune.worker.protocol import PROTOCOL
 from storage import Database, MessageKind, Repository, StoredAttempt, StoredStudy
 from tests.contract.launchers import sites
 from tests.faults.test_postgres_outage import bring_back
-from tests.postgres import own_server
-from tests.steering import TINY_WORKLOAD, StudyFolder, ask, processes_in
-from tests.waiting import wait_for
+from tests.support.postgres import own_server
+from tests.support.steering import TINY_WORKLOAD, StudyFolder, ask, processes_in
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 STUDIES = 10

@@ -18,7 +18,7 @@ from pathlib import Path
 from launchers.replay import Answer, Launch
 from storage import Database
 from tests.control.replayed import PLAIN, Replayed
-from tests.isolation import leave_the_network
+from tests.support.isolation import leave_the_network
 
 TRIALS = 6
 ADDRESS = "10.213.7.1"

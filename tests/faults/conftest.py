@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
 from tests.faults.replaying import ReplayedFolder
-from tests.steering import in_use
+from tests.support.steering import in_use
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from tests.isolation import leave_the_network
-from tests.steering import quick_measurement, study_folder
-from tests.waiting import wait_for
+from tests.support.isolation import leave_the_network
+from tests.support.steering import quick_measurement, study_folder
+from tests.support.waiting import wait_for
 
 OUTSIDE = "192.0.2.1"
 """Of the machine, as others would reach it; kept for examples."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 _NET = "10.77.0"
 _NUMBERS = {"head": 9, "near": 1, "far": 2}

@@ -14,9 +14,9 @@ import psutil
 
 from storage import MessageKind
 from tests.faults.ray_nodes import ADDRESS, RayNodes
-from tests.records import Records
-from tests.steering import TINY_WORKLOAD, quick_measurement, write_study
-from tests.waiting import wait_for
+from tests.support.records import Records
+from tests.support.steering import TINY_WORKLOAD, quick_measurement, write_study
+from tests.support.waiting import wait_for
 
 PATIENCE_SECONDS = 400.0
 _NOTICE_SECONDS = 20

@@ -17,7 +17,7 @@ from autotune.service.daemon import Daemon, this_cluster
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from tests.faults.dying_command import plant_death
-from tests.steering import StudyFolder
+from tests.support.steering import StudyFolder
 
 _LONGEST_TRIAL = 0.4
 _IMPORTED = multiprocessing.get_context("forkserver")

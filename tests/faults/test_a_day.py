@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_table import Tally
+from tests.support.fault_table import Tally
 
 ROOT = Path(__file__).parents[2]
 

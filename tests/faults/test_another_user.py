@@ -23,10 +23,10 @@ from autotune.worker.protocol import (
 )
 from launchers import Resources, section_of
 from launchers.reservation import IGNORED_USERS
-from tests import stranger
-from tests.steering import StudyFolder, study_folder
-from tests.trials import heard, trial
-from tests.waiting import wait_for
+from tests.support import stranger
+from tests.support.steering import StudyFolder, study_folder
+from tests.support.trials import heard, trial
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.fault(30), pytest.mark.timeout(900)]
 

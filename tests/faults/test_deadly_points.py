@@ -11,10 +11,10 @@ from autotune.service.submission import submit as enqueue
 from storage import Lease
 from storage.holders import this_host
 from storage.leases import key_of
-from tests.fault_table import Tally
 from tests.faults.replaying import ReplayedFolder
-from tests.steering import StudyFolder
-from tests.waiting import stopwatch, wait_for
+from tests.support.fault_table import Tally
+from tests.support.steering import StudyFolder
+from tests.support.waiting import stopwatch, wait_for
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(1)]
 

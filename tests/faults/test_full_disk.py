@@ -12,8 +12,8 @@ SCRIPT = """
 import subprocess, sys, time
 from pathlib import Path
 from autotune.service.daemon import LEASE_SECONDS
-from tests.steering import alive, processes_in, study_folder
-from tests.waiting import wait_for
+from tests.support.steering import alive, processes_in, study_folder
+from tests.support.waiting import wait_for
 
 disk = Path("disk").absolute()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.steering import StudyFolder, study_folder
+from tests.support.steering import StudyFolder, study_folder
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(19)]
 

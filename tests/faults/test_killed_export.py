@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_table import Tally
+from tests.support.fault_table import Tally
 from tests.unit.test_best_yaml import content
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(22)]

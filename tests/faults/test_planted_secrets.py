@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import MetaData, create_engine, make_url, select
 
 from storage.database import parse
-from tests.steering import StudyFolder, processes_in, study_folder
-from tests.waiting import wait_for
+from tests.support.steering import StudyFolder, processes_in, study_folder
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.fault(31), pytest.mark.slow]
 

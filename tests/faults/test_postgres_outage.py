@@ -12,9 +12,9 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import inspect, text
 
-from tests.postgres import own_server
-from tests.steering import Command, StudyFolder, processes_in, study_folder
-from tests.waiting import wait_for
+from tests.support.postgres import own_server
+from tests.support.steering import Command, StudyFolder, processes_in, study_folder
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -11,9 +11,9 @@ import pytest
 from autotune.config import load
 from autotune.service.submission import submit
 from storage import StoredAttempt
-from tests.fault_table import Tally
 from tests.faults.replaying import ReplayedFolder
-from tests.steering import (
+from tests.support.fault_table import Tally
+from tests.support.steering import (
     TINY_WORKLOAD,
     Command,
     StudyFolder,
@@ -23,7 +23,7 @@ from tests.steering import (
     quick_measurement,
     wait_for,
 )
-from tests.waiting import stopwatch
+from tests.support.waiting import stopwatch
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -11,7 +11,7 @@ import pytest
 import autotune
 from tests.faults.ray_nodes import RayNodes
 from tests.faults.ray_strikes import RayStudy
-from tests.waiting import stopwatch, wait_for
+from tests.support.waiting import stopwatch, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

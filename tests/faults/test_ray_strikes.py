@@ -20,7 +20,7 @@ from tests.faults.ray_strikes import (
     raylet_elsewhere_killed,
     survive,
 )
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 STANDSTILL = 10.0
 """Seconds of a block: ten times what one lasts, less than half of what anything here stands still."""

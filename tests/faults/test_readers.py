@@ -14,8 +14,8 @@ from autotune.service.daemon import this_cluster
 from autotune.service.submission import submit
 from storage import AttemptResult, Database, Lease, Repository, TrialLedger, Worker
 from tests.contract.storage.making import block
-from tests.fault_table import Tally
-from tests.steering import write_study
+from tests.support.fault_table import Tally
+from tests.support.steering import write_study
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(10)]
 

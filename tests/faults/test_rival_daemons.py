@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from storage import StoredAttempt
-from tests.steering import StudyFolder
-from tests.waiting import wait_for
+from tests.support.steering import StudyFolder
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(1800)
 

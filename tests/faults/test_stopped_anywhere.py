@@ -9,8 +9,8 @@ import pytest
 import autotune
 from autotune.analysis.verdict import Verdict
 from tests.control.test_current_verdict import assert_agrees
-from tests.steering import StudyFolder, quick_measurement
-from tests.waiting import wait_for
+from tests.support.steering import StudyFolder, quick_measurement
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 

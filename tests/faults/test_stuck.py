@@ -28,9 +28,9 @@ from autotune.worker.protocol import (
 )
 from launchers import Resources, agents, section_of
 from search_spaces import defaults
-from tests.steering import TINY_WORKLOAD, alive, ends_within
-from tests.trials import heard
-from tests.waiting import wait_for
+from tests.support.steering import TINY_WORKLOAD, alive, ends_within
+from tests.support.trials import heard
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

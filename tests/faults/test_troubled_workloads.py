@@ -9,7 +9,7 @@ import pytest
 
 from search_spaces import CATALOGUE
 from storage import StoredAttempt
-from tests.steering import StudyFolder, quick_measurement, study_folder
+from tests.support.steering import StudyFolder, quick_measurement, study_folder
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -18,7 +18,7 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.workloads.attention import Attention
 from tests.gpu.on_device import BATCH, MARKS, knobs
-from tests.trials import of_one_rank
+from tests.support.trials import of_one_rank
 
 pytestmark = MARKS
 

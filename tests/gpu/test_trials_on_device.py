@@ -27,8 +27,8 @@ from autotune.worker.protocol import (
 from launchers import Resources
 from launchers.base import Launcher, Slot
 from tests.gpu.on_device import MARKS, knobs
-from tests.trials import trial
-from tests.waiting import stopwatch
+from tests.support.trials import trial
+from tests.support.waiting import stopwatch
 
 pytestmark = MARKS
 

@@ -20,7 +20,7 @@ from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import NonFiniteLoss
 from search_spaces import Facts
 from search_spaces.knob import Choice
-from tests.one_rank import (
+from tests.support.one_rank import (
     CPU,
     LAYER_BYTES,
     LAYERS,
@@ -34,7 +34,7 @@ from tests.one_rank import (
     stack,
     training,
 )
-from tests.trials import knobs, of_one_rank
+from tests.support.trials import knobs, of_one_rank
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

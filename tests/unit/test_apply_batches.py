@@ -10,14 +10,14 @@ from torch import nn
 
 import autotune
 from autotune.worker.effects import feeding
-from tests.one_rank import (
+from tests.support.one_rank import (
     CPU,
     group,
     regression,
     settings_of_torch,
     training,
 )
-from tests.trials import knobs
+from tests.support.trials import knobs
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

@@ -19,7 +19,7 @@ from torch.nn.attention import (
 from torch.nn.attention._fa3 import register_flash_attention_fa3
 
 from autotune.worker.effects import binding, float8, kernels
-from tests.one_rank import (
+from tests.support.one_rank import (
     group,
     knobs,
     regression,

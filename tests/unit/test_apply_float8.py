@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autotune.worker.effects import float8
-from tests.one_rank import group, knobs, regression, settings_of_torch, training
+from tests.support.one_rank import group, knobs, regression, settings_of_torch, training
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

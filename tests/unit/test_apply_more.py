@@ -16,7 +16,7 @@ from autotune.worker.protocol import Placement, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.main import environment
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
-from tests.one_rank import (
+from tests.support.one_rank import (
     CPU,
     LAYER_BYTES,
     LAYERS,
@@ -29,7 +29,7 @@ from tests.one_rank import (
     stack,
     training,
 )
-from tests.trials import knobs
+from tests.support.trials import knobs
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

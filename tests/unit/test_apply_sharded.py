@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.one_rank import LAYERS, regression, training
+from tests.support.one_rank import LAYERS, regression, training
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ from autotune.analysis.calibration import Calibration
 from autotune.measurement.noise import PRIOR_SIGMA
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
-from tests.records import in_order
+from tests.support.records import in_order
 
 BASELINE = defaults()
 NUMBERS = itertools.count(1)

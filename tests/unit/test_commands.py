@@ -27,7 +27,7 @@ from autotune.worker.rank.readings import (
     parse_json,
     parse_match,
 )
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 COMMAND = {
     "command": ["./bench", "--bs={micro_batch}", "--tp", "{tp}", "{{x}}", "{folder}/m"],

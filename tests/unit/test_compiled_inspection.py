@@ -8,8 +8,8 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.profiling import LoopSubject, run_profile, span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
-from tests.one_rank import CPU, WIDTH, group, regression, settings_of_torch
-from tests.trials import knobs, of_one_rank
+from tests.support.one_rank import CPU, WIDTH, group, regression, settings_of_torch
+from tests.support.trials import knobs, of_one_rank
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

@@ -14,8 +14,8 @@ from autotune import config
 from autotune.config import document
 from autotune.errors import SpecError
 from search_spaces import CATALOGUE, defaults
-from tests.steering import tiny_study, write_study
-from tests.study_files import (
+from tests.support.steering import tiny_study, write_study
+from tests.support.study_files import (
     EXAMPLES,
     JSON_VALUES,
     START,

@@ -11,7 +11,7 @@ from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
 from search_spaces.constraints import global_batch, refused_global_batch, runs_slowly, unmet_needs
 from search_spaces.knob import Choice, Range
-from tests.steering import tiny_study
+from tests.support.steering import tiny_study
 
 CPU = Facts("cpu", 2)
 AMPERE = Facts("cuda", 2, (8, 0), backend="nccl")

@@ -15,8 +15,8 @@ from autotune.export.best import is_best, of, read
 from autotune.export.formats import FORMATS, remarks
 from search_spaces import CATALOGUE
 from search_spaces.knob import Choice, Knob
-from tests.recommendations import ON_CPU, ON_GPU, of_script, of_workload
-from tests.steering import ask
+from tests.support.recommendations import ON_CPU, ON_GPU, of_script, of_workload
+from tests.support.steering import ask
 
 OF_WORKLOADS = sorted(FORMATS.keys() - {"argv"})
 BATCH = {"micro_batch", "accumulation_steps"}

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.worker import imports
 from autotune.worker.protocol import Preload
-from tests.trials import of_one_rank
+from tests.support.trials import of_one_rank
 
 REQUEST = dataclasses.replace(of_one_rank({}), factory="mine:build", import_paths=("mine",))
 LOOK = """

@@ -20,7 +20,7 @@ from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVar
 from launchers.replay.behaviours import noisy, running_at
 from launchers.replay.device import read_device
 from storage import AttemptResult, AttemptState
-from tests.trials import knobs, trial
+from tests.support.trials import knobs, trial
 
 TABLE = Path(__file__).parents[2] / "benchmarks/tables/h200-gpt2-124m.jsonl"
 LIMITS = Limits(warmup=0.5, longest=4.0, precision=0.01)

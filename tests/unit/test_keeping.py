@@ -11,7 +11,7 @@ from autotune.config.keeping import split_otherwise
 from autotune.errors import SpecError
 from autotune.search.space import Space
 from search_spaces import Facts
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 KEEPING = {
     "script": "train.py",

@@ -38,7 +38,7 @@ from search_spaces.knob import (
 from search_spaces.needs import SHARDED, WITH_WORKERS
 from search_spaces.residency import why_not_live
 from search_spaces.words import field
-from tests.recommendations import of_workload
+from tests.support.recommendations import of_workload
 
 NOT_LEFT_OPEN = (
     *("domain", "default", "changes", "acts_on", "target", "inject"),

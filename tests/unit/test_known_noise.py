@@ -8,7 +8,7 @@ from autotune.analysis.contenders import error_of
 from autotune.analysis.levels import errors_of_early, with_known_noise
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
-from tests.records import in_order
+from tests.support.records import in_order
 
 BASELINE = defaults()
 ASSUMED, FOUND = 0.02, 0.07

@@ -11,7 +11,7 @@ from autotune.worker.rank.trace import PARTS
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, Facts, defaults
 from search_spaces.catalogue import without_target
-from tests.one_rank import regression
+from tests.support.one_rank import regression
 
 OF_TRANSFORMERS = {"activation_checkpointing", "compile_scope", "float8", "qkv_streams"}
 

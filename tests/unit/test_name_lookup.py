@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from autotune.standalone.name_lookup import judged
-from tests import silent_names
-from tests.waiting import wait_for
+from tests.support import silent_names
+from tests.support.waiting import wait_for
 
 _JUDGED = """
 from autotune.standalone.name_lookup import judged
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 import launchers
 from tests.contract.launchers.sites import go_on
-from tests.trials import trial
+from tests.support.trials import trial
 folder, workloads = map(Path, sys.argv[1:])
 two = launchers.Resources(2, None, 1, None)
 with launchers.section_of("local").open(two, folder) as launcher:

@@ -12,7 +12,7 @@ import pytest
 from autotune.worker import processes
 from autotune.worker.node.trial import NodeTrial
 from autotune.worker.protocol import Outcome, Placement, RankEnd
-from tests.trials import of_one_rank
+from tests.support.trials import of_one_rank
 
 CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
 MEMORY = RankEnd(1, Outcome.OOM, "MemoryError", at=1.0)

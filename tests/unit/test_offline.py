@@ -8,7 +8,7 @@ from autotune.worker.protocol import Placement, Script
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.main import environment
 from autotune.worker.sandbox import uploads
-from tests.trials import knobs, of_one_rank
+from tests.support.trials import knobs, of_one_rank
 
 HERE = Placement(0, 0, 1, "127.0.0.1", 1, "lo")
 UPLOADS = """

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.config import StudySpec, arguments, load
 from autotune.errors import SpecError
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 TP: dict[str, Any] = {"values": [1, 2, 4, 8], "flag": "--tensor-model-parallel-size"}
 PP: dict[str, Any] = {

@@ -10,8 +10,8 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from benchmarks.gate_faults import FAULTS
-from tests.one_rank import CPU, group, regression, settings_of_torch
-from tests.trials import knobs, of_one_rank
+from tests.support.one_rank import CPU, group, regression, settings_of_torch
+from tests.support.trials import knobs, of_one_rank
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

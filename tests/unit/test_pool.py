@@ -13,7 +13,7 @@ from autotune.errors import AutotuneError
 from autotune.service import pool
 from autotune.service.pool import DaemonPool
 from autotune.service.submission import spawn_daemon
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 class Daemons:

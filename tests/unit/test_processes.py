@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from autotune.worker import processes
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 CAST = """
 import contextlib, json, os, signal, subprocess, sys, time

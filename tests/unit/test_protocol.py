@@ -28,7 +28,7 @@ from autotune.worker.protocol import (
     TrialRequest,
     from_line,
 )
-from tests.trials import of_one_rank
+from tests.support.trials import of_one_rank
 
 THOROUGH = settings(max_examples=100)
 FOR_EACH_KIND = settings(max_examples=40)

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autotune.errors import SpecError
-from tests.study_files import BARE, START, THOROUGH, as_json, load_text
+from tests.support.study_files import BARE, START, THOROUGH, as_json, load_text
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay.answers import Launch
 from launchers.replay.device import RecordedDevice, read_device
 from search_spaces import defaults
-from tests.trials import trial
+from tests.support.trials import trial
 
 TABLE = Path("benchmarks/tables/h200-gpt2-124m.jsonl")
 

@@ -14,8 +14,8 @@ import pytest
 
 from autotune.errors import DevicesTaken
 from launchers.reservation import IGNORED_USERS, Reservation, Rival, refuse
-from tests import stranger
-from tests.waiting import wait_for
+from tests.support import stranger
+from tests.support.waiting import wait_for
 
 HOLD = """
 import sys, time

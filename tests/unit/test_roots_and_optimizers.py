@@ -13,8 +13,8 @@ from torch import nn
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.root_changes import RootChanges
 from autotune.worker.inject.roots import Call, Prepare, Roots
-from tests.seeing import PRELOADED
-from tests.trials import knobs
+from tests.support.seeing import PRELOADED
+from tests.support.trials import knobs
 
 T = TypeVar("T")
 _SECONDS = 120

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.worker.observers import communication
-from tests.one_rank import CPU, group, settings_of_torch
+from tests.support.one_rank import CPU, group, settings_of_torch
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

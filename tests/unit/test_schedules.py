@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import autotune
 from autotune.worker.effects.schedules import moment
 from autotune.workloads import gpt
-from tests.one_rank import LAYERS, WIDTH, group, regression, settings_of_torch, training
+from tests.support.one_rank import LAYERS, WIDTH, group, regression, settings_of_torch, training
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

@@ -17,7 +17,7 @@ from autotune.runs.plan import resources
 from autotune.worker.inject.batch_samples import samples
 from autotune.worker.inject.job_order import Order, runs
 from search_spaces import defaults
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 SCRIPT = {
     "script": "train.py",

@@ -20,7 +20,7 @@ from autotune.worker.inject import settings_copies
 from autotune.worker.inject.job_order import VARIABLE, Order
 from autotune.worker.protocol import FileCopy
 from autotune.worker.survey_result import SurveyResult
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 YAML = """\
 # What we train with.

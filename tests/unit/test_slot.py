@@ -36,8 +36,8 @@ from launchers import agents
 from launchers.agents import Node, SlotGone
 from launchers.base import Link
 from launchers.slot import AgentSlot
-from tests.trials import of_one_rank
-from tests.waiting import wait_for
+from tests.support.trials import of_one_rank
+from tests.support.waiting import wait_for
 
 REQUEST = of_one_rank({}, world_size=2)
 BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)

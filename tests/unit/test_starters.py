@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.worker import processes, starters
-from tests.stand_in_slurm import StandInSlurm, stand_in_slurm
-from tests.waiting import wait_for
+from tests.support.stand_in_slurm import StandInSlurm, stand_in_slurm
+from tests.support.waiting import wait_for
 
 MARK = "1-2-3-of-a-dead-agent"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from autotune import config
 from autotune.config import document
 from search_spaces import CATALOGUE
-from tests.study_files import (
+from tests.support.study_files import (
     BARE,
     EXAMPLES,
     TEMPLATE,

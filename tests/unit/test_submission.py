@@ -22,8 +22,8 @@ from storage import (
     StudyState,
     Worker,
 )
-from tests.steering import processes_in, write_study
-from tests.waiting import wait_for
+from tests.support.steering import processes_in, write_study
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

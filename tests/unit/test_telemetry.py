@@ -14,7 +14,7 @@ import torch
 
 from autotune.worker.observers.device import DeviceState, DeviceWatch, together
 from autotune.worker.processes import MARKER
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 class NVMLError(Exception):

@@ -4,7 +4,7 @@ import math
 
 from autotune.runs.plan import within
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from tests.trials import knobs, of_one_rank
+from tests.support.trials import knobs, of_one_rank
 
 LIMIT = TimeLimit(soft=30.0, hard=37.5)
 

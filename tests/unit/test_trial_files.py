@@ -8,7 +8,7 @@ import pytest
 
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers.progress import Progress
-from tests.waiting import stopwatch
+from tests.support.waiting import stopwatch
 
 GIB = 2**30
 

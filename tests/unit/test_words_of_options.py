@@ -12,7 +12,7 @@ from autotune.export.best import BestConfig, read
 from autotune.export.tuned_job import script_job, script_of
 from autotune.export.writing import as_text, document_of
 from search_spaces import defaults
-from tests.steering import write_study
+from tests.support.steering import write_study
 
 WORKLOAD = {
     "script": "train.py",

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import autotune
 from autotune.worker import workload
 from autotune.worker.effects import feeding
-from tests.one_rank import WIDTH, group, regression, settings_of_torch, training
-from tests.trials import knobs
+from tests.support.one_rank import WIDTH, group, regression, settings_of_torch, training
+from tests.support.trials import knobs
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

@@ -15,15 +15,15 @@ import pytest
 from autotune.worker.sandbox import scratch
 from tests.contract.files import footprint as marks
 from tests.contract.files.footprint import footprint
-from tests.steering import alive
-from tests.stranger import USER
-from tests.waiting import wait_for
+from tests.support.steering import alive
+from tests.support.stranger import USER
+from tests.support.waiting import wait_for
 
 PREFIXES = {
     "overlay": (),
-    "user": (sys.executable, "-m", "tests.ordinary_user"),
-    "copies": (sys.executable, "-m", "tests.without_namespaces"),
-    "nothing": (sys.executable, "-m", "tests.without_namespaces", "--without-landlock"),
+    "user": (sys.executable, "-m", "tests.support.ordinary_user"),
+    "copies": (sys.executable, "-m", "tests.support.without_namespaces"),
+    "nothing": (sys.executable, "-m", "tests.support.without_namespaces", "--without-landlock"),
 }
 """Who runs trials and where -> what a command begins with."""
 TOLD = {"overlay": "overlay", "user": "overlay", "copies": "copies"}

@@ -9,7 +9,7 @@ import launchers
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import BlockPlan, Script
 from launchers import Resources
-from tests.trials import ENDLESS, trial
+from tests.support.trials import ENDLESS, trial
 
 _TRIALS = 2
 

@@ -28,7 +28,7 @@ from launchers import Resources, section_of
 from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot
-from tests.trials import trial
+from tests.support.trials import trial
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"
 RUN_MARK = "AUTOTUNE_TEST_RUN"

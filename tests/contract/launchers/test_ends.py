@@ -9,8 +9,8 @@ import pytest
 
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TimeLimit
 from tests.contract.launchers.sites import Site, WatchedLink, go_on, sites
-from tests.trials import ENDLESS
-from tests.waiting import wait_for
+from tests.support.trials import ENDLESS
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

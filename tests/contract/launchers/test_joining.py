@@ -14,7 +14,7 @@ from autotune.worker.processes import without_storage
 from launchers import NO_RIVAL, Resources, Rival, section_of
 from launchers.ray_nodes import TooSmall
 from tests.contract.launchers.sites import two_ray_nodes
-from tests.waiting import stopwatch, wait_for
+from tests.support.waiting import stopwatch, wait_for
 
 pytestmark = pytest.mark.fault(25)
 

@@ -12,8 +12,8 @@ import pytest
 from autotune.errors import ClusterAway
 from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, TrialReport
 from tests.contract.launchers.sites import Site, go_on, marked, sites, sites_to_close
-from tests.trials import ENDLESS
-from tests.waiting import wait_for
+from tests.support.trials import ENDLESS
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

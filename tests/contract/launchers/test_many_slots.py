@@ -10,9 +10,9 @@ from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot
 from tests.contract.launchers.sites import go_on
-from tests.fault_table import Tally
-from tests.steering import TINY_WORKLOAD
-from tests.trials import trial
+from tests.support.fault_table import Tally
+from tests.support.steering import TINY_WORKLOAD
+from tests.support.trials import trial
 
 SHORT = BlockPlan(seconds=0.001, min_steps=1, max_blocks=2)
 

@@ -29,9 +29,9 @@ from tests.contract.launchers.sites import (
     sites,
     sites_to_close,
 )
-from tests.steering import TINY_WORKLOAD
-from tests.trials import ENDLESS
-from tests.waiting import wait_for
+from tests.support.steering import TINY_WORKLOAD
+from tests.support.trials import ENDLESS
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, Outcome
 from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, ranks, sites
-from tests.trials import ENDLESS, knobs
-from tests.waiting import stopwatch
+from tests.support.trials import ENDLESS, knobs
+from tests.support.waiting import stopwatch
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.worker.protocol import BlockPlan, Outcome
 from tests.contract.launchers.sites import HASTY, Site, end_at, sites
-from tests.trials import ENDLESS
+from tests.support.trials import ENDLESS
 
 pytestmark = pytest.mark.timeout(600)
 

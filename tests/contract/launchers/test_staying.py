@@ -20,8 +20,8 @@ from tests.contract.launchers.sites import (
     spent,
 )
 from tests.contract.launchers.test_ends import ending
-from tests.trials import ENDLESS, knobs
-from tests.waiting import wait_for
+from tests.support.trials import ENDLESS, knobs
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_stays")]
 

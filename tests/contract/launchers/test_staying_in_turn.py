@@ -10,8 +10,8 @@ from autotune.worker.protocol import BlockPlan, Outcome, TrialReport, TrialReque
 from tests.contract.launchers.sites import Site, ranks, sites
 from tests.contract.launchers.test_ends import ending
 from tests.contract.launchers.test_turns import SHORT, Forth, Watched
-from tests.trials import knobs
-from tests.waiting import wait_for
+from tests.support.trials import knobs
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_stays")]
 

@@ -18,8 +18,8 @@ from autotune.worker.protocol import (
 from tests.contract.launchers.sites import HASTY, Site, sites, spent
 from tests.contract.launchers.test_ends import ending
 from tests.contract.scripts.bench import OWN_BATCHES
-from tests.trials import ENDLESS, knobs
-from tests.waiting import wait_for
+from tests.support.trials import ENDLESS, knobs
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

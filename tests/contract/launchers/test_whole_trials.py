@@ -13,10 +13,10 @@ import launchers
 from autotune.worker.protocol import BlockPlan
 from launchers import Resources
 from tests.contract.launchers.sites import Site, fork_server, go_on, sites
-from tests.processors import shares_of_processors
-from tests.steering import TINY_WORKLOAD
-from tests.trials import knobs
-from tests.waiting import wait_for
+from tests.support.processors import shares_of_processors
+from tests.support.steering import TINY_WORKLOAD
+from tests.support.trials import knobs
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.worker.protocol import PYTHON, BlockPlan, Deadlines, Script, TrialReport
 from launchers import Slot
-from tests.trials import PATIENT, knobs, trial
+from tests.support.trials import PATIENT, knobs, trial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 RANKS = 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.seeing import look
+from tests.support.seeing import look
 
 _SET_UP = """
 import torch

@@ -13,7 +13,7 @@ from autotune.worker.inject import settings_copies
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
 from search_spaces.knob import KnobValue
-from tests.seeing import look
+from tests.support.seeing import look
 
 TRAINS = """
 import contextlib, torch

@@ -16,7 +16,7 @@ from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import BlockPlan, Script
 from autotune.worker.sandbox import uploads
 from tests.contract.scripts.bench import SCRIPTS
-from tests.trials import knobs, trial
+from tests.support.trials import knobs, trial
 
 OURS = {"AUTOTUNE_AGENT", "TOLD", *COMPILER_CACHES, *uploads.OFFLINE}
 """Variables that a trial has besides, or otherwise."""

@@ -21,8 +21,8 @@ from tests.contract.scripts.bench import (
     Bench,
     assert_well,
 )
-from tests.processors import shares_of_processors
-from tests.trials import knobs
+from tests.support.processors import shares_of_processors
+from tests.support.trials import knobs
 
 
 def test_samples_and_steps_are_seen(bench: Bench) -> None:

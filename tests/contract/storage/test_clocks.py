@@ -14,7 +14,7 @@ from sqlalchemy import text
 from autotune.errors import LeaseLost
 from storage import Lease, Repository, Retry, StoredStudy, clocks, database
 from tests.contract.storage.making import CLUSTER, LONG, claim, rows, taken
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 HOUR = 3600
 ROOT = Path(__file__).parents[3]

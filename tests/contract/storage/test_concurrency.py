@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from storage import AttemptResult, Lease, Repository, StoredStudy
 from tests.contract.storage.making import at_once, block, rows
-from tests.waiting import stopwatch
+from tests.support.waiting import stopwatch
 
 ROOT = Path(__file__).parents[3]
 WRITER = """

@@ -10,7 +10,7 @@ import pytest
 from storage import Repository
 from storage.holders import is_gone, started, this_host
 from tests.contract.storage.making import CLUSTER, LONG, submit
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.contract.storage.making import (
     taken,
     taken_over,
 )
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 class TestLease:

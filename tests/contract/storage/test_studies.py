@@ -37,7 +37,7 @@ from tests.contract.storage.making import (
     taken,
     taken_over,
 )
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 def wait_until_somebody_waits(repository: Repository) -> None:

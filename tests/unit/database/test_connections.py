@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from autotune.errors import StorageUnreachable
 from storage import Database, Repository
+from tests.support.waiting import stopwatch
 from tests.unit.database.opening import execute, opened, raw
-from tests.waiting import stopwatch
 
 
 class TestConnections:

@@ -17,7 +17,8 @@ from autotune.config import load
 from autotune.errors import StorageError
 from autotune.service.submission import submit
 from storage import Repository
-from tests.steering import write_study
+from tests.support.steering import write_study
+from tests.support.waiting import stopwatch, wait_for
 from tests.unit.database.opening import (
     ROOT,
     closed_port,
@@ -28,7 +29,6 @@ from tests.unit.database.opening import (
     refusal,
     tables,
 )
-from tests.waiting import stopwatch, wait_for
 
 SECRET = "hunter2secret"
 

@@ -18,11 +18,11 @@ import yaml
 from autotune import cli
 from autotune.errors import StudyNotFound
 from storage import LeaseState, StoredAttempt
-from tests.records import Records
-from tests.waiting import wait_for
+from tests.support.records import Records
+from tests.support.waiting import wait_for
 
-TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
-_DYING_COMMAND = Path(__file__).parent / "faults" / "dying_command.py"
+TINY_WORKLOAD = Path(__file__).parents[1] / "workloads" / "tiny.py"
+_DYING_COMMAND = Path(__file__).parents[1] / "faults" / "dying_command.py"
 _POLL_SECONDS = 0.05
 
 

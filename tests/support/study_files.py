@@ -14,9 +14,9 @@ from autotune import config
 from autotune.errors import SpecError
 from search_spaces import CATALOGUE, preset_names
 from search_spaces.knob import Choice
-from tests.steering import tiny_study
+from tests.support.steering import tiny_study
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 TEMPLATE = ROOT / "autotune" / "study_template.yaml"
 THOROUGH = settings(max_examples=200)

@@ -42,7 +42,7 @@ def run(folder: Path, *arguments: str, seconds: int) -> str:
         [*machine, sys.executable, *arguments],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         check=False,
         timeout=300,
     )

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autotune
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from tests.trials import knobs, of_one_rank
+from tests.support.trials import knobs, of_one_rank
 
 CPU = torch.device("cpu")
 MIB = 2**20

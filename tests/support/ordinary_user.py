@@ -1,4 +1,4 @@
-"""A command as a user who is not root: `python -m tests.ordinary_user COMMAND ...`."""
+"""A command as a user who is not root: `python -m tests.support.ordinary_user COMMAND ...`."""
 
 import os
 import stat
@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from autotune.worker.sandbox import kernel
-from tests.stranger import USER
+from tests.support.stranger import USER
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def become() -> None:

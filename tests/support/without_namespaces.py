@@ -1,6 +1,6 @@
 """A command as in a container of Docker, whose default profile refuses namespaces and mounts: the kernel
-answers both with EPERM. Run as a module: `python -m tests.without_namespaces COMMAND ...`, behind it
-`--without-landlock` for an older kernel.
+answers both with EPERM. Run as a module: `python -m tests.support.without_namespaces COMMAND ...`,
+behind it `--without-landlock` for an older kernel.
 """
 
 import ctypes

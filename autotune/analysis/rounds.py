@@ -19,10 +19,8 @@ from autotune.analysis.processes import Blocks
 from autotune.analysis.sameness import Rules
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose, StoredAttempt
-
-_WIDEST = 4.0
-"""Upper over lower bound of a result from which on nothing is known yet (judgement)."""
 
 
 class Stage(StrEnum):
@@ -106,7 +104,7 @@ def _standing(confirmation: Confirmation) -> _Standing:
         return _Standing(stage, {})
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
-    known = {t: g for t, g in gains.items() if 0 < g.high < _WIDEST * g.low}
+    known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest * g.low}
     return _Standing(stage, known)
 
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
+from autotune.measurement.policy import MEASUREMENT
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt, StoredNoise
-
-_UNKNOWN = 1.0
-"""Half-width of a run whose blocks tell none."""
 
 
 @dataclass(frozen=True)
@@ -103,5 +101,5 @@ def half_width(result: AttemptResult, sigma: float, freedom: float) -> float:
         freedom: degrees of freedom of that noise.
     """
     known = (result.block_half_width, result.half_width)
-    blocks = next((width for width in known if width is not None), _UNKNOWN)
+    blocks = next((width for width in known if width is not None), MEASUREMENT.unknown_width)
     return total_half_width(blocks, max(sigma, result.sigma_run or 0.0), freedom)

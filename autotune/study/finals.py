@@ -21,8 +21,8 @@ from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import FitMonitor, ProfileMonitor, RunMonitor, TrajectoryMonitor
-from autotune.runs.plan import FEW_BLOCKS
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
@@ -31,13 +31,6 @@ from autotune.study.soak import SoakPair
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
-_STEPS_TO_COME = 5
-"""Expected rounds that show which changes the winner can do without (judgement)."""
-_MOST_REPEATS = 12
-"""Runs of a baseline whose processes lie apart, besides the rounds (judgement: the mean of twelve is
-known to a third of the spread)."""
-_MOST_MOVES = 3
-"""Most changes of the machine in one go that make rounds void."""
 
 
 class Finals:
@@ -128,7 +121,7 @@ class Finals:
                 "What ran on another machine is not compared with what runs now (rounds "
                 f"{numbers} of the confirmation): it is measured anew."
             )
-        if self._moves > _MOST_MOVES:
+        if self._moves > PROOF.most_moves:
             raise LauncherError(
                 f"the machine has changed {self._moves} times in the middle of the confirmation, and "
                 "nothing could be compared; see that its agents stay on one"
@@ -180,7 +173,7 @@ class Finals:
         assert chosen is not None
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
         prices = self._prices()
-        repeats = _MOST_REPEATS if confirmation.waits else 0
+        repeats = PROOF.most_repeats if confirmation.waits else 0
         kept = prices.rounds(both, confirmation.to_prove)
         kept += repeats * prices.costs.brief(self._plan.baseline)
         order = self._drawn(step.configurations, "attribution", step.round)
@@ -189,7 +182,7 @@ class Finals:
         if self._schedule.left < kept + rounds * prices.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
-        self._attribute_round(chosen, missing, step.round, _STEPS_TO_COME, proof)
+        self._attribute_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
         return True
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
@@ -222,7 +215,7 @@ class Finals:
                 continue
             if self._schedule.left > costs.profile(knobs):
                 attempt = PlannedAttempt(trial, knobs, Purpose.EPOCHS)
-                self._run_monitored(attempt, FitMonitor(FEW_BLOCKS))
+                self._run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
                 return True
         return False
 
@@ -239,7 +232,7 @@ class Finals:
                 return False
             if self._schedule.left > prices.costs.profile(knobs) + proof:
                 attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
-                self._run_monitored(attempt, FitMonitor(FEW_BLOCKS))
+                self._run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
                 return True
         return False
 
@@ -278,7 +271,7 @@ class Finals:
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
         if baseline is None or not confirmation.waits or not confirmation.decided():
             return False
-        if confirmation.precise or confirmation.vain or len(again) >= _MOST_REPEATS:
+        if confirmation.precise or confirmation.vain or len(again) >= PROOF.most_repeats:
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._schedule.left < costs.brief(knobs):

@@ -25,6 +25,7 @@ from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
+from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
@@ -224,9 +225,8 @@ def _run(
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
-    tuner = Tuner(
-        StudyContext(study, Plan(spec, launcher), lease, repository, environment), Signals()
-    )
+    context = StudyContext(study, Plan(spec, launcher), lease, repository, environment)
+    tuner = Tuner(context, Signals(), notes)
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(

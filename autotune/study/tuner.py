@@ -21,7 +21,7 @@ from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.budget import Budget, SearchEnd
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync
+from autotune.study.dashboard_sync import DashboardSync, DashboardTexts
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.follow_ups import FollowUps
@@ -31,7 +31,6 @@ from autotune.study.run_planner import RunPlanner
 from autotune.study.schedule import Schedule
 from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
-from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
 from storage import (
     AttemptResult,
@@ -83,7 +82,12 @@ class Signals:
 class Tuner:
     """Loop of a study, from wherever its records stand to its verdict."""
 
-    def __init__(self, context: StudyContext, signals: Signals) -> None:
+    def __init__(self, context: StudyContext, signals: Signals, texts: DashboardTexts) -> None:
+        """Prepare the loop, before anything runs.
+
+        Args:
+            texts: texts for optuna-dashboard.
+        """
         self._context = context
         self._plan = context.plan
         self._spec = context.plan.spec
@@ -115,7 +119,7 @@ class Tuner:
         self._ledger = self._open_ledger()
         self._values = ObjectiveValues(self._ledger, self.unit)
         self._follow_ups = FollowUps(context, self._space, self._schedule, self._ledger)
-        self.dashboard = DashboardSync(context, self._ledger)
+        self.dashboard = DashboardSync(context, self._ledger, texts)
 
     def run(self) -> Verdict:
         """Search, confirm, conclude.
@@ -360,7 +364,7 @@ class Tuner:
         """Tell Optuna a result, levelled to the node of the baseline's own trial."""
         level = Levels.of(self._context.attempts()).at(attempt.environment)
         told = level.applied(result)
-        note = trial_note(attempt, told, self.unit, own=self._spec.job_knobs, level=level)
+        note = self.dashboard.trial_note(attempt, told, level)
         value = self._values.of(told, self._context.attempts())
         self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
 

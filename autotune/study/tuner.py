@@ -28,6 +28,7 @@ from autotune.study.follow_ups import FollowUps
 from autotune.study.initial_trials import InitialTrials
 from autotune.study.objective_values import ObjectiveValues
 from autotune.study.run_planner import RunPlanner
+from autotune.study.runner import Runner
 from autotune.study.schedule import Schedule
 from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
@@ -154,7 +155,7 @@ class Tuner:
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        finals = Finals(self._context, planner, executor, self._schedule)
+        finals = Finals(Runner(self._context, planner, executor, self._schedule))
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
         finals.run()
         return finals.selection

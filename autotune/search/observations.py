@@ -57,25 +57,23 @@ class Observations:
             half = SEARCH.most_observations // 2
             older, newer = timed[:-half], timed[-half:]
             timed = sorted(older, key=lambda one: one[0])[:half] + newer
-        running = [
-            grid.encode(t.params)
-            for t in trials
-            if t.state == TrialState.RUNNING and grid.covers(t.params)
-        ]
-        width = len(grid.names)
+        running = [t for t in trials if t.state == TrialState.RUNNING and grid.covers(t.params)]
         times = np.array([time for time, _ in timed])
         unit = float(times.min()) if len(times) else 1.0
-        relative = np.array(
-            [_relative_noise(trial, errors.get(trial.number)) for _, trial in timed]
-        )
-        rows = [grid.encode(trial.params) for _, trial in timed]
+        noise = [_relative_noise(trial, errors.get(trial.number)) for _, trial in timed]
         return cls(
-            rows=np.array(rows, dtype=np.int64).reshape(-1, width),
+            rows=_encoded([trial for _, trial in timed], grid),
             times=times / unit,
-            noise=relative * times / unit,
-            running=np.array(running, dtype=np.int64).reshape(-1, width),
+            noise=np.array(noise) * times / unit,
+            running=_encoded(running, grid),
             unit=unit,
         )
+
+
+def _encoded(trials: Sequence[FrozenTrial], grid: Grid) -> Rows:
+    """Return a row of value indices for each trial."""
+    rows = [grid.encode(trial.params) for trial in trials]
+    return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
 
 
 def measured(trial: FrozenTrial) -> float | None:

@@ -78,7 +78,7 @@ class InterleavedSchedule:
             rule(block)
         else:
             rule.take(block)
-        if rule.problem or rule.lost:
+        if rule.problem or rule.hopeless:
             self.lost(member)
 
     def lost(self, member: int) -> None:

@@ -109,7 +109,7 @@ class PairedSchedule(InterleavedSchedule):
     def trained(self, member: int, block: BlockReport) -> None:
         super().trained(member, block)
         if not self._away and self._cannot_catch_up():
-            self.stop_rule(_TRIAL).lost = True
+            self.stop_rule(_TRIAL).hopeless = True
             self.lost(_TRIAL)
 
     def ratio(self) -> PairedRatio | None:

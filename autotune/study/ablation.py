@@ -20,7 +20,7 @@ class Ablation:
         self._runner = runner
         self._context = runner.context
         self._plan = runner.context.plan
-        self._schedule = runner.schedule
+        self._time = runner.time
 
     def take_back(self, confirmation: Confirmation) -> bool:
         """Measure a round that shows which changes of the winner bring nothing; return whether it did.
@@ -60,7 +60,7 @@ class Ablation:
         order = self._runner.drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
         rounds = max(1, FEWEST_ROUNDS + 1 - step.round) if confirmation.processes else 1
-        if self._schedule.left < kept + rounds * prices.round(missing):
+        if self._time.left < kept + rounds * prices.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
         self._attribute_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
@@ -74,7 +74,7 @@ class Ablation:
             order = self._runner.drawn(several, "attribution", number)
             missing = [k for k in order if not self._attributed(chosen, k, number)]
             # A round that is not complete compares nothing.
-            if self._schedule.left < self._runner.prices.round(missing):
+            if self._time.left < self._runner.prices.round(missing):
                 return
             self._attribute_round(chosen, missing, number)
 
@@ -97,10 +97,10 @@ class Ablation:
         after = rounds * len(missing) + proof
         for index, knobs in enumerate(missing):
             while not self._attributed(chosen, knobs, number):
-                if self._schedule.left <= 0:
+                if self._time.left <= 0:
                     return
                 share = 1 / (len(missing) - index + after)
-                limit = self._schedule.share(share, self._context.costs().shortest(knobs))
+                limit = self._time.share(share, self._context.costs().shortest(knobs))
                 attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number)
                 self._runner.run_timed(attempt, limit)
 
@@ -117,7 +117,7 @@ class Ablation:
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         needed = max(known, default=0) * len(missing)
-        limit = self._schedule.share(len(missing) / (len(missing) + after))
+        limit = self._time.share(len(missing) / (len(missing) + after))
         members = [PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number) for knobs in missing]
         self._runner.run_interleaved(members, limit, needed)
 

@@ -22,8 +22,8 @@ from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
 from autotune.study.ablation import Ablation
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
-from autotune.study.schedule import FinalsPlan
 from autotune.study.soak import SoakPair
+from autotune.study.time_budget import FinalsPlan
 from storage import Purpose
 
 
@@ -34,7 +34,7 @@ class Finals:
         self._runner = runner
         self._context = runner.context
         self._plan = runner.context.plan
-        self._schedule = runner.schedule
+        self._time = runner.time
         self._ablation = Ablation(runner)
         self._void: set[int] | None = None
         self._moves = 0
@@ -46,7 +46,7 @@ class Finals:
 
         They go on before anything else: another trial of the search would make them void.
         """
-        if not self._schedule.limited:
+        if not self._time.limited:
             return False
         confirmation = self._replay()
         return (
@@ -107,7 +107,7 @@ class Finals:
         self._void = void
 
     def _replay(self) -> Confirmation | None:
-        plan = FinalsPlan.of(self._context, self._schedule)
+        plan = FinalsPlan.of(self._context, self._time)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
         blocks = self._context.blocks
         self.selection = Selection(plan.finalists, plan.unaffordable, plan.same_batch)
@@ -147,7 +147,7 @@ class Finals:
                 trial, knobs
             ):
                 continue
-            if self._schedule.left > costs.profile(knobs):
+            if self._time.left > costs.profile(knobs):
                 attempt = PlannedAttempt(trial, knobs, Purpose.EPOCHS)
                 self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
                 return True
@@ -166,7 +166,7 @@ class Finals:
                 continue
             if not tells_longest(self._context.attempts(), trial, blocks):
                 return False
-            if self._schedule.left > prices.costs.profile(knobs) + proof:
+            if self._time.left > prices.costs.profile(knobs) + proof:
                 attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
                 self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
                 return True
@@ -186,10 +186,10 @@ class Finals:
                 missing = [t for t in confirmation.members() if t not in done]
                 if not self._has_time(confirmation, missing):
                     return False
-                runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
+                runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                limit = self._schedule.for_proof(1 / runs, shortest, others)
+                limit = self._time.for_proof(1 / runs, shortest, others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
                 self._runner.run_timed(attempt, limit)
         return True
@@ -205,9 +205,9 @@ class Finals:
         if confirmation.precise or confirmation.vain or len(again) >= PROOF.most_repeats:
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
-        if self._schedule.left < costs.brief(knobs):
+        if self._time.left < costs.brief(knobs):
             return False
-        limit = self._schedule.for_proof(0.0, costs.brief(knobs, slow=True), 0.0)
+        limit = self._time.for_proof(0.0, costs.brief(knobs, slow=True), 0.0)
         self._runner.run_timed(PlannedAttempt(baseline, knobs, Purpose.REPEAT), limit)
         return True
 
@@ -230,7 +230,7 @@ class Finals:
         to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
         least = self._runner.prices.round(knobs)
         others = self._needed(confirmation, order) - least
-        limit = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
+        limit = self._time.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
         peak_bytes = sum(one.peak_bytes for one in chosen)
         self._runner.run_interleaved(members, limit, peak_bytes)
         return True
@@ -245,10 +245,10 @@ class Finals:
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
             one_by_one = replace(prices, at_once=False)
-            return self._schedule.may_end(one_by_one.usual_round(knobs))
+            return self._time.may_end(one_by_one.usual_round(knobs))
         if confirmation.to_prove in (0, FEWEST_ROUNDS):
-            return self._schedule.may_end(prices.rounds(knobs, rounds))
-        return self._schedule.may_end(rounds * prices.usual_round(knobs))
+            return self._time.may_end(prices.rounds(knobs, rounds))
+        return self._time.may_end(rounds * prices.usual_round(knobs))
 
     def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
         """Return seconds of the shortest runs without which the round, and those before, prove nothing.
@@ -275,7 +275,7 @@ class Finals:
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
         """Run a configuration under the profiler, once."""
         while not self._runner.recorded(Purpose.PROFILE, trial, knobs):
-            if not self._schedule.left > self._context.costs().profile(knobs):
+            if not self._time.left > self._context.costs().profile(knobs):
                 return
             attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
             self._runner.run_monitored(attempt, ProfileMonitor())

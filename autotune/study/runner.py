@@ -10,7 +10,7 @@ from autotune.runs.monitors import RunMonitor
 from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
-from autotune.study.schedule import Schedule
+from autotune.study.time_budget import TimeBudget
 from autotune.worker.protocol import TimeLimit
 from storage import Purpose
 
@@ -25,13 +25,13 @@ class Runner:
         context: the study.
         planner: planner of the runs.
         executor: idle.
-        schedule: time of the study.
+        time: time of the study.
     """
 
     context: StudyContext
     planner: RunPlanner
     executor: TrialExecutor
-    schedule: Schedule
+    time: TimeBudget
 
     def run_timed(self, attempt: PlannedAttempt, limit: TimeLimit) -> None:
         """Make a timed run by itself."""
@@ -41,7 +41,7 @@ class Runner:
         self, attempt: PlannedAttempt, monitor: RunMonitor, limit: TimeLimit | None = None
     ) -> None:
         """Make a run with a monitor of its own, within what is left of the time if not said."""
-        limit = self.schedule.share(1.0) if limit is None else limit
+        limit = self.time.share(1.0) if limit is None else limit
         self.executor.run(self.planner.monitored(attempt, limit, monitor))
 
     def run_interleaved(
@@ -66,7 +66,7 @@ class Runner:
     @property
     def prices(self) -> Proof:
         """Price of the finals by what is recorded."""
-        return self.schedule.proof(self.context.attempts())
+        return self.time.proof(self.context.attempts())
 
     def drawn(self, several: Sequence[Drawn], what_for: str, round_: int) -> list[Drawn]:
         """Return the members in an order drawn for the study, the purpose and the round.

@@ -24,7 +24,7 @@ class SoakPair:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._context = runner.context
-        self._schedule = runner.schedule
+        self._time = runner.time
 
     def run(self, confirmation: Confirmation) -> None:
         """Measure both, where the winner beats the baseline and there is time."""
@@ -42,8 +42,8 @@ class SoakPair:
 
     def _seconds(self) -> float:
         """Return the length of each run."""
-        rest = PROOF.soak_of_rest * self._schedule.left - self._context.costs().startup
-        return min(PROOF.longest_soak, PROOF.soak_of_study * self._schedule.elapsed, rest)
+        rest = PROOF.soak_of_rest * self._time.left - self._context.costs().startup
+        return min(PROOF.longest_soak, PROOF.soak_of_study * self._time.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
@@ -51,7 +51,7 @@ class SoakPair:
         limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
-        limit = TimeLimit(most, most) if self._schedule.limited else NO_LIMIT
+        limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT
         while not self._measured(confirmation, trial):
             attempt = PlannedAttempt(trial, knobs, Purpose.LONG)
             self._runner.run_monitored(attempt, TimedMonitor(limits), limit)

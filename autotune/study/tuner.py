@@ -19,7 +19,6 @@ from autotune.analysis.wording import difference, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
-from autotune.study.budget import Budget, SearchEnd
 from autotune.study.context import StudyContext
 from autotune.study.dashboard_sync import DashboardSync, DashboardTexts
 from autotune.study.executor import Finished, TrialExecutor
@@ -29,9 +28,9 @@ from autotune.study.initial_trials import InitialTrials
 from autotune.study.objective_values import ObjectiveValues
 from autotune.study.run_planner import RunPlanner
 from autotune.study.runner import Runner
-from autotune.study.schedule import Schedule
 from autotune.study.slot_pool import SlotPool
-from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
+from autotune.study.stopping import Budget, ExpectedGainStopping, SearchEnd, TrialEconomics
+from autotune.study.time_budget import TimeBudget
 from search_spaces.constraints import refused_global_batch
 from storage import (
     AttemptResult,
@@ -95,7 +94,7 @@ class Tuner:
         self._signals = signals
         self._workers = context.plan.launcher.workers
         self._budget = Budget(self._spec.budget, self._workers)
-        self._schedule = Schedule(context)
+        self._time = TimeBudget(context)
         self._space = self._plan.space()
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
@@ -119,7 +118,7 @@ class Tuner:
         self._planner = RunPlanner(context, self._pool)
         self._ledger = self._open_ledger()
         self._values = ObjectiveValues(self._ledger, self.unit)
-        self._follow_ups = FollowUps(context, self._space, self._schedule, self._ledger)
+        self._follow_ups = FollowUps(context, self._space, self._time, self._ledger)
         self.dashboard = DashboardSync(context, self._ledger, texts)
 
     def run(self) -> Verdict:
@@ -148,21 +147,21 @@ class Tuner:
         """Run opening, search and finals; return how the finalists were chosen."""
         planner = self._planner
         planner.noise = self._calibration.noise(self._context.attempts())
-        limit = self._schedule.for_opening()
-        looks = self._schedule.pays_to_look()
+        limit = self._time.for_opening()
+        looks = self._time.pays_to_look()
         opening = InitialTrials(self._context, self._space, limit, looks=looks)
         for suggestion in opening.run(executor, planner, self._ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        finals = Finals(Runner(self._context, planner, executor, self._schedule))
+        finals = Finals(Runner(self._context, planner, executor, self._time))
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
         finals.run()
         return finals.selection
 
     def _facts(self, selection: Selection | None) -> StudyFacts:
-        proof = self._schedule.proof(self._context.attempts())
-        wall_time = self._schedule.wall_time
+        proof = self._time.proof(self._context.attempts())
+        wall_time = self._time.wall_time
         return StudyFacts(
             self._context.study.name,
             ended=True,
@@ -249,13 +248,13 @@ class Tuner:
             searching: True if trials are to come, for which noise and levels are wanted.
         """
         attempts, today = self._context.attempts(), self._plan.baseline
-        limit = self._schedule.for_trial(attempts)
+        limit = self._time.for_trial(attempts)
         if limit.hard > 0 and (failed := baseline.to_be_tried_again(attempts)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
-        limit = self._schedule.for_calibration(attempts)
+        limit = self._time.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
-        if own is None or not searching or not self._schedule.may_calibrate(attempts):
+        if own is None or not searching or not self._time.may_calibrate(attempts):
             return False
         if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial
@@ -292,7 +291,7 @@ class Tuner:
             return end
         self._follow_ups.enqueue(trials, attempts)
         trials = self._ledger.trials()
-        self._sampler.afford(self._schedule.affordable(attempts))
+        self._sampler.afford(self._time.affordable(attempts))
         if end := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
             return end
         if not self._sampler.has_more(trials):
@@ -306,9 +305,7 @@ class Tuner:
 
     def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
         """Return why there may be no other trial, whatever it would bring; None if there may."""
-        return self._budget.why_enough(trials, attempts) or self._schedule.why_enough_searched(
-            attempts
-        )
+        return self._budget.why_enough(trials, attempts) or self._time.why_enough_searched(attempts)
 
     def _why_enough(
         self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float
@@ -345,7 +342,7 @@ class Tuner:
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
-        limit = self._schedule.for_trial(attempts, knobs)
+        limit = self._time.for_trial(attempts, knobs)
         executor.submit(self._planner.search(trial.number, knobs, limit))
 
     def _learn_noise(self) -> None:

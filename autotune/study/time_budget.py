@@ -26,16 +26,16 @@ from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
-from autotune.study.budget import SearchEnd
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import Residency
+from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, SearchEndCause, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
 
-class Schedule:
+class TimeBudget:
     """Time budget of one study, some of which an earlier daemon may have spent."""
 
     def __init__(self, context: StudyContext) -> None:
@@ -309,16 +309,16 @@ class FinalsPlan:
     same_batch: bool = True
 
     @classmethod
-    def of(cls, context: StudyContext, schedule: Schedule) -> "FinalsPlan":
+    def of(cls, context: StudyContext, time: TimeBudget) -> "FinalsPlan":
         """Return the plan with as many finalists as the rounds leave time for, at least one.
 
         Finalists with a check to come are among them if there is time for it.
         """
         wanted = context.plan.spec.measurement.finalists
-        if not schedule.limited:
+        if not time.limited:
             return cls(wanted)
         attempts = context.attempts()
-        proof = schedule.proof(attempts)
+        proof = time.proof(attempts)
         every = [trial for trial in shown(attempts) if trial.knobs != context.plan.baseline]
         timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
@@ -331,9 +331,9 @@ class FinalsPlan:
                 members = trials[:count]
                 if own_batch:
                     members += of_same_batch(attempts.baseline(), those, members)
-                rounds = schedule.rounds if len(members) > 1 else proof.needed
+                rounds = time.rounds if len(members) > 1 else proof.needed
                 finalists = [trial.knobs for trial in members]
-                if schedule.may_end(proof.finals(finalists, rounds)):
+                if time.may_end(proof.finals(finalists, rounds)):
                     return cls(count, _others(every, trials), own_batch)
         return cls(1, _others(every, proof.checked(timed)), same_batch=False)
 

@@ -15,9 +15,8 @@ from autotune.analysis.confirmation_result import ConfirmationResult, FinalistRe
 from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.levels import levelled
 from autotune.analysis.processes import Blocks, Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, compare
+from autotune.measurement.arms import ONE_SIDED, Arm, compare, critical_value
 from autotune.measurement.contrasts import Contrast, contrast
-from autotune.measurement.dunnett import critical_value
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from autotune.measurement.policy import PROOF

@@ -14,8 +14,7 @@ from autotune.config.withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
-from autotune.export.recommended_command import is_of_command, recommended
-from autotune.paths import tuned_files
+from autotune.export.formats.command_line import recommended
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import letters_of, parsed
@@ -74,7 +73,7 @@ def script_job(
     environment = {**environment, **launch_settings.assigned(before)}
     flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
     now = launch_settings.today(flags, words, environment, Path.cwd())
-    given = _given(script, flags, words, environment)
+    given = config_copies.given(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
     if order.changes:
         _check_options(command)
@@ -107,33 +106,12 @@ def _script_in(best: BestConfig) -> dict[str, Any]:
         raise BadInput(
             "best.yaml is of a workload, not of a script: load it in your code with autotune.load()"
         )
-    if is_of_command(best):
+    if best.is_of_command:
         raise BadInput(
             "best.yaml is of a command of its own, which `autotune run` takes from there: leave out "
             "`--` and what follows it"
         )
     return best.script
-
-
-def _given(
-    script: Mapping[str, Any],
-    flags: Mapping[str, str],
-    words: Sequence[str],
-    environment: Mapping[str, str],
-) -> fields.Given:
-    """Return how the script is given its knobs, and write the copies of the files that it reads."""
-    folder = Path.cwd()
-    given = fields.given(
-        words,
-        flags,
-        script["turned"],
-        variables=environment,
-        workdir=folder,
-        folder=tuned_files(folder),
-    )
-    for copy in given.copies:
-        config_copies.write(copy)
-    return given
 
 
 def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> job_order.Order:
@@ -199,7 +177,7 @@ def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str
 
 
 def command_job(best: BestConfig, environment: Mapping[str, str]) -> TunedJob:
-    """Return the job of a study over a command; raises as `command.recommended`."""
+    """Return the job of a study over a command; raises as `recommended`."""
     command = recommended(best)
     assert best.script is not None  # it has the command
     of_study, otherwise = _of_study(best.script, environment)

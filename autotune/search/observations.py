@@ -38,18 +38,16 @@ class Observations:
         trials: Sequence[FrozenTrial],
         grid: Grid,
         *,
-        rate: bool,
         errors: Mapping[int, float] = {},
     ) -> "Observations":
         """Return the observations of a study's trials; of very many, the fastest and the newest.
 
         Args:
-            rate: True if the values of trials are rates; otherwise they are times per sample.
             errors: relative standard errors by number, for trials whose error is better known by
                 now.
         """
         timed = [
-            (1 / value if rate else value, t)
+            (1 / value, t)
             for t in trials
             if grid.covers(t.params) and (value := measured(t)) is not None
         ]

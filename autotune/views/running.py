@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.measurement.bottleneck import peak_flops
 from autotune.measurement.contention import straggler_ratio
-from autotune.measurement.peaks import peak_flops
 from storage import Attempts, AttemptState, StoredBlock
 
 _HIGH = 0.95

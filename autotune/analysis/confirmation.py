@@ -15,7 +15,7 @@ from autotune.analysis.confirmation_result import ConfirmationResult, FinalistRe
 from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.levels import levelled
 from autotune.analysis.processes import Blocks, Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, compare, critical_value
+from autotune.measurement.arms import ONE_SIDED, Arm, critical_value, welch_contrast
 from autotune.measurement.contrasts import Contrast, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
@@ -343,7 +343,9 @@ class Confirmation:
         """
         if self.processes is None:
             return contrast(self.rounds, trial, other)
-        return compare(*(self._arm(self.processes, t, self._seen(t)) for t in (trial, other)))
+        return welch_contrast(
+            *(self._arm(self.processes, t, self._seen(t)) for t in (trial, other))
+        )
 
     def ratio(self, trial: int, other: int) -> Ratio:
         """Return the ratio of two trials in the rounds that choose, with a single comparison's CI."""
@@ -363,7 +365,7 @@ class Confirmation:
             if self.processes is not None:
                 both = trial, self.baseline
                 arms = (self._arm(self.processes, t, self.basis_rates(t)) for t in both)
-                return compare(*arms).ratio(ONE_SIDED)
+                return welch_contrast(*arms).ratio(ONE_SIDED)
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
         return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
@@ -534,14 +536,14 @@ def replay(
         None if no trial of the search is complete.
     """
     selection = Selection(finalists, tuple(unaffordable), same_batch)
-    confirmation = begin(attempts, selection, most_rounds, barred, blocks)
+    confirmation = begin_confirmation(attempts, selection, most_rounds, barred, blocks)
     if confirmation is not None:
         for _ in closed_rounds(confirmation, attempts):
             pass
     return confirmation
 
 
-def begin(
+def begin_confirmation(
     attempts: Attempts,
     selection: "Selection",
     most_rounds: int,
@@ -615,7 +617,7 @@ def ranked(attempts: Attempts) -> list[StoredAttempt]:
     return _fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
 
 
-def shown(attempts: Attempts) -> list[StoredAttempt]:
+def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
     """Return what `ranked` does, and timed trials that were stopped early."""
     return _fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
 
@@ -651,7 +653,7 @@ def _candidates(
     if not complete:
         return [], None
     today = today if today in complete else None
-    measured = [a for a in shown(attempts) if a is not today and a.trial not in barred]
+    measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
     if any(run.round > first for run in rounds):
         took_part = {run.trial for run in rounds.in_round(first)}

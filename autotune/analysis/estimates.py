@@ -12,7 +12,7 @@ from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.levels import levelled
 from autotune.analysis.memory import outgrown
 from autotune.analysis.outcomes import Outcomes, baseline_failure
-from autotune.analysis.trial_ratios import TrialRatio, half_width, trial_ratios
+from autotune.analysis.trial_ratios import TrialRatio, log_half_width, trial_ratios
 from autotune.analysis.verdict import (
     Contender,
     Finalist,
@@ -189,14 +189,14 @@ def _speed(run: StoredAttempt) -> float:
 
 
 def _rate(run: StoredAttempt, df: float) -> Ratio:
-    return Ratio.around(_speed(run), half_width(run.result, 0.0, df))
+    return Ratio.around(_speed(run), log_half_width(run.result, 0.0, df))
 
 
 def _ratio(one: StoredAttempt, other: StoredAttempt, df: float) -> Ratio:
     """Return how many times faster one run is than another."""
     if one is other:
         return Ratio(1, 1, 1)
-    width = math.hypot(*(half_width(run.result, 0.0, df) for run in (one, other)))
+    width = math.hypot(*(log_half_width(run.result, 0.0, df) for run in (one, other)))
     return Ratio.around(_speed(one) / _speed(other), width)
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from autotune.analysis.confirmation import (
     Confirmation,
     Selection,
-    begin,
+    begin_confirmation,
     closed_rounds,
     first_round,
 )
@@ -77,7 +77,7 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
         return []
     out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
     selection = Selection(spec.measurement.finalists)
-    confirmation = begin(attempts, selection, spec.measurement.rounds, out, blocks)
+    confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, blocks)
     if confirmation is None:
         return []
     standings = {

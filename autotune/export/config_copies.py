@@ -15,7 +15,7 @@ from autotune.worker.inject import settings_copies
 from autotune.worker.protocol import FileCopy
 
 
-def given(
+def write_and_give(
     words: Sequence[str],
     flags: Mapping[str, str],
     turned: Mapping[str, Any],

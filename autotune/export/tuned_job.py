@@ -73,7 +73,7 @@ def script_job(
     environment = {**environment, **launch_settings.assigned(before)}
     flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
     now = launch_settings.today(flags, words, environment, Path.cwd())
-    given = config_copies.given(words, flags, script["turned"], variables=environment)
+    given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
     if order.changes:
         _check_options(command)

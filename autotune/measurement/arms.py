@@ -56,7 +56,7 @@ class Arm:
         return Contrast(self.mean, math.sqrt(self.of_mean.value), self.of_mean.df).ratio(ONE_SIDED)
 
 
-def compare(one: Arm, other: Arm) -> Contrast:
+def welch_contrast(one: Arm, other: Arm) -> Contrast:
     """Return how much faster one is than the other (Welch 1947).
 
     Each arm contributes the variance of its own mean; the degrees of freedom are Satterthwaite's (1946).

@@ -49,7 +49,7 @@ class Observations:
         timed = [
             (1 / value, t)
             for t in trials
-            if grid.covers(t.params) and (value := measured(t)) is not None
+            if grid.covers(t.params) and (value := value_of(t)) is not None
         ]
         if len(timed) > SEARCH.most_observations:
             half = SEARCH.most_observations // 2
@@ -74,7 +74,7 @@ def _encoded(trials: Sequence[FrozenTrial], grid: Grid) -> Rows:
     return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
 
 
-def measured(trial: FrozenTrial) -> float | None:
+def value_of(trial: FrozenTrial) -> float | None:
     """Return the objective of a trial, for a pruned one the last reported; None if it has none."""
     value = None
     if trial.state == TrialState.COMPLETE:

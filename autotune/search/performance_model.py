@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
-from autotune.search.observations import Observations, measured
+from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
 from autotune.search.splits import MICRO_BATCH
 from autotune.search.step_model import StepModel
@@ -240,7 +240,7 @@ class PerformanceModelSampler(BaseSampler):
     ) -> tuple[Vector, Vector]:
         """Return each candidate's probability to fit in memory, and to have no other failure."""
         known = [t for t in trials if grid.covers(t.params)]
-        ran = [t for t in known if measured(t) is not None]
+        ran = [t for t in known if value_of(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
         failed = [t for t in known if t.state == TrialState.FAIL]
         if not grid.has_sizes(MICRO_BATCH):
@@ -301,7 +301,7 @@ def _telling(trials: list[FrozenTrial]) -> list[FrozenTrial]:
         return trials
     half = SEARCH.most_trials // 2
     older, latest = trials[:-half], trials[-half:]
-    speeds = [(measured(trial), trial) for trial in older]
+    speeds = [(value_of(trial), trial) for trial in older]
     ranked = sorted((value, t.number) for value, t in speeds if value is not None)
     silent = [t for value, t in speeds if value is None]
     kept = {number for _, number in ranked[-half:]}
@@ -315,6 +315,6 @@ def _rows(grid: Grid, trials: Sequence[FrozenTrial]) -> Rows:
 
 
 def _best_params(trials: Sequence[FrozenTrial], grid: Grid) -> Params | None:
-    known = [t for t in trials if measured(t) is not None and grid.covers(t.params)]
-    best = max(known, key=lambda t: measured(t) or 0.0, default=None)
+    known = [t for t in trials if value_of(t) is not None and grid.covers(t.params)]
+    best = max(known, key=lambda t: value_of(t) or 0.0, default=None)
     return best.params if best else None

@@ -13,7 +13,7 @@ from autotune.analysis.confirmation import ranked
 from autotune.analysis.proof import Proof
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
-from autotune.study.initial_trials import DEAR, Room, Suggestion, compiled, experts, halves
+from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
 from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
@@ -62,7 +62,7 @@ class FollowUps:
         yield from self._parts(trials, attempts)
         yield from self._bundle(attempts)
         tried = [attempt.knobs for attempt in attempts.searched()]
-        found = compiled(self._space, _best(attempts), tried)
+        found = with_compilation(self._space, _best(attempts), tried)
         if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
 

@@ -52,7 +52,7 @@ class Place:
     def of(cls, recommended: Recommended) -> "Place":
         """Return the place of a recommendation."""
         environment = recommended.body["provenance"]["environment"]
-        workload = said(recommended.spec["workload"])
+        workload = fields_set(recommended.spec["workload"])
         return cls(workload, recommended.body["world_size"], kinds_of_device(environment))
 
 
@@ -78,7 +78,7 @@ class Room:
         )
 
 
-def said(workload: Mapping[str, Any]) -> dict[str, Any]:
+def fields_set(workload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a study's workload that are set: an earlier version knew fewer."""
     return {name: value for name, value in workload.items() if value}
 
@@ -184,7 +184,7 @@ def _promising(
             yield name, value
 
 
-def compiled(
+def with_compilation(
     space: Space, best: Mapping[str, KnobValue], tried: Sequence[Mapping[str, KnobValue]]
 ) -> Suggestion | None:
     """Return the best configuration so far with the next knob that has to be compiled, if any.
@@ -317,7 +317,7 @@ class InitialTrials:
 
     def _remembered(self) -> Suggestion | None:
         site = self._plan.launcher.site
-        workload = said(self._plan.spec.workload.model_dump(mode="json"))
+        workload = fields_set(self._plan.spec.workload.model_dump(mode="json"))
         place = Place(workload, site.ranks, kinds_of_device(site.environment))
         earlier = self._context.repository.recommendations.of_others(self._context.study.id)
         return remembered(self._space, self._plan.baseline, earlier, place)

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy import special
 
 from autotune.config import BudgetSpec, StudySpec
-from autotune.search.observations import NORMAL_95, measured
+from autotune.search.observations import NORMAL_95, value_of
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
 from storage import Attempts, AttemptState, Purpose, SearchEndCause
@@ -202,7 +202,7 @@ class ExpectedGainStopping:
         later = len(ended) // 2
         if len(ended) < SEARCH.long_search:
             return ""
-        rates = [measured(trial) or 0.0 for trial in ended]
+        rates = [value_of(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
         each = self._economics.least_gain or self._economics.cost(seconds)
         worth = max(later * each, self._economics.visible(sigma))
@@ -217,5 +217,5 @@ class ExpectedGainStopping:
 
 def _holds(prediction: Prediction, trials: Sequence[FrozenTrial]) -> bool:
     """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
-    told = max(1, sum(measured(trial) is not None for trial in trials))
+    told = max(1, sum(value_of(trial) is not None for trial in trials))
     return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise)) / told

@@ -16,7 +16,7 @@ from autotune.analysis.confirmation import (
     FEWEST_ALONE,
     FEWEST_ROUNDS,
     of_same_batch,
-    shown,
+    timed_trials,
 )
 from autotune.analysis.contenders import may_be_faster, most_promising_first, rivals
 from autotune.analysis.memory import barred
@@ -319,7 +319,7 @@ class FinalsPlan:
             return cls(wanted)
         attempts = context.attempts()
         proof = time.proof(attempts)
-        every = [trial for trial in shown(attempts) if trial.knobs != context.plan.baseline]
+        every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
         timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)

@@ -97,7 +97,9 @@ def recommended(best: BestConfig) -> tuple[str, ...]:
     flags: dict[str, str] = best.script["flags"]
     words = commands.argv(best.script["command"], best.knobs, HERE)
     turned = {name: value for name, value in best.script["turned"].items() if name in flags}
-    return config_copies.given(words, flags, turned, variables={}, in_process=False).arguments
+    return config_copies.write_and_give(
+        words, flags, turned, variables={}, in_process=False
+    ).arguments
 
 
 def _argument(name: str, script: dict[str, Any]) -> Words:

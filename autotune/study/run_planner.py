@@ -13,6 +13,7 @@ from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
+from autotune.runs.one_off import Shape, as_timed
 from autotune.runs.paired import PairedSchedule
 from autotune.runs.plan import (
     few_steps,
@@ -22,7 +23,6 @@ from autotune.runs.plan import (
     stepwise,
     within,
 )
-from autotune.runs.probe import Shape, as_timed
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import PairingPolicy
 from autotune.study.slot_pool import SEARCHING, SlotPool

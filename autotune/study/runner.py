@@ -1,4 +1,4 @@
-"""Runs of the finals: how one is planned, carried out and found again in the records."""
+"""Runs of a study that wait for one another: planned, carried out, found again in the records."""
 
 import random
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class Runner:
-    """Runner of the finals of one study.
+    """Runner of opening and finals of one study, one run after another.
 
     Attributes:
         context: the study.

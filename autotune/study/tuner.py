@@ -147,14 +147,13 @@ class Tuner:
         """Run opening, search and finals; return how the finalists were chosen."""
         planner = self._planner
         planner.noise = self._calibration.noise(self._context.attempts())
-        limit = self._time.for_opening()
-        looks = self._time.pays_to_look()
-        opening = InitialTrials(self._context, self._space, limit, looks=looks)
-        for suggestion in opening.run(executor, planner, self._ledger):
+        runner = Runner(self._context, planner, executor, self._time)
+        opening = InitialTrials(runner, self._space)
+        for suggestion in opening.run(self._ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        finals = Finals(Runner(self._context, planner, executor, self._time))
+        finals = Finals(runner)
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
         finals.run()
         return finals.selection

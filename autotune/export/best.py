@@ -44,7 +44,7 @@ class BestConfig(Mapping[str, Any]):
             known.
         provisional: whether the study had not ended, and nothing has confirmed the configuration.
         own: knobs that the file names, as they belong to the job; None: all. The others have their
-        defaults.
+            defaults.
     """
 
     knobs: dict[str, Any]

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
 from autotune.analysis.batches import compared_batches
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, Selection, replay
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, replay
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.estimates import leader, long_run
+from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.memory import (
     Memory,

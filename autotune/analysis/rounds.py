@@ -9,11 +9,11 @@ from enum import StrEnum
 
 from autotune.analysis.confirmation import (
     Confirmation,
-    Selection,
     begin_confirmation,
     closed_rounds,
     first_round,
 )
+from autotune.analysis.finalists import Selection
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Blocks
 from autotune.analysis.sameness import Rules

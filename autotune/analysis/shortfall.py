@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
+from autotune.analysis.finalists import ranked
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of

@@ -8,12 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import (
-    FEWEST_ROUNDS,
-    Confirmation,
-    Selection,
-    replay,
-)
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
+from autotune.analysis.finalists import Selection
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError

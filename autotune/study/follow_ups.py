@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from optuna.trial import FrozenTrial
 
-from autotune.analysis.confirmation import ranked
+from autotune.analysis.finalists import ranked
 from autotune.analysis.proof import Proof
 from autotune.search.space import Space
 from autotune.study.context import StudyContext

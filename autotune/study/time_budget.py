@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.analysis.compilation import graph
-from autotune.analysis.confirmation import (
-    ALIKE,
-    FEWEST_ALONE,
-    FEWEST_ROUNDS,
+from autotune.analysis.confirmation import ALIKE, FEWEST_ALONE, FEWEST_ROUNDS
+from autotune.analysis.finalists import (
+    may_be_faster,
+    most_promising_first,
     of_same_batch,
+    rivals,
     timed_trials,
 )
-from autotune.analysis.contenders import may_be_faster, most_promising_first, rivals
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof

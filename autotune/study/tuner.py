@@ -10,9 +10,8 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.conclusion import StudyFacts, build_verdict
-from autotune.analysis.confirmation import Selection
-from autotune.analysis.contenders import error_of
-from autotune.analysis.levels import Levels, errors_of_early
+from autotune.analysis.finalists import Selection
+from autotune.analysis.levels import Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, too_slow

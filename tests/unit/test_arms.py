@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from autotune.analysis.confirmation import Candidate, Confirmation
+from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.processes import Processes
 from autotune.measurement.arms import ONE_SIDED, Arm, welch_contrast
 from autotune.measurement.contrasts import Variance

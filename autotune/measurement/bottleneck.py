@@ -1,4 +1,4 @@
-"""What holds a step back: its parts over all ranks, and the peak arithmetic of its device."""
+"""Bottlenecks of a step: its parts over all ranks, and the peak arithmetic of its device."""
 
 import statistics
 from collections.abc import Mapping, Sequence

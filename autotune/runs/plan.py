@@ -94,7 +94,7 @@ class Plan:
         self.launcher = launcher
         self.facts = dataclasses.replace(
             facts_of(launcher.site),
-            global_batch=spec.global_batch(launcher.workers),
+            global_batch=spec.global_batch(launcher.ranks),
             rules=spec.rules,
             slow_pairs=runs_slowly(spec.full_baseline()),
         )
@@ -161,7 +161,7 @@ class Plan:
             factory="",
             args={},
             knobs=knobs,
-            world_size=self.launcher.workers,
+            world_size=self.launcher.ranks,
             seed=spec.seed,
             device=slot.device,
             devices_per_rank=slot.devices_per_rank,

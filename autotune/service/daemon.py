@@ -491,7 +491,7 @@ class _StudyRun:
         self._repository.messages.say(
             self._lease,
             self._study.id,
-            f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
+            f"{launcher.ranks} rank{'s' if launcher.ranks > 1 else ''} on {what}, "
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
             + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
@@ -502,7 +502,7 @@ class _StudyRun:
             self._study,
             self._spec,
             text=text_of(verdict),
-            world_size=launcher.workers,
+            world_size=launcher.ranks,
             environment=self._measured_in() or launcher.site.environment,
         )
         assert verdict.trial is not None

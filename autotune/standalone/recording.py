@@ -268,7 +268,7 @@ def _write_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
     origin = {
         "study": withheld.kept(spec, all_fields=False),
         "environment": launcher.site.environment,
-        "workers": launcher.workers,
+        "workers": launcher.ranks,
         "runs": len(runs),
         "speed_of_passes": [round(speed, 4) for speed in pass_speeds(runs).values()],
         "noise": run_noise(at_one_speed(runs)),

@@ -166,8 +166,8 @@ def _other_measurements(
         yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
     if wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
-    if (wanted.resources.known_workers or launcher.workers) != launcher.workers:
-        yield f"resources.workers: it was recorded with {launcher.workers}"
+    if (wanted.resources.known_workers or launcher.ranks) != launcher.ranks:
+        yield f"resources.workers: it was recorded with {launcher.ranks}"
 
 
 def _beyond(

@@ -140,12 +140,12 @@ def _study_of(
     launcher = one_off.plan.launcher
     seen = _with_settings(seen, launched, runner.workdir)
     _check(seen, launched, one_off.plan, runner.output())
-    found = find_batch_settings(runner.at, seen, launcher.workers, runner.say)
+    found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
     facts = facts_of(launcher.site)
     own = find_own_options(
         runner.given,
         seen,
-        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
+        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.ranks)),
         runner.say,
         _seconds_for_trying(time.monotonic() - began + runner.usual),
     )
@@ -153,7 +153,7 @@ def _study_of(
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
     seen = _of_all_nodes(seen, found, launched)
-    workers, device = launcher.workers * launched.nodes, launcher.site.device
+    workers, device = launcher.ranks * launched.nodes, launcher.site.device
     study = write(Findings(seen, workers, device, launched, facts, found, own, acting))
     if launched.nodes == 1:
         _check_start(one_off.of(study), launched, seen, runner.say)

@@ -183,7 +183,7 @@ class LargestBatch:
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Return whether the share of the budget for these runs is spent."""
         budget, seconds = self._context.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
-        hours = seconds * self._context.plan.launcher.workers / 3600
+        hours = seconds * self._context.plan.launcher.ranks / 3600
         return any(
             limit is not None and spent >= SEARCH.fit_budget * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))

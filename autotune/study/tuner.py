@@ -91,8 +91,8 @@ class Tuner:
         self._plan = context.plan
         self._spec = context.plan.spec
         self._signals = signals
-        self._workers = context.plan.launcher.workers
-        self._budget = Budget(self._spec.budget, self._workers)
+        self._ranks = context.plan.launcher.ranks
+        self._budget = Budget(self._spec.budget, self._ranks)
         self._time = TimeBudget(context)
         self._space = self._plan.space()
         self._calibration = Calibration(
@@ -203,7 +203,7 @@ class Tuner:
 
     def _check_baseline(self) -> None:
         fixed = self._plan.facts.global_batch
-        if fixed and (refused := refused_global_batch(fixed, self._workers)):
+        if fixed and (refused := refused_global_batch(fixed, self._ranks)):
             raise BadInput(f"objective.global_batch: {refused}")
         self._plan.check_baseline()
 

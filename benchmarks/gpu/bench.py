@@ -229,7 +229,7 @@ class Trials:
             factory=work.factory,
             args=work.args,
             knobs=knobs,
-            world_size=self.launcher.workers,
+            world_size=self.launcher.ranks,
             seed=0,
             device=slot.device,
             devices_per_rank=slot.devices_per_rank,

@@ -39,7 +39,7 @@ from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Knobs
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at
-from storage import Database, Repository, StudyState, TrialLedger, Worker
+from storage import Database, LeaseHolder, Repository, TrialLedger
 from storage.models import AttemptRow, BlockRow
 
 CLUSTER = "scale"
@@ -84,15 +84,13 @@ class Recorded:
         self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
         stored = withheld.kept(SPEC)
         self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
-        claim = self.repository.studies.claim(Worker(CLUSTER, CLUSTER, 0, 1e6))
+        claim = self.repository.studies.claim(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
         assert claim is not None
         self.lease, self.study, self.folder = claim.lease, claim.study, folder
         self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
         self._fill(trials)
         self.verdict = recomputed_verdict(self.repository, SPEC.name)
-        self.repository.studies.finish(
-            self.lease, self.study.id, StudyState.RUNNING, verdict=self.verdict.as_dict()
-        )
+        self.repository.studies.conclude(self.lease, self.study, self.verdict.as_dict())
 
     def _fill(self, trials: int) -> None:
         space = Plan(SPEC, self.launcher).space()

@@ -29,7 +29,7 @@ class LeaseRow(Base):
 
     __tablename__ = "autotune_lease"
 
-    key: Mapped[str] = mapped_column("cluster", String(255), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)  # see storage.leases
     epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int] = mapped_column(Integer)
@@ -47,7 +47,7 @@ class StudyRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
-    cluster: Mapped[str] = mapped_column(String(255), index=True)
+    queue: Mapped[str] = mapped_column(String(255), index=True)
     spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.withheld
     workdir: Mapped[str] = mapped_column(Text)
     file: Mapped[str | None] = mapped_column(Text)  # study.yaml: what `spec` does not hold
@@ -112,7 +112,7 @@ class AttemptRow(Base):
     resident_of: Mapped[int | None] = mapped_column(Integer)  # id of the attempt that launched it
     fault: Mapped[str] = mapped_column(String(16), default="trial", server_default="trial")
     started: Mapped[float] = mapped_column(Float)
-    ended: Mapped[float | None] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float, index=True)
 
 
 class BlockRow(Base):
@@ -163,6 +163,35 @@ class MessageRow(Base):
     text: Mapped[str] = mapped_column(AnyText)
     code: Mapped[str] = mapped_column(String(32), default="", server_default="")
     data: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # what the text says, by name
+
+
+class EventRow(Base):
+    """Change of a study's state, written with it. It outlives the study."""
+
+    __tablename__ = "autotune_event"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(Float)
+    study_id: Mapped[int] = mapped_column(Integer)
+    study: Mapped[str] = mapped_column(String(255), index=True)
+    account: Mapped[str] = mapped_column(String(255))
+    role: Mapped[str | None] = mapped_column(String(255))  # session user of PostgreSQL
+    host: Mapped[str] = mapped_column(String(255))
+    version: Mapped[str] = mapped_column(String(64))
+    command: Mapped[str] = mapped_column(String(64))
+    what: Mapped[str] = mapped_column(String(32))  # storage.records.EventKind
+    detail: Mapped[str] = mapped_column(AnyText)
+
+
+class QuotaRow(Base):
+    """Limit of what the studies of an owner may take; NULL is none."""
+
+    __tablename__ = "autotune_quota"
+
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    studies: Mapped[int | None] = mapped_column(Integer)  # that run at a time
+    device_hours: Mapped[float | None] = mapped_column(Float)
+    days: Mapped[float] = mapped_column(Float)  # to which the device hours apply
 
 
 class RecommendationRow(Base):

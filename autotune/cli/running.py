@@ -19,6 +19,7 @@ from autotune.cli.shared_options import (
     export_path,
     located,
     open_storage,
+    seconds,
     url_of,
 )
 from autotune.errors import BadInput, Requeued
@@ -60,7 +61,7 @@ def init(
     from autotune.standalone.starter import write_of_command, write_study, write_workload
 
     path, command = _path_and_command(words or [])
-    startup = _seconds(startup_timeout)
+    startup = seconds("--startup-timeout", startup_timeout)
     if command:
         from autotune.standalone.survey import Allowed
 
@@ -160,27 +161,6 @@ def _refuse_both(foreground: bool, detach: bool) -> None:
         )
 
 
-def _seconds(text: str | None) -> float | None:
-    """Parse a time of the command line: `90`, `90s`, `20m`.
-
-    Raises:
-        BadInput: it is none.
-    """
-    if text is None:
-        return None
-    from pydantic import TypeAdapter, ValidationError
-
-    from autotune.config.quantities import Seconds
-
-    try:
-        return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
-    except ValidationError:
-        raise BadInput(
-            "--startup-timeout must be seconds, or a number with a unit such as 90s, 30m, 2h, got "
-            f"{text}"
-        ) from None
-
-
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -261,7 +241,7 @@ def daemon(
     ] = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
-    from autotune.service.daemon import Daemon, this_cluster
+    from autotune.service.daemon import Daemon, this_queue
     from autotune.service.pool import DaemonPool
     from autotune.service.queues import owned, place_of
     from autotune.service.submission import spawn_daemon
@@ -270,7 +250,7 @@ def daemon(
     handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    repository, queue = open_storage(url), owned(cluster) if cluster else this_cluster()
+    repository, queue = open_storage(url), owned(cluster) if cluster else this_queue()
     if studies > 1:
         absolute = repository.database.url.render_as_string(hide_password=False)
         place = place_of(queue)
@@ -344,7 +324,7 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.daemon import Daemon
     from autotune.service.submission import InProcessRunner
 
-    running = Daemon(repository, study.cluster, only=study.id)
+    running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     return InProcessRunner(repository, study, running)

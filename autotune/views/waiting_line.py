@@ -1,37 +1,43 @@
 """The studies that run or wait, in the order in which daemons take them: why each waits, how long."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.wording import duration
 from autotune.config import StudySpec
-from autotune.views.overview import status_of
-from storage import Repository, StoredStudy, StudyState
+from autotune.views.overview import standing_of
+from storage import Quota, Repository, StoredStudy, StudyState
 
 _NO_OWNER = "-"
 
 
-def queue_of(repository: Repository) -> list[dict[str, Any]]:
+def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any]]:
     """Return the studies that run or wait, for JSON.
 
     `seconds_left` is what a running study may still take by its `wall_time`, `starts_in` when a
     waiting one begins if those before it in its queue take all of theirs, one after another; each is
     None where that is not known.
+
+    Args:
+        order: ids of the studies, see storage.Studies.order.
     """
     rows: list[dict[str, Any]] = []
     ahead: dict[str, dict[str, Any]] = {}
-    for study in repository.studies.waiting_in_order():
-        row = _row(repository, study, ahead.get(study.cluster))
+    reasons = repository.quotas.reasons()
+    for number, study in enumerate(repository.studies.of_ids(order), 1):
+        quota = reasons(study.owner) if study.state == StudyState.QUEUED else ""
+        row = {"order": number, **_row(repository, study, ahead.get(study.queue), quota)}
         rows.append(row)
-        if not study.held:
-            ahead[study.cluster] = row
+        if not study.held and not quota:
+            ahead[study.queue] = row
     return rows
 
 
 def _row(
-    repository: Repository, study: StoredStudy, before: Mapping[str, Any] | None
+    repository: Repository, study: StoredStudy, before: Mapping[str, Any] | None, quota: str
 ) -> dict[str, Any]:
-    standing = status_of(repository, study.name)
+    standing = standing_of(repository, study, lambda _: quota)
     wall_time = StudySpec.model_validate(study.spec).budget.wall_time
     served = study.state == StudyState.RUNNING and standing["daemon"] is not None
     runs = served and not standing["waiting"]
@@ -39,14 +45,14 @@ def _row(
     return {
         "study": study.name,
         "owner": study.owner or None,
-        "queue": study.cluster,
+        "queue": study.queue,
         "state": study.state.value,
         "priority": study.priority,
         "held": study.held,
         "daemon": standing["daemon"],
         "reason": _reason(study, standing, None if runs else before),
         "seconds_left": None if wall_time is None else max(0.0, wall_time - study.elapsed),
-        "starts_in": None if study.held else starts,
+        "starts_in": None if study.held or quota else starts,
         "created": study.created,
     }
 
@@ -78,15 +84,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "nothing runs or waits"
     lines = [
-        f"{'study':30} {'owner':12} {'state':9} {'prio':>4} {'time left':>10} {'starts in':>10}"
+        f"{'':>3} {'study':30} {'owner':12} {'age':>9} {'state':9} {'prio':>4} {'time left':>10} "
+        f"{'starts in':>10}"
     ]
     for row in rows:
         state = "HELD" if row["held"] else row["state"]
+        age = duration(max(0.0, time.time() - row["created"]))
         lines.append(
-            f"{row['study']:30} {row['owner'] or _NO_OWNER:12} {state:9} "
+            f"{row['order']:>3} {row['study']:30} {row['owner'] or _NO_OWNER:12} {age:>9} {state:9} "
             f"{row['priority']:>4} {_time(row['seconds_left']):>10} {_time(row['starts_in']):>10}"
         )
         lines += [f"  {row['reason']}"] if row["reason"] else []
+    return "\n".join(lines)
+
+
+def quota_table(quotas: Sequence[Quota]) -> str:
+    """Return quotas, a line each."""
+    if not quotas:
+        return "no quotas: studies of each owner run as they come"
+    lines = [f"{'owner':20} {'studies':>8} {'device hours':>13} {'days':>6}"]
+    for one in quotas:
+        hours, days = ("-", "-") if one.device_hours is None else (one.device_hours, one.days)
+        studies = "-" if one.studies is None else one.studies
+        lines.append(f"{one.owner:20} {studies:>8} {hours:>13} {days:>6}")
     return "\n".join(lines)
 
 

@@ -13,12 +13,11 @@ from autotune.errors import LeaseLost
 from storage import (
     AttemptResult,
     Lease,
+    LeaseHolder,
     Repository,
     SlotHealth,
     StoredNoise,
     StoredStudy,
-    StudyState,
-    Worker,
 )
 from tests.contract.storage.making import (
     CLUSTER,
@@ -46,9 +45,7 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "attempts.finish": lambda r, lease, study, attempt: r.attempts.finish(
         lease, attempt, AttemptResult("COMPLETE", throughput=1.0), [block()]
     ),
-    "studies.finish": lambda r, lease, study, attempt: r.studies.finish(
-        lease, study, StudyState.DONE, verdict={"kind": "better"}, error="late"
-    ),
+    "studies.fail": lambda r, lease, study, attempt: r.studies.fail(lease, study, "late"),
     "studies.add_elapsed": lambda r, lease, study, attempt: r.studies.add_elapsed(
         lease, study, 1.0
     ),
@@ -160,14 +157,14 @@ class TestFence:
 def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: Repository) -> None:
     """It may only be frozen; nobody has taken its lease, so that alone would let it write."""
     submit(repository, "moved")
-    claimed = repository.studies.claim(Worker(CLUSTER, "here", 1, LONG))
+    claimed = repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG))
     assert claimed is not None
     lease, study = claimed.lease, claimed.study
-    repository.studies.enqueue("moved", cluster="elsewhere")
-    assert repository.studies.named("moved").cluster == CLUSTER, "its daemon lives"
+    repository.studies.enqueue("moved", queue="elsewhere")
+    assert repository.studies.named("moved").queue == CLUSTER, "its daemon lives"
     repository.leases.renew(lease, 0.0)
-    repository.studies.enqueue("moved", cluster="elsewhere")
-    assert repository.studies.named("moved").cluster == "elsewhere"
+    repository.studies.enqueue("moved", queue="elsewhere")
+    assert repository.studies.named("moved").queue == "elsewhere"
     with pytest.raises(LeaseLost):
         repository.attempts.begin(lease, study.id, 0, {})
     theirs = claim(repository, taken(repository, "elsewhere"))

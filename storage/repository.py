@@ -2,11 +2,10 @@
 
 from storage.attempts import AttemptRecords
 from storage.database import Database
-from storage.environments import Environments
+from storage.environments import Environments, NoiseRecords
 from storage.events import Author, Events
 from storage.leases import Leases
 from storage.messages import Messages
-from storage.noise import NoiseRecords
 from storage.order import Quotas
 from storage.recommendations import Recommendations
 from storage.studies import Studies

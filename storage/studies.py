@@ -42,6 +42,8 @@ from storage.records import (
 from storage.transactions import Transactions
 from storage.trials import SUGGESTED_BY
 
+_NAMED = 20
+"""Studies that the message about an unknown name lists."""
 _FARTHEST_RETRY = 900.0
 """Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
 
@@ -547,8 +549,9 @@ class Studies:
     def _row(self, session: Session, wanted: Select[StudyRow], name: str) -> StudyRow:
         row = session.scalar(wanted)
         if row is None:
-            names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
-            there = f"there are: {', '.join(names)}" if names else "it holds none yet"
+            newest = select(StudyRow.name).order_by(StudyRow.id.desc()).limit(_NAMED)
+            names = ", ".join(reversed(session.scalars(newest).all()))
+            there = f"the newest are: {names}" if names else "it holds none yet"
             raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
         return row
 

@@ -58,8 +58,6 @@ def standing_of(
     """
     spec = StudySpec.model_validate(study.spec)
     lease = repository.leases.serving(study)
-    messages = repository.messages.of(study.id)
-    last = messages[-1] if messages else None
     served = study.state == StudyState.RUNNING and lease is not None
     attempts = repository.attempts.of(study.id)
     known = Attempts(attempts, spec.full_baseline(), spec.harmless)
@@ -67,11 +65,7 @@ def standing_of(
     verdict = Verdict.from_dict(study.verdict) if study.verdict else None
     seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
-    waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
-    disk = repository.database.folder
-    waiting = last.text if last and waits else _postponed(study, quota)
-    if disk and is_full(disk) and not study.state.ended:
-        waiting = f"{full(disk)}, and nothing can be recorded before there is some."
+    waiting = waiting_of(repository, study, quota(study.owner))
     runs = served and not waiting
     signs = signs_of(repository, study.id, attempts, time.time()) if runs else NO_SIGNS
     return {
@@ -104,12 +98,26 @@ def standing_of(
     }
 
 
-def _postponed(study: StoredStudy, quota: Callable[[str], str]) -> str | None:
+def waiting_of(repository: Repository, study: StoredStudy, quota: str) -> str | None:
+    """Return why a study waits, although it has a daemon or could have one; None if it does not.
+
+    Args:
+        quota: quota of its owner that is exhausted; empty: none.
+    """
+    disk = repository.database.folder
+    if disk and is_full(disk) and not study.state.ended:
+        return f"{full(disk)}, and nothing can be recorded before there is some."
+    last = repository.messages.last(study.id) if study.state == StudyState.RUNNING else None
+    waits = last is not None and last.kind == MessageKind.WAITING
+    return last.text if last and waits else _postponed(study, quota)
+
+
+def _postponed(study: StoredStudy, quota: str) -> str | None:
     """Return why a queued study is not begun, or tried again later, and when; None if neither."""
     if study.held:
         return f"held; autotune release {study.name}"
     if study.retry_at is None:
-        return (quota(study.owner) or None) if study.state == StudyState.QUEUED else None
+        return (quota or None) if study.state == StudyState.QUEUED else None
     at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))
     left = duration(study.retry_at - time.time())
     return f"{study.error}; tried again at {at}, in {left}; autotune resume {study.name}: at once"

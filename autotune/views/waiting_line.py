@@ -1,13 +1,14 @@
 """The studies that run or wait, in the order in which daemons take them: why each waits, how long."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.wording import duration
-from autotune.config import StudySpec
-from autotune.views.overview import standing_of
-from storage import Quota, Repository, StoredStudy, StudyState
+from autotune.views.overview import waiting_of
+from storage import LeaseState, Quota, Repository, StoredStudy, StudyState
+from storage.leases import key_of
 
 _NO_OWNER = "-"
 
@@ -25,9 +26,15 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
     rows: list[dict[str, Any]] = []
     ahead: dict[str, dict[str, Any]] = {}
     reasons = repository.quotas.reasons()
+    holder = functools.cache(repository.leases.holder)
     for number, study in enumerate(repository.studies.of_ids(order), 1):
         quota = reasons(study.owner) if study.state == StudyState.QUEUED else ""
-        row = {"order": number, **_row(repository, study, ahead.get(study.queue), quota)}
+        daemon = holder(key_of(study.id))
+        if daemon is None and study.state == StudyState.QUEUED:
+            daemon = holder(study.queue)
+        waiting = waiting_of(repository, study, quota)
+        row = {"order": number, **_row(study, daemon, waiting, ahead.get(study.queue))}
+        row["starts_in"] = None if quota else row["starts_in"]
         rows.append(row)
         if not study.held and not quota:
             ahead[study.queue] = row
@@ -35,12 +42,13 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
 
 
 def _row(
-    repository: Repository, study: StoredStudy, before: Mapping[str, Any] | None, quota: str
+    study: StoredStudy,
+    daemon: LeaseState | None,
+    waiting: str | None,
+    before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    standing = standing_of(repository, study, lambda _: quota)
-    wall_time = StudySpec.model_validate(study.spec).budget.wall_time
-    served = study.state == StudyState.RUNNING and standing["daemon"] is not None
-    runs = served and not standing["waiting"]
+    wall_time = study.spec.get("budget", {}).get("wall_time")
+    runs = study.state == StudyState.RUNNING and daemon is not None and not waiting
     starts = 0.0 if runs or before is None else _ends(before)
     return {
         "study": study.name,
@@ -49,10 +57,10 @@ def _row(
         "state": study.state.value,
         "priority": study.priority,
         "held": study.held,
-        "daemon": standing["daemon"],
-        "reason": _reason(study, standing, None if runs else before),
+        "daemon": {"host": daemon.machine, "pid": daemon.pid} if daemon else None,
+        "reason": None if runs else _reason(study, waiting, before, served=daemon is not None),
         "seconds_left": None if wall_time is None else max(0.0, wall_time - study.elapsed),
-        "starts_in": None if study.held or quota else starts,
+        "starts_in": None if study.held else starts,
         "created": study.created,
     }
 
@@ -65,14 +73,14 @@ def _ends(row: Mapping[str, Any]) -> float | None:
 
 
 def _reason(
-    study: StoredStudy, standing: Mapping[str, Any], before: Mapping[str, Any] | None
+    study: StoredStudy, waiting: str | None, before: Mapping[str, Any] | None, *, served: bool
 ) -> str | None:
-    """Return why a study does not run at present; None if it does."""
+    """Return why a study does not run at present; None if it is about to."""
     if study.held:
         return f"held; autotune release {study.name}"
-    if standing["waiting"]:
-        return str(standing["waiting"])
-    if standing["daemon"] is None:
+    if waiting:
+        return waiting
+    if not served:
         return f"no daemon runs it; autotune resume {study.name} starts one"
     if before is not None:
         return f"behind {before['study']} of {before['owner'] or 'an unknown owner'}"

@@ -14,10 +14,9 @@ from optuna.storages._cached_storage import _CachedStorage
 from autotune.errors import LeaseLost
 from storage import TrialLedger
 from storage.attempts import AttemptRecords
-from storage.environments import Environments
+from storage.environments import Environments, NoiseRecords
 from storage.leases import Leases
 from storage.messages import Messages
-from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 

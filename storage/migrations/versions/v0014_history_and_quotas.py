@@ -8,10 +8,10 @@ down_revision = "0013"
 
 
 def upgrade() -> None:
-    """Rename two columns; add the tables, and an index for the device hours of the last days."""
+    """Rename two columns; add the tables, and indices for claims and recent device hours."""
     op.drop_index("ix_autotune_study_cluster", "autotune_study")
     op.execute("alter table autotune_study rename column cluster to queue")
-    op.create_index("ix_autotune_study_queue", "autotune_study", ["queue"])
+    op.create_index("ix_autotune_study_queue_state", "autotune_study", ["queue", "state"])
     op.execute("alter table autotune_lease rename column cluster to key")
     op.create_index("ix_autotune_attempt_ended", "autotune_attempt", ["ended"])
     op.create_table(

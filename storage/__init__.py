@@ -1,8 +1,8 @@
 """Persistence: Optuna's tables for the trials, `autotune_*` tables for everything else."""
 
+from storage.attempt_set import Attempts
 from storage.attempts import AttemptFeed
 from storage.database import Database
-from storage.history import Attempts
 from storage.names import study_names
 from storage.order import EVERY_OWNER
 from storage.records import (

@@ -6,7 +6,7 @@ import secrets
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage.clocks import Moment
 from storage.holders import is_gone, started
 from storage.models import LeaseRow
@@ -48,7 +48,7 @@ class Leases:
         """Extend the lease to this many seconds from now.
 
         Raises:
-            LeaseLost: another daemon has it.
+            StaleLease: another daemon has it.
         """
         with self._transactions.fenced(lease) as session:
             until = self._transactions.moment(session).until(seconds)
@@ -56,7 +56,7 @@ class Leases:
 
     def release(self, lease: Lease) -> None:
         """Let another daemon have the lease at once."""
-        with contextlib.suppress(LeaseLost):
+        with contextlib.suppress(StaleLease):
             self.renew(lease, 0.0)
 
     def state(self, key: str) -> LeaseState | None:

@@ -10,7 +10,7 @@ from sqlalchemy import Select, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from autotune.errors import BadInput, StaleLease, StudyNotFound
 from storage import leases
 from storage.attempts import abandon
 from storage.clocks import Moment
@@ -228,7 +228,7 @@ class Studies:
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; a study that no daemon runs stops at once.
 
-        A daemon that let its lease expire, and wakes, has lost it: the study may have been deleted
+        A daemon that let its lease expire, and wakes, has a stale one: the study may have been deleted
         by then, and another one have its number.
         """
         with self._transactions.writing() as session:
@@ -564,11 +564,11 @@ def _of_daemon(session: Session, study_id: int) -> StudyRow:
     """Return the study that a daemon runs, locked.
 
     Raises:
-        LeaseLost: the study was stopped while the lease was free, and deleted.
+        StaleLease: the study was stopped while the lease was free, and deleted.
     """
     row = session.get(StudyRow, study_id, with_for_update=True)
     if row is None:
-        raise LeaseLost("the study that ran here was deleted; nothing more is written of it")
+        raise StaleLease("the study that ran here was deleted; nothing more is written of it")
     return row
 
 

@@ -58,7 +58,7 @@ class Transactions:
         """Open a transaction of a daemon, which locks the row of its lease until the end.
 
         Raises:
-            LeaseLost: another daemon has the lease; nothing is written.
+            StaleLease: another daemon has the lease; nothing is written.
         """
         with self.writing() as session:
             prove(session.connection(), lease)

@@ -24,8 +24,8 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import (
     AutotuneError,
     LauncherError,
-    LeaseLost,
     NotHere,
+    StaleLease,
     StorageUnreachable,
 )
 from autotune.export import publish, writing
@@ -161,9 +161,9 @@ class Daemon:
                 self._let_go()
             self._outage.over()
             return served, left
-        except LeaseLost as lost:
+        except StaleLease as stale:
             self._lease = None
-            log.warning("%s", lost)
+            log.warning("%s", stale)
         except _UNREACHABLE as error:
             self._outage.tell(error)
             self._repository.database.forget_connections()  # those of Optuna as well
@@ -205,7 +205,7 @@ class Daemon:
         else:
             try:
                 leases.renew(self._presence, LEASE_SECONDS)
-            except LeaseLost:
+            except StaleLease:
                 self._presence = None
         self._asked = now
 
@@ -231,7 +231,7 @@ class Daemon:
                 verdict = run.run(self._open_launcher, self._outage.over, later)
             except Stopped:
                 self._stop(lease, study)
-            except LeaseLost:
+            except StaleLease:
                 raise
             except _UNREACHABLE:
                 raise
@@ -338,14 +338,14 @@ class _Heartbeat:
     def run(self, done: threading.Event) -> None:
         """Beat until done."""
         finished = False
-        while not finished and not self._signals.lease_lost.is_set():
+        while not finished and not self._signals.lease_stale.is_set():
             waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
             finished = done.wait(_HEAR_SECONDS if waits else _RENEW_SECONDS)
             try:
                 self._beat()
                 self._outage.over()
-            except LeaseLost:
-                self._signals.lease_lost.set()
+            except StaleLease:
+                self._signals.lease_stale.set()
             except _UNREACHABLE as error:
                 self._outage.tell(error)
 

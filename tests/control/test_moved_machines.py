@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import BadInput, LeaseLost
+from autotune.errors import BadInput, StaleLease
 from autotune.service import machine
 from autotune.service.daemon import this_queue
 from autotune.service.queues import place_of
@@ -88,7 +88,7 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
     assert place_of(played.study().queue) == "host:4f1c0a"
     repository.leases.renew(left, 0.0)  # it has not renewed its lease since
     move_to_this_machine(repository, played.name)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         repository.messages.say(left, played.study().id, "late")
     played.serve()
     played.assert_complete(trials=3)

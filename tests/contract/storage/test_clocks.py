@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage import Lease, LeaseHolder, Repository, Retry, StoredStudy, clocks, database
 from tests.contract.storage.making import CLUSTER, LONG, claim, rows, taken
 from tests.support.waiting import wait_for
@@ -171,7 +171,7 @@ def test_an_epoch_that_a_restored_database_gives_out_again_is_not_the_same(
     now = taken(repository, lease.key)
     assert now.epoch == late.epoch
     before = rows(repository)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         repository.messages.say(late, study.id, "late")
     assert rows(repository) == before
     repository.messages.say(now, study.id, "mine")

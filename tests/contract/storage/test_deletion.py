@@ -4,7 +4,7 @@ import optuna
 import pytest
 from sqlalchemy import inspect, text
 
-from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from autotune.errors import BadInput, StaleLease, StudyNotFound
 from storage import (
     AttemptResult,
     AttemptState,
@@ -119,7 +119,7 @@ def test_a_daemon_that_wakes_after_its_study_was_deleted_writes_nothing(
         lambda: repository.attempts.begin(lease, study.id, 1, {}),
         lambda: repository.attempts.finish(lease, attempt.id, done, []),
     ):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StaleLease):
             write()
     assert rows(repository) == before
     assert elsewhere.token != lease.token

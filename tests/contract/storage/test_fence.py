@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage import (
     AttemptResult,
     Lease,
@@ -101,7 +101,7 @@ class TestFence:
         submit(repository, "second")
         taken_over(repository)
         before = rows(repository)
-        with pytest.raises(LeaseLost, match=lease.key):
+        with pytest.raises(StaleLease, match=lease.key):
             FENCED[write](repository, lease, study.id, attempt.id)
         assert rows(repository) == before
 
@@ -126,7 +126,7 @@ class TestFence:
             Lease(lease.key, lease.epoch),
         ]
         for forged in forgeries:
-            with pytest.raises(LeaseLost):
+            with pytest.raises(StaleLease):
                 repository.messages.say(forged, study.id, "forged")
         assert rows(repository) == before
 
@@ -140,7 +140,7 @@ class TestFence:
             for written in range(10_000):
                 try:
                     repository.messages.say(lease, study.id, "still here")
-                except LeaseLost:
+                except StaleLease:
                     return written
             raise AssertionError("never noticed")
 
@@ -165,7 +165,7 @@ def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: R
     repository.leases.renew(lease, 0.0)
     repository.studies.enqueue("moved", queue="elsewhere")
     assert repository.studies.named("moved").queue == "elsewhere"
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         repository.attempts.begin(lease, study.id, 0, {})
     theirs = claim(repository, taken(repository, "elsewhere"))
     assert theirs is not None

@@ -5,7 +5,7 @@ import time
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage import LeaseHolder, Repository
 from tests.contract.storage.making import (
     CLUSTER,
@@ -107,7 +107,7 @@ class TestLease:
         lost = taken(repository, seconds=0.0)
         taken(repository)
         before = rows(repository)
-        with pytest.raises(LeaseLost, match=CLUSTER):
+        with pytest.raises(StaleLease, match=CLUSTER):
             repository.leases.renew(lost, LONG)
         assert rows(repository) == before
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from autotune.errors import BadInput, LeaseLost, StorageError
+from autotune.errors import BadInput, StaleLease, StorageError
 from storage import Database, EventKind, LeaseHolder, Quota, Repository
 from storage.database import parse
 from storage.leases import key_of
@@ -61,7 +61,7 @@ def test_role_reads_studies_of_others_and_changes_its_own_only(
         with pytest.raises(BadInput, match="a study of alice"):
             change()
     assert bob.studies.claim("host:here alice 0", HOLDER) is None
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         bob.studies.fail(claimed.lease, claimed.study.id, "spoilt")
     assert alice.leases.holder(key_of(claimed.study.id)) is not None
     alice.studies.stop(claimed.lease, claimed.study.id)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import text, update
 
-from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from autotune.errors import BadInput, StaleLease, StudyNotFound
 from search_spaces import Facts
 from storage import (
     AttemptResult,
@@ -359,7 +359,7 @@ class TestQueue:
         assert state is not None
         end_lease(repository, state)
         assert claim(repository, taken(repository)) is not None
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StaleLease):
             repository.studies.add_elapsed(first.lease, first.study.id, 1.0)
         repository.studies.add_elapsed(second.lease, second.study.id, 1.0)
 
@@ -433,7 +433,7 @@ class TestQueue:
         attempt = repository.attempts.begin(lease, study.id, 0, {})
         claim(repository, lease)  # the same daemon, after an outage: its lease is still good
         before = rows(repository)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StaleLease):
             repository.attempts.finish(lease, attempt.id, AttemptResult("COMPLETE"), [block()])
         assert rows(repository) == before
 

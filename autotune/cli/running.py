@@ -235,13 +235,21 @@ def daemon(
     studies: Annotated[
         int, typer.Option(min=1, help="Studies at a time, each in a process of its own.")
     ] = 1,
+    idle_only: Annotated[
+        bool,
+        typer.Option(
+            "--idle-only", help="Begin a study only once other programs leave the devices idle."
+        ),
+    ] = False,
     metrics_port: Annotated[
         int | None,
         typer.Option(help="Serve /metrics and /healthz there, on loopback only; 0: a free port."),
     ] = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
+    from autotune.runs.plan import launcher_of
     from autotune.service.daemon import Daemon, this_queue
+    from autotune.service.idleness import when_idle
     from autotune.service.pool import DaemonPool
     from autotune.service.queues import owned, place_of
     from autotune.service.submission import spawn_daemon
@@ -254,12 +262,15 @@ def daemon(
     if studies > 1:
         absolute = repository.database.url.render_as_string(hide_password=False)
         place = place_of(queue)
-        pool = DaemonPool(lambda: spawn_daemon(place, absolute, Path.cwd(), idle_exit), studies)
+        options = ["--idle-only"] if idle_only else []
+        pool = DaemonPool(
+            lambda: spawn_daemon(place, absolute, Path.cwd(), idle_exit, options=options), studies
+        )
         _on_signals(pool.shut_down)
         _serve_metrics(repository, lambda: pool.silence, metrics_port)
         pool.serve()
         return
-    running = Daemon(repository, queue)
+    running = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
     _on_signals(running.shut_down)
     _serve_metrics(repository, lambda: running.silence, metrics_port)
     running.serve(idle_seconds=idle_exit)

@@ -315,6 +315,7 @@ def spawn_daemon(
     folder: Path,
     idle_seconds: float | None,
     output: BinaryIO | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a daemon apart from this terminal (setsid); return its process.
 
@@ -325,12 +326,14 @@ def spawn_daemon(
         folder: its working directory.
         idle_seconds: time without a study after which it leaves; None: it stays.
         output: file of its messages; None: that of this process.
+        options: further options of `autotune daemon`.
 
     Raises:
         AutotuneError: it ended at once.
     """
     command = [sys.executable, "-P", "-m", "autotune", "daemon", "--cluster", place]
     command += [] if idle_seconds is None else ["--idle-exit", str(idle_seconds)]
+    command += options
     process = subprocess.Popen(
         [*command, "--storage-on-stdin"],
         stdin=subprocess.PIPE,

@@ -512,12 +512,15 @@ class Studies:
         return _settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
 
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, queue: str) -> bool:
-        """Put a study into another queue; return False if a daemon runs it."""
+        """Put a study into another queue; return False if a daemon runs it.
+
+        It is then a study of the account that does so.
+        """
         if row.state == StudyState.RUNNING and lease is not None:
             if is_held(lease, self._transactions.moment(session)):
                 return False
             revoke(lease)
-        row.queue = queue
+        row.queue, row.owner = queue, self._events.author.account
         self._events.add(session, row, EventKind.MOVED, queue)
         return True
 

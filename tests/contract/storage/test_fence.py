@@ -19,6 +19,7 @@ from storage import (
     StoredNoise,
     StoredStudy,
 )
+from storage.holders import user_name
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -164,7 +165,8 @@ def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: R
     assert repository.studies.named("moved").queue == CLUSTER, "its daemon lives"
     repository.leases.renew(lease, 0.0)
     repository.studies.enqueue("moved", queue="elsewhere")
-    assert repository.studies.named("moved").queue == "elsewhere"
+    moved = repository.studies.named("moved")
+    assert (moved.queue, moved.owner) == ("elsewhere", user_name())
     with pytest.raises(StaleLease):
         repository.attempts.begin(lease, study.id, 0, {})
     theirs = claim(repository, taken(repository, "elsewhere"))

@@ -31,7 +31,7 @@ from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes
 from launchers.replay import ReplayLauncher
 from launchers.replay.device import RecordedDevice, read_device
-from storage import Database, Repository, Worker
+from storage import Database, LeaseHolder, Repository
 
 TABLE = Path(__file__).parent / "tables" / "h200-gpt2-124m.jsonl"
 TOKENS = 1024
@@ -165,7 +165,7 @@ def study(
     )
     repository = storage.emptied()
     repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
-    claim = repository.studies.claim(Worker("policy", "policy", 0, _LEASE_SECONDS))
+    claim = repository.studies.claim("policy", LeaseHolder("policy", 0, _LEASE_SECONDS))
     assert claim is not None
     stored, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.slots[0].environment)

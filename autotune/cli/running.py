@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from autotune.cli.shared_options import (
     export_path,
     located,
     open_storage,
+    seconds,
     url_of,
 )
 from autotune.errors import BadInput, Requeued
@@ -63,7 +65,7 @@ def init(
     from autotune.standalone.starter import write_study, write_workload
 
     path, command = _path_and_command(words or [])
-    startup = _seconds(startup_timeout)
+    startup = seconds("--startup-timeout", startup_timeout)
     if command:
         _init_of_command(path, command, startup, may_write=may_write)
         return
@@ -183,27 +185,6 @@ def _refuse_both(foreground: bool, detach: bool) -> None:
         )
 
 
-def _seconds(text: str | None) -> float | None:
-    """Parse a time of the command line: `90`, `90s`, `20m`.
-
-    Raises:
-        BadInput: it is none.
-    """
-    if text is None:
-        return None
-    from pydantic import TypeAdapter, ValidationError
-
-    from autotune.config.quantities import Seconds
-
-    try:
-        return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
-    except ValidationError:
-        raise BadInput(
-            "--startup-timeout must be seconds, or a number with a unit such as 90s, 30m, 2h, got "
-            f"{text}"
-        ) from None
-
-
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -278,13 +259,21 @@ def daemon(
     studies: Annotated[
         int, typer.Option(min=1, help="Studies at a time, each in a process of its own.")
     ] = 1,
+    idle_only: Annotated[
+        bool,
+        typer.Option(
+            "--idle-only", help="Begin a study only once other programs leave the devices idle."
+        ),
+    ] = False,
     metrics_port: Annotated[
         int | None,
         typer.Option(help="Serve /metrics and /healthz there, on loopback only; 0: a free port."),
     ] = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
-    from autotune.service.daemon import Daemon, this_cluster
+    from autotune.runs.plan import launcher_of
+    from autotune.service.daemon import Daemon, this_queue
+    from autotune.service.idleness import when_idle
     from autotune.service.pool import DaemonPool
     from autotune.service.queues import owned, place_of
     from autotune.service.submission import spawn_daemon
@@ -293,14 +282,19 @@ def daemon(
     handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    repository, queue = open_storage(url), owned(cluster) if cluster else this_cluster()
+    repository, queue = open_storage(url), owned(cluster) if cluster else this_queue()
     if studies == 1:
-        alone = Daemon(repository, queue)
+        alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
         _prepare(alone, repository, metrics_port)
         alone.serve(idle_seconds=idle_exit)
         return
     absolute, place = _absolute_url(repository), place_of(queue)
-    pool = DaemonPool(lambda: spawn_daemon(place, absolute, Path.cwd(), idle_exit), studies)
+    options = ["--idle-only"] if idle_only else []
+
+    def another() -> Popen[bytes]:
+        return spawn_daemon(place, absolute, Path.cwd(), idle_exit, options=options)
+
+    pool = DaemonPool(another, studies)
     _prepare(pool, repository, metrics_port)
     pool.serve()
 
@@ -369,7 +363,7 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.daemon import Daemon
     from autotune.service.submission import InProcessRunner
 
-    running = Daemon(repository, study.cluster, only=study.id)
+    running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     return InProcessRunner(repository, study, running)

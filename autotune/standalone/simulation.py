@@ -32,7 +32,7 @@ from launchers.replay import ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded
 from launchers.replay.tables import THROUGHPUT, Origin, Table, read_origin, read_table
 from search_spaces.knob import written
-from storage import Database, Repository, Worker
+from storage import Database, LeaseHolder, Repository
 
 _CLUSTER = "simulation"
 _LEASE_SECONDS = 1e6
@@ -221,7 +221,7 @@ def _run(
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
     stored = withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
-    claim = repository.studies.claim(Worker(_CLUSTER, _CLUSTER, 0, _LEASE_SECONDS))
+    claim = repository.studies.claim(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)

@@ -15,7 +15,7 @@ from autotune.analysis.levels import Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, too_slow
-from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
+from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.context import StudyContext
@@ -59,7 +59,7 @@ class Signals:
     """Signals to a running study from outside its thread."""
 
     stop: threading.Event = field(default_factory=threading.Event)
-    lease_lost: threading.Event = field(default_factory=threading.Event)
+    lease_stale: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
     """Another study has the machine: the time does not count."""
     opening: threading.Event = field(default_factory=threading.Event)
@@ -69,11 +69,11 @@ class Signals:
         """Raise the signal that was given, if one was.
 
         Raises:
-            LeaseLost: another daemon has the study.
+            StaleLease: another daemon has the study.
             Stopped: it is to stop.
         """
-        if self.lease_lost.is_set():
-            raise LeaseLost("another daemon has taken over; this one writes no more")
+        if self.lease_stale.is_set():
+            raise StaleLease("another daemon has taken over; this one writes no more")
         if self.stop.is_set():
             raise Stopped
 
@@ -126,7 +126,7 @@ class Tuner:
         Raises:
             BadInput: the baseline cannot run here, with the reason.
             BaselineFails: it fails again and again, for a reason of its own.
-            Stopped, LeaseLost: see Signals.
+            Stopped, StaleLease: see Signals.
         """
         self._check_baseline()
         try:

@@ -28,6 +28,7 @@ from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
+from autotune.views import notes
 from launchers.replay import ReplayLauncher
 from launchers.replay.device import RecordedDevice, read_device
 from storage import Database, LeaseHolder, Repository
@@ -169,7 +170,8 @@ def study(
     stored, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.slots[0].environment)
     plan = Plan(spec, launcher)
-    verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
+    context = StudyContext(stored, plan, lease, repository, environment)
+    verdict = Tuner(context, Signals(), notes).run()
     best = max(map(device.rate, _configurations(spec, plan)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today

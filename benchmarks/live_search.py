@@ -38,7 +38,7 @@ import optuna
 import yaml
 from residents import leaving
 
-from autotune.analysis.contenders import most_promising_first
+from autotune.analysis.finalists import most_promising_first
 from autotune.config import load
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved

@@ -23,7 +23,7 @@ from unittest import mock
 
 import yaml
 
-from autotune.analysis.contenders import error_of
+from autotune.analysis.levels import error_of
 from autotune.config import load
 from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import submit

@@ -37,7 +37,7 @@ from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.views import paper
+from autotune.views import notes, paper
 from autotune.views.overview import list_of, status_of
 from autotune.views.recompute import recomputed_verdict
 from autotune.views.waiting_line import queue_of
@@ -190,7 +190,7 @@ class Recorded:
         recorded = self.repository.environments.record(self.lease, environment)
         job = StudyContext(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
         try:
-            Tuner(job, signals).run()
+            Tuner(job, signals, notes).run()
         except Stopped:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))

@@ -376,7 +376,7 @@ class StoredBlock:
     """See autotune.worker.protocol.Observed."""
 
     @property
-    def workers(self) -> int:
+    def world_size(self) -> int:
         """Number of devices (on the CPU: shares of it) that worked together, over all ranks."""
         return len(self.rank_seconds) * int(self.observed.get("replicas", 1))
 

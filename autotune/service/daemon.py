@@ -38,6 +38,7 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
+from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival
 from launchers.node_compat import device_kind, from_agent
@@ -473,7 +474,8 @@ class _StudyRun:
         # Its time has advanced; its settings stay those of the plan, and new ones apply later.
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
-        tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
+        context = dataclasses.replace(job, plan=plan.of(resolved), study=study)
+        tuner = Tuner(context, self._signals, notes)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)
         if verdict.trial is not None:
@@ -487,7 +489,7 @@ class _StudyRun:
         self._repository.messages.say(
             self._lease,
             self._study.id,
-            f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
+            f"{launcher.ranks} rank{'s' if launcher.ranks > 1 else ''} on {what}, "
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
             + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
@@ -498,7 +500,7 @@ class _StudyRun:
             self._study,
             self._spec,
             text=text_of(verdict),
-            world_size=launcher.workers,
+            world_size=launcher.ranks,
             environment=self._measured_in() or launcher.site.environment,
         )
         assert verdict.trial is not None

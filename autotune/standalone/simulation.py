@@ -25,6 +25,7 @@ from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
+from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
@@ -165,8 +166,8 @@ def _other_measurements(
         yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
     if wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
-    if (wanted.resources.known_workers or launcher.workers) != launcher.workers:
-        yield f"resources.workers: it was recorded with {launcher.workers}"
+    if (wanted.resources.known_workers or launcher.ranks) != launcher.ranks:
+        yield f"resources.workers: it was recorded with {launcher.ranks}"
 
 
 def _beyond(
@@ -224,9 +225,8 @@ def _run(
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
-    tuner = Tuner(
-        StudyContext(study, Plan(spec, launcher), lease, repository, environment), Signals()
-    )
+    context = StudyContext(study, Plan(spec, launcher), lease, repository, environment)
+    tuner = Tuner(context, Signals(), notes)
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(

@@ -189,7 +189,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         age = duration(max(0.0, time.time() - row["created"]))
         lines.append(
-            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row['order'] or '-':>5} "
+            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row.get('order') or '-':>5} "
             f"{_state(row):18} {row['trials']:>6}  {_speedup(row)}"
         )
         lines += [f"  {row['waiting']}"] if row["waiting"] else []

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
     waits = study.state == StudyState.QUEUED
-    return standing_of(repository, study, repository.quotas.reasons() if waits else no_quota)
+    return standing_of(repository, study, repository.quotas.reasons()(study.owner) if waits else "")
 
 
 def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
@@ -38,23 +38,16 @@ def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
     quota = repository.quotas.reasons()
     places = {study_id: at for at, study_id in enumerate(repository.studies.order(), 1)}
     return [
-        {**standing_of(repository, study, quota), "order": places.get(study.id)}
+        {**standing_of(repository, study, quota(study.owner)), "order": places.get(study.id)}
         for study in repository.studies.all(last)
     ]
 
 
-def no_quota(_: str) -> str:
-    """Return the reason of an owner without a quota."""
-    return ""
-
-
-def standing_of(
-    repository: Repository, study: StoredStudy, quota: Callable[[str], str]
-) -> dict[str, Any]:
+def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON.
 
     Args:
-        quota: returns, for an owner, which quota is exhausted; empty: none.
+        quota: quota of its owner that is exhausted; empty: none.
     """
     spec = StudySpec.model_validate(study.spec)
     lease = repository.leases.serving(study)
@@ -65,7 +58,7 @@ def standing_of(
     verdict = Verdict.from_dict(study.verdict) if study.verdict else None
     seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
-    waiting = waiting_of(repository, study, quota(study.owner))
+    waiting = waiting_of(repository, study, quota)
     runs = served and not waiting
     signs = signs_of(repository, study.id, attempts, time.time()) if runs else NO_SIGNS
     return {
@@ -196,7 +189,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         age = duration(max(0.0, time.time() - row["created"]))
         lines.append(
-            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row['order'] or '-':>5} "
+            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row.get('order') or '-':>5} "
             f"{_state(row):18} {row['trials']:>6}  {_speedup(row)}"
         )
         lines += [f"  {row['waiting']}"] if row["waiting"] else []

@@ -132,7 +132,7 @@ def export(
     With --trials, write all attempts as a table instead.
     """
     from autotune.export import best, formats, publish, writing
-    from autotune.views.current_verdict import current_verdict
+    from autotune.views.recompute import current_verdict
     from autotune.views.verdict_text import text_of
 
     formats.known(form)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
+from autotune.analysis.choices import ChoiceReason, choices
 from autotune.analysis.confirmation import (
     FEWEST_ROUNDS,
     Confirmation,
@@ -28,7 +29,7 @@ from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.schedule import FinalsPlan, Schedule
 from autotune.study.soak import SoakPair
-from storage import Purpose
+from storage import Attempts, MessageCode, NewMessage, Purpose
 
 Drawn = TypeVar("Drawn")
 _STEPS_TO_COME = 5
@@ -65,6 +66,7 @@ class Finals:
         self._schedule = schedule
         self._void: set[int] | None = None
         self._moves = 0
+        self._finalists: set[int] = set()
         self.selection: Selection | None = None
         """Latest choice of the finalists; None before the first."""
 
@@ -94,6 +96,7 @@ class Finals:
             if confirmation is None or not confirmation.members():
                 return
             self._note_void(confirmation.void)
+            self._note_finalists(confirmation)
             if self._check_numerics(confirmation):
                 continue  # a refused finalist makes room for the next
             if self._check_epochs(confirmation):
@@ -135,6 +138,29 @@ class Finals:
             )
         self._void = void
 
+    def _note_finalists(self, confirmation: Confirmation) -> None:
+        """Record which trials are measured again and why, whenever others are."""
+        finalists = set(confirmation.candidates) - {confirmation.baseline}
+        if confirmation.rounds or not finalists or finalists == self._finalists:
+            return
+        self._finalists = finalists
+        attempts, selection = self._context.attempts(), self.selection
+        found = choices(
+            attempts, finalists, self._barred(attempts), selection.unaffordable if selection else ()
+        )
+        again = [
+            f"trial {one.trial}" + (f" (expected {one.expected:.2f}x)" if one.expected else "")
+            for one in found
+            if one.reason is ChoiceReason.FINALIST
+        ]
+        said = f"Measured again with yours: {', '.join(again)}."
+        data = {"choices": [one.as_dict() for one in found]}
+        self._context.say(NewMessage(said, MessageCode.FINALISTS, data))
+
+    def _barred(self, attempts: Attempts) -> dict[int, str]:
+        rules = Rules.of(self._plan.spec)
+        return barred(attempts, self._context.blocks, self._plan.baseline, rules)
+
     def _replay(self) -> Confirmation | None:
         plan = FinalsPlan.of(self._context, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
@@ -143,7 +169,7 @@ class Finals:
         return replay(
             attempts,
             most_rounds=wanted.rounds,
-            barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
+            barred=self._barred(attempts),
             **self.selection._asdict(),
             blocks=blocks,
         )

@@ -13,15 +13,16 @@ import pandas
 import pytest
 from optuna_dashboard import get_note
 
+from autotune.analysis.choices import ChoiceReason
 from autotune.analysis.rounds import Stage
 from autotune.config import StudySpec
 from autotune.views.block import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
-from autotune.views.figure_text import bounds_text, hours, ratio_text, times
+from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
 from autotune.views.figures import StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.views.page import page
-from autotune.views.paper import report_of
+from autotune.views.paper import choice_text, report_of
 from autotune.views.progress import ProgressLines
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
@@ -77,10 +78,13 @@ def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: R
         assert times(speedup.value) in text, name
         assert bounds_text(speedup) in " ".join(text.split()) or name == "page", name
         assert hours(saving.hours.value) in text, name
+        for fact in saving_facts(saving, figures.cost, assumed=figures.job.hours_assumed):
+            shown = " ".join(text.split())
+            assert fact.figure in shown and fact.interval in shown, (name, fact)
     assert f"({bounds_text(speedup)})" in texts["page"], "in the title"
     study = played.trials_of_optuna()
     assert f"{times(speedup.value)} your configuration" in get_note(study)
-    assert f"interval {bounds_text(speedup)}" in get_note(study)
+    assert f"({bounds_text(speedup)}, {CI})" in get_note(study)
     told = json.loads(answered(played, "report", played.name, "--json"))
     assert told == json.loads(json.dumps(figures.as_dict()))
     for found in (told["answer"], json.loads(answered(played, "status", played.name, "--json"))):
@@ -88,6 +92,9 @@ def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: R
     [listed] = json.loads(answered(played, "list", "--json"))
     assert listed["speedup"] == as_json(speedup)
     assert ratio_text(speedup) in answered(played, "list")
+    again = [choice_text(one) for one in figures.search.choices]
+    assert again and all(text in texts["report"] for text in again)
+    assert all(text.partition("`")[0] in texts["page"] for text in again)
     _assert_same_trials(figures, texts, played)
     _assert_same_rounds(figures, texts, played)
 
@@ -136,7 +143,12 @@ def _assert_same_rounds(figures: StudyFigures, texts: dict[str, str], played: Re
             assert ratio_text(one.so_far[trial]) in line
             assert ratio_text(one.so_far[trial]) in texts["page"]
     assert figures.rounds[-1].so_far[trial] == figures.answer.speedup, "the last is the verdict's"
-    assert {one.stage for one in figures.rounds} <= {Stage.CHOICE, Stage.GAIN}
+    assert {one.stage for one in figures.rounds} == {Stage.CHOICE, Stage.GAIN}
+    for one in figures.rounds:
+        assert one.counts == (one.stage is Stage.GAIN), "the others chose"
+        assert one.counts or not one.so_far
+    counted = [one for one in figures.rounds if one.counts]
+    assert figures.answer.compared == figures.answer.rounds == len(counted)
 
 
 def table(played: Replayed) -> list[dict[str, str]]:
@@ -173,13 +185,25 @@ def test_value_in_optuna_is_the_ratio_to_the_baseline(played: Replayed) -> None:
             assert trial.value == pytest.approx(ratios[trial.number])
 
 
+def test_choice_of_the_finalists_is_recorded_with_expectation_and_reason(
+    played: Replayed,
+) -> None:
+    figures = tuned(played)
+    again = {one.trial for one in figures.trials if one.again and not one.baseline}
+    chosen = {c.trial: c for c in figures.search.choices if c.reason is ChoiceReason.FINALIST}
+    assert chosen.keys() == again
+    assert all(choice.expected is not None for choice in chosen.values())
+    others = [c for c in figures.search.choices if c.reason is ChoiceReason.BEYOND]
+    assert others, "the most promising of the others, with the reason why not"
+
+
 def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None:
     figures = tuned(played)
     saving, cost = figures.saving, figures.cost
     assert saving is not None and saving.money is not None and cost.money is not None
     assert saving.money.value == pytest.approx(2.5 * saving.device_hours.value)
     assert cost.money == pytest.approx(2.5 * cost.device_hours)
-    assert "Money saved" in page(figures)
+    assert "saved for" in page(figures)
 
 
 @pytest.mark.parametrize("attempts", [2, 9, 22])

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.choices import FinalistChoice
+from autotune.analysis.finalists import FinalistChoice
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank
 from autotune.analysis.provenance import measured_in
@@ -374,7 +374,7 @@ class _Collector:
         if self._study.facts:
             return int(self._study.facts["world_size"])
         first = self._attempts.measured().first
-        return self._repository.attempts.blocks(first.id)[0].workers if first else 1
+        return self._repository.attempts.blocks(first.id)[0].world_size if first else 1
 
     @cached_property
     def _answer(self) -> StudyAnswer:

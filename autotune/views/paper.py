@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.analysis.attribution import Contribution
-from autotune.analysis.choices import ChoiceReason, FinalistChoice
+from autotune.analysis.finalists import ChoiceReason, FinalistChoice
 from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.choices import expected_gains
+from autotune.analysis.finalists import expected_gains
 from autotune.analysis.trial_ratios import TrialRatio, changed_knobs, trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.estimate import Ratio

@@ -13,7 +13,7 @@ import pandas
 import pytest
 from optuna_dashboard import get_note
 
-from autotune.analysis.choices import ChoiceReason
+from autotune.analysis.finalists import ChoiceReason
 from autotune.analysis.rounds import Stage
 from autotune.config import StudySpec
 from autotune.views.block import final_block

@@ -199,7 +199,7 @@ def _contributions(figures: StudyFigures) -> Iterator[str]:
         return
     yield "### What each knob brings"
     yield ""
-    yield "| knob | baseline | winner | gain (95 % interval) |"
+    yield "| knob | baseline | winner | gain (95 % CI) |"
     yield "|---|---|---|---|"
     for one in gains:
         yield f"| {tied(one)} | {written(one.before)} | {written(one.after)} | {ratio_text(one.gain)} |"

@@ -14,8 +14,11 @@ import pytest
 from optuna_dashboard import get_note
 
 from autotune.analysis.finalists import ChoiceReason
+from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Stage
 from autotune.config import StudySpec
+from autotune.measurement.bottleneck import STRAGGLER
+from autotune.measurement.estimate import Ratio
 from autotune.views.block import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
@@ -24,6 +27,7 @@ from autotune.views.live import LiveView, lines
 from autotune.views.page import page
 from autotune.views.paper import choice_text, report_of
 from autotune.views.progress import ProgressLines
+from autotune.views.trust import Evidence, Trust, points
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
@@ -195,6 +199,35 @@ def test_choice_of_the_finalists_is_recorded_with_expectation_and_reason(
     assert all(choice.expected is not None for choice in chosen.values())
     others = [c for c in figures.search.choices if c.reason is ChoiceReason.BEYOND]
     assert others, "the most promising of the others, with the reason why not"
+
+
+def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Replayed) -> None:
+    figures = tuned(played)
+    wide = Ratio(1.2, 1.026, 1.41)
+    evidence = Evidence(
+        verdict=dataclasses.replace(figures.verdict, speedup=wide, missing_seconds=None),
+        rounds=figures.rounds,
+        trials=figures.trials,
+        contributions=(),
+        search_end=None,
+        expected_gain=None,
+        timed=tuple(played.attempts("search")),
+        environments=1,
+        elapsed=figures.elapsed,
+        unit=figures.unit,
+        warmup=1.0,
+        bottlenecks=(Finding(STRAGGLER, 0.12, "all ranks wait for rank 1"),),
+    )
+    found = {point.code: point for point in points(evidence)}
+    assert (found["straggler"].trust, found["width"].trust) == (Trust.CARE, Trust.OPEN)
+    assert "12% of a step" in found["straggler"].text
+    assert "1.02x" in found["width"].text
+    answer = dataclasses.replace(figures.answer, speedup=wide)
+    shown = dataclasses.replace(figures, trust=tuple(found.values()), answer=answer)
+    text = words(page(shown))
+    assert text.index("1.20x") < text.index("(1.02 to 1.41, 95 % CI)") < text.index("slow rank")
+    assert text.index("slow rank") < text.index("What it saves")
+    assert final_block(shown).startswith("1.20x yours (1.02 to 1.41, 95 % CI)")
 
 
 def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None:

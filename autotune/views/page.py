@@ -38,9 +38,11 @@ from autotune.views.paper import (
     TRUST,
     best_first,
     choice_text,
+    ended_text,
     failed_text,
     how_text,
     running_rows,
+    step_note,
 )
 from autotune.views.svg import escaped
 from autotune.views.trial_figures import TrialFigures
@@ -354,13 +356,10 @@ def _step(figures: StudyFigures) -> str:
     )
     total = f'<tr class="sum"><td>a step</td>{_ms_cells(made.before, made.after, kept=kept)}</tr>'
     heads = "" if kept else "<th class=n>tuned</th><th class=n>change</th>"
-    looks = " and ".join(counted(steps, "step") for steps in made.looks)
     return (
         "<h2>Where a step's time goes</h2>"
         f"{bars}<table class='list'><thead><tr><th>ms of a step</th><th class=n>yours</th>{heads}</tr>"
-        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>Shares of one look under the "
-        f"profiler ({looks}), times the confirmed time of a step. A look has no interval: differences "
-        "of a few per cent may be chance.</p>"
+        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>{step_note(made)}</p>"
     )
 
 
@@ -408,10 +407,8 @@ def _search(figures: StudyFigures) -> str:
     search = figures.search
     facts = [("Space", search.space)] if search.space else []
     facts += [("Left out", reason) for reason in search.left_out]
-    gain = search.expected_gain
-    more = "" if gain is None else f"; one more trial was expected to bring {gain:.1%}"
     goes_on = "it goes on" if figures.state == "RUNNING" else "it has not come to its end"
-    facts.append(("Ended", f"{search.ended}{more}" if search.ended else goes_on))
+    facts.append(("Ended", ended_text(search) if search.ended else goes_on))
     facts += [("Choice", choice_text(one)) for one in search.choices]
     if search.stopped_early.stopped:
         facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
@@ -502,7 +499,8 @@ def _trial_cells(one: TrialFigures, *, reasons: bool) -> Iterator[tuple[str, str
     changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
     yield "", "", f"<code>{escaped(changes or 'no change')}</code>"
     if reasons:
-        yield "why", "because", escaped(_first_words(one.suggested_by) or "the sampler")
+        why = _first_words(one.suggested_by) or "the sampler chose it"
+        yield "why", "why:", "" if one.baseline else escaped(why)
 
 
 def _first_words(reason: str) -> str:

@@ -8,8 +8,9 @@ from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.views.composition import StepMade
 from autotune.views.figure_text import MIB, range_text, ratio_text, saving_facts, times
-from autotune.views.figures import Failed, KnobChange, StudyFigures, figures_of
+from autotune.views.figures import Failed, KnobChange, Search, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
 from autotune.views.running import Running
 from autotune.views.trial_figures import TrialFigures
@@ -182,14 +183,19 @@ def _step(figures: StudyFigures) -> Iterator[str]:
         more = "" if kept else f" {after:.4g} | {after - before:+.3g} |"
         yield f"| {label} | {before:.4g} |{more}"
     yield ""
-    looks = " and ".join(counted(steps, "step") for steps in made.looks)
-    yield (
-        f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
-        "has no interval: differences of a few per cent may be chance."
-    )
+    yield step_note(made)
     if figures.traces:
         yield "Traces for https://ui.perfetto.dev:"
         yield from (f"- `{path}`" for path in figures.traces)
+
+
+def step_note(made: StepMade) -> str:
+    """Return what the parts of a step rest on."""
+    looks = " and ".join(counted(steps, "step") for steps in made.looks)
+    return (
+        f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
+        "has no interval: differences of a few per cent may be chance."
+    )
 
 
 def _contributions(figures: StudyFigures) -> Iterator[str]:
@@ -251,9 +257,7 @@ def _search(figures: StudyFigures) -> Iterator[str]:
     yield from (f"- {text}" for text in [search.space] if text)
     yield from (f"- left out: {reason}" for reason in search.left_out)
     if search.ended:
-        gain = search.expected_gain
-        more = "" if gain is None else f"; one more trial was expected to bring {gain:.2%}"
-        yield f"- ended: {search.ended}{more}"
+        yield f"- ended: {ended_text(search)}"
     yield from (f"- {choice_text(one)}" for one in search.choices)
     if raced := search.stopped_early.stopped:
         saved = search.stopped_early
@@ -270,6 +274,13 @@ def _search(figures: StudyFigures) -> Iterator[str]:
         f"Rates in {figures.unit}, as measured; yours: of the run beside it, or the mean of yours "
         "where it ran alone. Expected: by the model of a step, from all trials together."
     )
+
+
+def ended_text(search: Search) -> str:
+    """Return why a search ended, and what one more trial was expected to bring."""
+    gain = search.expected_gain
+    more = "" if gain is None else f"; one more trial was expected to bring {gain:.2%}"
+    return f"{search.ended}{more}"
 
 
 def choice_text(one: FinalistChoice) -> str:

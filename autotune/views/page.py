@@ -4,6 +4,7 @@ All figures are those of autotune.views.figures. Every text goes through `escape
 output of trials are inert.
 """
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -280,45 +281,54 @@ def _trust(figures: StudyFigures) -> str:
     return f'<h2>How far to trust it</h2><div class="cols">{columns}</div>{more}'
 
 
-def _proof(figures: StudyFigures) -> str:
-    drawn = charts.proof_charts(figures)
-    if not drawn:
+def _rounds(figures: StudyFigures) -> str:
+    tables = _round_tables(figures)
+    if not tables:
         return ""
-    return (
-        "<h2>The rounds, one by one</h2><p>In each round both ran in turn. The pace of the machine "
-        "changes, and both feel it alike: so the ratio counts, and not the rates.</p>"
+    drawn = charts.proof_charts(figures)
+    legend = (
         '<div class="legend"><span class="k base">yours</span><span class="k">recommended</span>'
-        f'<span class="k hollow">disturbed by others</span></div>{drawn}{_round_tables(figures)}'
+        '<span class="k hollow">disturbed by others</span></div>'
+    )
+    return (
+        "<h2>The rounds, one by one</h2><p>In each round all ran in turn. The pace of the machine "
+        "changes, and all feel it alike: so the ratio counts, and not the rates.</p>"
+        f"{legend if drawn else ''}{drawn}<details><summary>All rounds as figures</summary>{tables}"
+        "</details>"
     )
 
 
 def _round_tables(figures: StudyFigures) -> str:
-    several = charts.complete_rounds(figures)
-    by_stage = {stage: [one for one in several if one.stage is stage] for stage in STAGES}
-    tables = "".join(
-        f"<h3>{title}</h3>{_round_table(by_stage[stage], figures)}"
-        for stage, title in STAGES.items()
-        if by_stage[stage]
-    )
-    return f"<details><summary>All rounds as figures</summary>{tables}</details>"
+    """Return a table of the rounds of each stage, with every finalist where the baseline is kept."""
+    answer = figures.answer
+    every = sorted({trial for one in figures.rounds for trial in one.ratios})
+    trials = [answer.trial] if answer.better and answer.trial is not None else every
+    tables = ""
+    for stage, title in STAGES.items():
+        several = [one for one in figures.rounds if one.stage is stage]
+        if stage in charts.COMPLETE and any(one.ratios for one in several):
+            tables += f"<h3>{title}</h3>{_round_table(several, trials, figures)}"
+    return tables
 
 
-def _round_table(several: Sequence[Round], figures: StudyFigures) -> str:
-    trial, today = figures.answer.trial, figures.answer.baseline
-    if trial is None or today is None:
-        return ""
-    running = any(trial in one.so_far for one in several)
+def _round_table(several: Sequence[Round], trials: Sequence[int], figures: StudyFigures) -> str:
+    today, named = figures.answer.baseline, len(trials) > 1
+    running = any(trial in one.so_far for one in several for trial in trials)
     rows = ""
-    for one in several:
+    for one, trial in itertools.product(several, trials):
+        if today is None or trial not in one.ratios:
+            continue
         known = ratio_text(one.so_far[trial]) if trial in one.so_far else "–"
         rows += (
-            f"<tr><td class=n>{one.number}</td><td class=n>{times(one.ratios[trial])}</td>"
+            f"<tr><td class=n>{one.number}</td>{f'<td class=n>{trial}</td>' if named else ''}"
+            f"<td class=n>{times(one.ratios[trial])}</td>"
             + (f"<td>{escaped(known)}</td>" if running else "")
             + f"<td class=n>{quantity(one.rates[trial])}</td>"
             f"<td class=n>{quantity(one.rates[today])}</td></tr>"
         )
     heads = (
-        "<th class=n>round</th><th class=n>over yours</th>"
+        f"<th class=n>round</th>{'<th class=n>trial</th>' if named else ''}"
+        "<th class=n>over yours</th>"
         + ("<th>by these rounds so far</th>" if running else "")
         + f"<th class=n>{escaped(figures.unit)}</th><th class=n>yours</th>"
     )
@@ -592,7 +602,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (
     ("answer", "", _answer),
     ("saving", "saving", _saving),
     ("trust", "trust", _trust),
-    ("rounds", "rounds", _proof),
+    ("rounds", "rounds", _rounds),
     ("step", "a step", _step),
     ("changes", "changes", _contributions),
     ("search", "search and trials", _search),

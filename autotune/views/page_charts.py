@@ -26,10 +26,14 @@ _NEAREST, _FARTHEST = 0.4, 2.5
 wild interval does not flatten all others."""
 
 
+COMPLETE = (Stage.CHOICE, Stage.GAIN)
+"""Stages of rounds that chose or tell by how much."""
+
+
 def complete_rounds(figures: StudyFigures) -> list[Round]:
     """Return the rounds that chose or tell by how much, and that both configurations ran."""
     trial, today = figures.answer.trial, figures.answer.baseline
-    several = (r for r in figures.rounds if r.stage in (Stage.CHOICE, Stage.GAIN))
+    several = (r for r in figures.rounds if r.stage in COMPLETE)
     return [r for r in several if trial in r.ratios and today in r.rates]
 
 

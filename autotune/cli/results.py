@@ -151,7 +151,7 @@ def _export_answer(
 ) -> None:
     """Write the answer of a study: as best.yaml at its place, or printed or written in a format."""
     from autotune.export import best, publish, writing
-    from autotune.views.current_verdict import current_verdict
+    from autotune.views.recompute import current_verdict
     from autotune.views.verdict_text import text_of
 
     answer = current_verdict(repository, stored)

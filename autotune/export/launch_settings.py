@@ -90,7 +90,9 @@ def changes(
     """
     for name, value in script["turned"].items():
         flag = script["flags"][name]
-        if isinstance(value, bool) and _is_switch(flag, now.get(name)):
+        if arguments.is_constructed(flag):
+            yield f"{name}: {flag.removesuffix(')')}={value!r})"
+        elif isinstance(value, bool) and _is_switch(flag, now.get(name)):
             yield from (f"{name}: {change}" for change in _switched(flag, words, on=value))
         elif now.get(name) != written(value):
             yield f"{name}: {_shown(flag, now.get(name))} -> {written(value)}"

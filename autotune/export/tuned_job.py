@@ -21,6 +21,7 @@ from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import letters_of, parsed
 from search_spaces import defaults
 from search_spaces.knob import written
+from search_spaces.needs import SHARDED
 
 _DEAF = "EIS"
 """Options with which python does not load a sitecustomize from PYTHONPATH."""
@@ -103,10 +104,11 @@ def script_job(
         knobs,
         tuple(script["changes"]),
         _named(given.copies),
+        constructed=given.constructed,
         samples=script.get("samples") or 0,
         fixed_samples=scripts.samples_are_fixed(script["flags"]),
     )
-    if order.changes:
+    if order.changes or order.constructed:
         _check_options(command)
     of_study, otherwise = _of_study(script, environment)
     of_process = _of_process(knobs, order.changes, environment)
@@ -126,6 +128,7 @@ def script_job(
         (
             *launch_settings.changes(script, best.knobs, now, words),
             *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
+            *_of_checkpoints(order.changes, knobs),
         ),
         (
             *launch_settings.other_batch(script, now),
@@ -247,6 +250,15 @@ def _of_process(
     if "cpu_threads" in changes and knobs["cpu_threads"]:
         wanted["OMP_NUM_THREADS"] = str(knobs["cpu_threads"])
     return wanted
+
+
+def _of_checkpoints(changes: Sequence[str], knobs: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how checkpoints of the job differ from those that it writes by itself."""
+    if "parallelism" in changes and knobs["parallelism"] in SHARDED:
+        yield (
+            "checkpoints: the state_dict of a rank holds its part of the sharded model; gather it by "
+            "get_model_state_dict where the job saves (Sharding in docs/scripts.md)"
+        )
 
 
 def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iterator[str]:

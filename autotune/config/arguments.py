@@ -11,7 +11,7 @@ ENVIRONMENT = "$"
 ASSIGNMENT = "="
 FIELD = "::"
 """Separator between the name of a file and a field in it: see `autotune.config.fields`."""
-_CONSTRUCTED = re.compile(r"[A-Z]\w*\([a-z_]\w*\)")
+_CONSTRUCTED = re.compile(r"[A-Z]\w*\([a-z_]\w*(=[0-9]+)?\)")
 _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """Name in front of a value in a word."""

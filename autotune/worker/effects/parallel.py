@@ -1,6 +1,5 @@
 """Distribution of model, gradients and optimizer state over ranks."""
 
-import functools
 import os
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -90,7 +89,6 @@ def sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-@functools.cache
 def mesh(parallelism: str, device: str) -> "DeviceMesh":
     """Return all ranks as FSDP2 takes them: those that share parameters, and those that hold copies.
 

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.worker.sandbox.arrivals import Arrivals
 from autotune.worker.survey_result import Option
@@ -18,7 +18,9 @@ from autotune.worker.survey_result import Option
 Value = bool | int | float | str
 Build = Callable[[Callable[..., None], inspect.BoundArguments], None]
 """Function that receives a constructor and its arguments, and calls it."""
-_SETTING = re.compile(r"([A-Z]\w*)\(([a-z_]\w*)\)")
+_SETTING = re.compile(r"([A-Z]\w*)\(([a-z_]\w*)(?:=([0-9]+))?\)")
+ACCUMULATED_BY_LOOP = "Trainer(accumulate_grad_batches)"
+"""Setting of a framework that counts steps itself, whichever loader a script gives to it."""
 _HALF = ("bf16-mixed", "16-mixed")
 
 
@@ -63,6 +65,8 @@ KINDS = (
         ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
         {"precision": ("32-true", *_HALF), "accumulate_grad_batches": ()},
     ),
+    # `DataLoader(batch_size=8)`: of several loaders those that are constructed with this value.
+    Kind("DataLoader", ("torch.utils.data.dataloader",), {}),
     Kind(
         "Fabric",
         ("lightning.fabric.fabric", "lightning_fabric.fabric"),
@@ -72,10 +76,30 @@ KINDS = (
 """Classes whose constructors are given other arguments."""
 
 
-def parted(setting: str) -> tuple[str, str] | None:
-    """Split `Class(argument)` into both; return None where a setting has another form."""
+class Setting(NamedTuple):
+    """Argument of a class.
+
+    Attributes:
+        kind: name of the class.
+        argument: of its constructor.
+        of: value with which an object must be constructed to be given another one; None: any.
+    """
+
+    kind: str
+    argument: str
+    of: int | None = None
+
+    def __str__(self) -> str:
+        only = "" if self.of is None else f"={self.of}"
+        return f"{self.kind}({self.argument}{only})"
+
+
+def parted(setting: str) -> Setting | None:
+    """Return the parts of `Class(argument)` or `Class(argument=8)`; None for another form."""
     found = _SETTING.fullmatch(setting)
-    return (found[1], found[2]) if found else None
+    if found is None:
+        return None
+    return Setting(found[1], found[2], int(found[3]) if found[3] else None)
 
 
 class Constructed:
@@ -90,10 +114,8 @@ class Constructed:
         Args:
             values: `Class(argument)` -> its value.
         """
-        self._values: dict[str, dict[str, Value]] = {}
-        for setting, value in (values or {}).items():
-            if part := parted(setting):
-                self._values.setdefault(part[0], {})[part[1]] = value
+        parts = {parted(setting): value for setting, value in (values or {}).items()}
+        self._values = {part: value for part, value in parts.items() if part is not None}
         self._found: dict[str, Option] = {}
         self._built: set[str] = set()
 
@@ -109,12 +131,7 @@ class Constructed:
 
     def unmet(self) -> list[str]:
         """Return the settings whose class the script has not constructed so far."""
-        return [
-            setting(name, argument)
-            for name, given in sorted(self._values.items())
-            for argument in given
-            if name not in self._built
-        ]
+        return sorted(str(part) for part in self._values if part.kind not in self._built)
 
     def found(self) -> tuple[Option, ...]:
         """Return the arguments that the script has constructed objects with."""
@@ -129,11 +146,9 @@ class Constructed:
 
     def _build(self, kind: Kind, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         own = {**bound.signature.parameters}
-        self._record(
-            kind,
-            {name: bound.arguments.get(name, one.default) for name, one in own.items()},
-        )
-        bound.arguments.update(self._values.get(kind.name, {}))
+        given = {name: bound.arguments.get(name, one.default) for name, one in own.items()}
+        self._record(kind, given)
+        bound.arguments.update(self._wanted(kind, given))
         build(*bound.args, **bound.kwargs)
 
     def _change_fields(self, kind: Kind, owner: Any) -> None:
@@ -146,21 +161,24 @@ class Constructed:
         @functools.wraps(derive)
         def changed(made: Any, *args: Any, **kwargs: Any) -> None:
             self._record(kind, vars(made))
-            for name, value in self._values.get(kind.name, {}).items():
+            for name, value in self._wanted(kind, vars(made)).items():
                 setattr(made, name, value)
             derive(made, *args, **kwargs)
 
         owner.__post_init__ = changed
 
+    def _wanted(self, kind: Kind, given: Mapping[str, Any]) -> dict[str, Value]:
+        """Return the arguments that an object is given instead of its own."""
+        return {
+            part.argument: value
+            for part, value in self._values.items()
+            if part.kind == kind.name and part.of in (None, given.get(part.argument))
+        }
+
     def _record(self, kind: Kind, given: Mapping[str, Any]) -> None:
         self._built.add(kind.name)
         for option in _options(kind, given):
             self._found.setdefault(option.flag, option)
-
-
-def setting(name: str, argument: str) -> str:
-    """Return the name of an argument of a class as a setting of a script."""
-    return f"{name}({argument})"
 
 
 def _options(kind: Kind, given: Mapping[str, Any]) -> Iterator[Option]:
@@ -172,7 +190,7 @@ def _options(kind: Kind, given: Mapping[str, Any]) -> Iterator[Option]:
             value = values[0]
         choices = tuple(one for one in values if isinstance(one, str))
         if isinstance(value, bool | int | float | str):
-            yield Option(setting(kind.name, name), name, value, choices=choices)
+            yield Option(str(Setting(kind.name, name)), name, value, choices=choices)
 
 
 def construct_by(owner: type, build: Build) -> None:

@@ -19,7 +19,7 @@ from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples, tensors
 from autotune.worker.inject.changes import Changes
-from autotune.worker.inject.constructed import Constructed
+from autotune.worker.inject.constructed import ACCUMULATED_BY_LOOP, Constructed, Setting
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
@@ -232,16 +232,25 @@ class Survey:
             attends=self._settled.attends,
             reads=self._settled.reads,
             frames=detected.compiled_frames(),
-            options=self._all_options(),
+            options=self._all_options(micro_batch),
             settings=tuple(self._settings),
             ended=ended,
         )
 
-    def _all_options(self) -> tuple[Option, ...]:
-        """Return the options of the script, and arguments of frameworks that none is named for."""
-        own = self._options.found()
+    def _all_options(self, micro_batch: int) -> tuple[Option, ...]:
+        """Return the options of the script, and arguments of classes that none is named for.
+
+        The batch size of its DataLoader is one of them where a framework counts the steps, and the
+        script derives nothing from the number of batches.
+        """
+        own, built = self._options.found(), self._constructed.found()
         names = {option.name for option in own if option.sure}
-        return (*own, *(one for one in self._constructed.found() if one.name not in names))
+        found = [*own, *(one for one in built if one.name not in names)]
+        counts = any(one.flag == ACCUMULATED_BY_LOOP for one in built)
+        if counts and self.probe.saw_loader and not self._settled.asks_length:
+            flag = str(Setting("DataLoader", "batch_size", micro_batch))
+            found.append(Option(flag, "batch_size", micro_batch))
+        return tuple(found)
 
     def _own(self) -> dict[str, Any]:
         """Return what the script has in force by itself.

@@ -6,7 +6,7 @@ Parameters become parts, and so do their entries in checkpoints.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,11 +98,12 @@ def change_calls(knobs: Knobs, names: frozenset[str], called: Callable[[], None]
     """
     found = [importlib.import_module(home) for home in _HOMES]
     shards: Callable[..., Any] = found[0].fully_shard
+    calls = _Calls(knobs, names)
 
     @functools.wraps(shards)
     def changed(module: Any, *args: Any, **kwargs: Any) -> Any:
-        kwargs |= _arguments(knobs, names, module, kwargs)
-        made = shards(module, *args, **kwargs)
+        several = [module] if isinstance(module, nn.Module) else list(module)
+        made = shards(module, *args, **{**kwargs, **calls.arguments(several, kwargs)})
         if "fsdp_prefetch" in names and isinstance(module, nn.Module) and blocks(module):
             parallel.prefetch(knobs, module)
         called()
@@ -112,42 +113,52 @@ def change_calls(knobs: Knobs, names: frozenset[str], called: Callable[[], None]
         home.fully_shard = changed  # type: ignore[attr-defined]
 
 
-def _arguments(
-    knobs: Knobs, names: frozenset[str], module: Any, given: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of fully_shard that knobs change."""
-    wanted: dict[str, Any] = {}
-    if "parallelism" in names:
-        wanted["mesh"] = _mesh(knobs["parallelism"], module, given.get("mesh"))
-        if not _holds_sharded(module):  # parameters outside blocks are as the script has them
-            wanted["reshard_after_forward"] = knobs["parallelism"] != "fsdp_keep"
-    if "fsdp_reduce_dtype" in names and knobs["fsdp_reduce_dtype"] == "bf16":
-        from torch.distributed.fsdp import MixedPrecisionPolicy
+class _Calls:
+    """Calls of fully_shard, which share a mesh."""
 
-        policy = given.get("mp_policy", MixedPrecisionPolicy())
-        wanted["mp_policy"] = dataclasses.replace(policy, reduce_dtype=torch.bfloat16)
-    return wanted
+    def __init__(self, knobs: Knobs, names: frozenset[str]) -> None:
+        self._knobs = knobs
+        self._names = names
+        self._mesh = functools.cache(parallel.mesh)
+
+    def arguments(self, modules: list[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that knobs change.
+
+        Args:
+            modules: to shard together.
+            given: arguments of the script.
+
+        Raises:
+            ValueError: it shards over other ranks than all of them.
+        """
+        wanted: dict[str, Any] = {}
+        if "parallelism" in self._names:
+            value = self._knobs["parallelism"]
+            wanted["mesh"] = self._mesh(value, _device(value, modules, given.get("mesh")))
+            if not _hold_sharded(modules):  # parameters outside blocks are as the script has them
+                wanted["reshard_after_forward"] = value != "fsdp_keep"
+        if "fsdp_reduce_dtype" in self._names and self._knobs["fsdp_reduce_dtype"] == "bf16":
+            from torch.distributed.fsdp import MixedPrecisionPolicy
+
+            policy = given.get("mp_policy", MixedPrecisionPolicy())
+            wanted["mp_policy"] = dataclasses.replace(policy, reduce_dtype=torch.bfloat16)
+        return wanted
 
 
-def _mesh(parallelism: str, module: Any, given: Any) -> Any:
-    """Return the ranks over which a module is sharded.
-
-    Raises:
-        ValueError: the script shards over other ranks than all of them.
-    """
-    if given is not None and given.size() != dist.get_world_size():
+def _device(parallelism: str, modules: list[nn.Module], mesh: Any) -> str:
+    """Return the type of device of a call; raises as `_Calls.arguments`."""
+    if mesh is None:
+        return next(modules[0].parameters()).device.type
+    if mesh.size() != dist.get_world_size():
         raise ValueError(
-            f"parallelism={parallelism}: the script gives fully_shard a mesh of {given.size()} of "
+            f"parallelism={parallelism}: the script gives fully_shard a mesh of {mesh.size()} of "
             f"{dist.get_world_size()} ranks; take the knob out of the search space"
         )
-    first = module if isinstance(module, nn.Module) else module[0]
-    device = given.device_type if given is not None else next(first.parameters()).device.type
-    return parallel.mesh(parallelism, device)
+    return str(mesh.device_type)
 
 
-def _holds_sharded(module: Any) -> bool:
-    """Return whether a module has others in it that are sharded by themselves."""
+def _hold_sharded(modules: list[nn.Module]) -> bool:
+    """Return whether modules have others in them that are sharded by themselves."""
     from torch.distributed.fsdp import FSDPModule
 
-    several = [module] if isinstance(module, nn.Module) else module
-    return any(isinstance(inner, FSDPModule) for one in several for inner in one.modules())
+    return any(isinstance(inner, FSDPModule) for one in modules for inner in one.modules())

@@ -27,10 +27,12 @@ PRECISION = {
 }
 
 
-def seen(kind: str, **constructed: KnobValue) -> SurveyResult:
-    """Survey a script that has constants in the place of its options."""
+def seen(kind: str, replaced: tuple[str, str] = ("", ""), **constructed: KnobValue) -> SurveyResult:
+    """Survey a script that has constants in the place of its options, and a part replaced."""
     pytest.importorskip(LIBRARIES[kind])
     text = (KINDS / f"{kind}.py").read_text().replace("tiny.arguments()", "CONSTANTS")
+    if replaced[0]:
+        text = text.replace("args.", "CONSTANTS.").replace(*replaced)
     start = (
         f"import sys, types\nsys.path.insert(0, {str(KINDS)!r})\nsys.argv = ['train.py']\n"
         "CONSTANTS = types.SimpleNamespace(batch_size=8, steps=1000)\n"
@@ -53,13 +55,28 @@ def test_number_format_is_turned_through_the_class_of_a_framework(kind: str) -> 
     assert (found.flag, found.today, found.words) == (setting, "fp32", words)
 
 
-def test_batch_of_a_trainer_is_turned_through_its_arguments() -> None:
-    before = seen("trainer")
-    found = find_batch_settings(lambda given: seen("trainer", **given), before, 1, print)
-    assert found.flags == {
-        "micro_batch": "TrainingArguments(per_device_train_batch_size)",
-        "accumulation_steps": "TrainingArguments(gradient_accumulation_steps)",
-    }
+@pytest.mark.parametrize(
+    ("kind", "size", "accumulation"),
+    [
+        (
+            "trainer",
+            "TrainingArguments(per_device_train_batch_size)",
+            "TrainingArguments(gradient_accumulation_steps)",
+        ),
+        ("lit", "DataLoader(batch_size=8)", "Trainer(accumulate_grad_batches)"),
+    ],
+)
+def test_batch_is_turned_through_the_classes_of_a_framework_that_counts_steps(
+    kind: str, size: str, accumulation: str
+) -> None:
+    found = find_batch_settings(lambda given: seen(kind, **given), seen(kind), 1, print)
+    assert found.flags == {"micro_batch": size, "accumulation_steps": accumulation}
+
+
+def test_loader_whose_length_the_script_asks_for_is_no_setting() -> None:
+    asking = "tiny.loader(CONSTANTS.batch_size)", "[len(b) and b for b in [tiny.loader(8)]][0]"
+    found = seen("lit", asking).options
+    assert not [one for one in found if one.flag.startswith("DataLoader")]
 
 
 def test_accumulation_of_a_loop_of_the_script_is_no_setting() -> None:

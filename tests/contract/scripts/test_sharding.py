@@ -74,6 +74,24 @@ def test_accumulation_and_an_earlier_optimizer_are_kept(bench: Bench, sync: str)
     assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "library", "alone", "ranked"),
+    [
+        ("trainer", "transformers", "", ""),
+        ("accelerated", "accelerate", "", ""),
+        ("lit", "lightning", "devices=1", 'devices=2, strategy="ddp"'),
+    ],
+)
+def test_model_that_a_framework_wraps_is_sharded_instead(
+    bench: Bench, kind: str, library: str, alone: str, ranked: str
+) -> None:
+    pytest.importorskip(library)
+    text = (SCRIPTS / "kinds" / f"{kind}.py").read_text()
+    script = bench.write(text.replace(alone, ranked) if alone else text)
+    expected = losses(bench, script)
+    assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
+
+
 def test_knobs_of_the_root_act_on_a_model_that_is_sharded_instead(bench: Bench) -> None:
     changes = {"parallelism": "fsdp", "precision": "bf16", "optimizer_kernels": "fused"}
     assert_well(bench.run("ddp.py", blocks=2, **changes), blocks=2)

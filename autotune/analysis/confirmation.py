@@ -29,6 +29,7 @@ FEWEST_ALONE = PROOF.fewest_alone
 ALIKE = PROOF.alike
 _TIED = PROOF.tied
 _SHARE_OF_UNSTEADY = PROOF.share_of_unsteady
+_OWN_RATE = PROOF.own_rate
 _NO_GAIN = PROOF.no_gain
 _ERROR = PROOF.error
 _APART_ERROR = PROOF.apart_error
@@ -206,7 +207,7 @@ class Confirmation:
         if len(self.fresh) >= self._most_rounds:
             return True
         if self.processes is not None:
-            return self.waits or self.precise
+            return (self.vain or self.knows_rate) if self.waits else self.precise
         return not self.gain(self.chosen).vague
 
     @property
@@ -216,6 +217,17 @@ class Confirmation:
             return False
         gain = self.gain(self.chosen)
         return math.log(gain.high / gain.low) / 2 <= self._wanted(math.log(gain.value))
+
+    @property
+    def knows_rate(self) -> bool:
+        """Return whether more rounds would tell little of the choice's own rate.
+
+        It is known as exactly as is wanted, or its processes lie apart.
+        """
+        if self.processes is None or self.chosen is None or self.processes.unsteady(self.chosen):
+            return True
+        rate = self.own_rate(self.chosen)
+        return rate is not None and math.log(rate.high / rate.low) / 2 <= _OWN_RATE
 
     @property
     def vain(self) -> bool:

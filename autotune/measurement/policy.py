@@ -422,6 +422,9 @@ class ProofPolicy:
     share_of_unsteady: float = judgement(
         1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"
     )
+    own_rate: float = judgement(
+        0.015, "nats", "half-width of the choice's own rate that fresh rounds aim at beside that"
+    )
 
     # Long runs
     longest_soak: float = judgement(600.0, "seconds", "longest run of the pair", "devices settle")

@@ -26,7 +26,7 @@ from autotune.runs.plan import FEW_BLOCKS
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
-from autotune.study.schedule import FinalsPlan, Schedule
+from autotune.study.schedule import REPEATS_IF_UNSTEADY, FinalsPlan, Schedule
 from autotune.study.soak import SoakPair
 from storage import Purpose
 
@@ -276,9 +276,12 @@ class Finals:
         Return whether it ran.
         """
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
-        if baseline is None or not confirmation.waits or not confirmation.decided():
+        if baseline is None or not confirmation.waits or confirmation.to_prove:
             return False
         if confirmation.precise or confirmation.vain or len(again) >= _MOST_REPEATS:
+            return False
+        rounds_first = len(again) >= REPEATS_IF_UNSTEADY and not confirmation.decided()
+        if rounds_first and self._has_time(confirmation, confirmation.members()):
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._schedule.left < costs.brief(knobs):

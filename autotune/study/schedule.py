@@ -37,7 +37,7 @@ _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
 _CALIBRATION_SHARE, _CALIBRATION_SHARE_ON_DEVICE = 0.25, 0.1
 _FEWEST_TRIALS = 8
 """Among which the search divides its time, where that is short."""
-_REPEATS_IF_UNSTEADY = 3
+REPEATS_IF_UNSTEADY = 3
 """Runs of the baseline besides the rounds, and its own trial, for which the search leaves time where its
 processes lie apart: with six in all a gain of a half is beyond doubt (judgement)."""
 _GOOD_ROUNDS = 5
@@ -256,7 +256,7 @@ class Schedule:
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
             return proof
-        repeats = _REPEATS_IF_UNSTEADY if processes.unsteady(BASELINE) else 0
+        repeats = REPEATS_IF_UNSTEADY if processes.unsteady(BASELINE) else 0
         at_once = self._may_be_resident(proof)
         return replace(proof, needed=FEWEST_ALONE, repeats=repeats, at_once=at_once)
 

@@ -9,6 +9,7 @@ is faster, because the choice flatters the rounds before.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
@@ -320,6 +321,12 @@ class Confirmation:
 
     def _seen(self, trial: int) -> list[float]:
         return [rates[trial] for rates in self.rounds.values() if trial in rates]
+
+    def leads_baseline(self, trial: int) -> bool:
+        """Return whether a trial is faster than the baseline in the mean of the rounds so far."""
+        own = self.rates(trial)
+        today = [] if self.baseline is None else self.rates(self.baseline)
+        return bool(own and today) and geometric_mean(own) > geometric_mean(today)
 
     @property
     def basis(self) -> Rounds:

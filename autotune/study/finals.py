@@ -16,6 +16,7 @@ from autotune.analysis.confirmation import (
     confirmed_alone,
     replay,
 )
+from autotune.analysis.contenders import may_be_faster
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.analysis.proof import Proof
@@ -196,8 +197,12 @@ class Finals:
         """Make one run that the numerics gate needs; return False if it needs none."""
         if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
-        candidates = list(confirmation.candidates.values())
         attempts, blocks = self._context.attempts(), self._context.blocks
+        candidates = [
+            one
+            for one in confirmation.candidates.values()
+            if confirmation.leads_baseline(one.trial) or self._may_win(confirmation, one.trial)
+        ]
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
@@ -205,6 +210,18 @@ class Finals:
         monitor = TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier)
         self._run_monitored(attempt, monitor)
         return True
+
+    def _may_win(self, confirmation: Confirmation, trial: int) -> bool:
+        """Return whether a finalist may be faster than the baseline, by its trial in the search.
+
+        A check of one that is surely slower would prove nothing. Only where steps are timed one by one
+        is the error of a trial known well enough.
+        """
+        attempts = self._context.attempts()
+        own, its = attempts.baseline(), attempts.searched().of_trial(trial).measured().first
+        if confirmation.processes is None or own is None or its is None:
+            return True
+        return may_be_faster(its, own)
 
     def _check_epochs(self, confirmation: Confirmation) -> bool:
         """Run a finalist in short epochs whose loader workers stay; return whether it did.

@@ -1,5 +1,7 @@
 """Studies of minutes over a recorded CUDA device, whose launches take seconds and compilation more."""
 
+import dataclasses
+
 import pytest
 
 from autotune.worker.protocol import Outcome
@@ -109,6 +111,17 @@ def test_study_too_short_to_compile_never_does_and_says_so(on_device: Replayed) 
 def test_no_trial_of_two_minutes_is_cut_before_its_first_step(on_device: Replayed) -> None:
     run(on_device, 120)
     assert all(attempt.result.throughput for attempt in on_device.attempts("search"))
+
+
+def test_compilation_far_longer_than_expected_is_not_cut_again_and_again(
+    played: Replayed, device: RecordedDevice
+) -> None:
+    slow = dataclasses.replace(device, compile_scale=8.0)
+    played.on(slow.behaviour(script=True), workers=1, environment=device.environment)
+    run(played, 200)
+    tried = [one for one in played.attempts("search") if one.knobs["compile"] != "none"]
+    assert sum(one.result.throughput is None for one in tried) <= 2
+    assert played.verdict["kind"] == "better"
 
 
 def test_baseline_that_waits_for_its_host_is_repeated_and_its_winner_is_not(

@@ -537,6 +537,9 @@ class ProofPolicy:
     share_of_unsteady: float = judgement(
         1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"
     )
+    own_rate: float = judgement(
+        0.015, "nats", "half-width of the choice's own rate that fresh rounds aim at beside that"
+    )
     widest: float = judgement(
         4.0, "factor", "between the bounds of a result from which on nothing is known yet"
     )

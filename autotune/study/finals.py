@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
-from autotune.analysis.finalists import ChoiceReason, Selection, choices
+from autotune.analysis.finalists import ChoiceReason, Selection, choices, may_be_faster
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
@@ -144,8 +144,12 @@ class Finals:
         """Make one run that the numerics gate needs; return False if it needs none."""
         if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
-        candidates = list(confirmation.candidates.values())
         attempts, blocks = self._context.attempts(), self._context.blocks
+        candidates = [
+            one
+            for one in confirmation.candidates.values()
+            if confirmation.leads_baseline(one.trial) or self._may_win(confirmation, one.trial)
+        ]
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
@@ -153,6 +157,18 @@ class Finals:
         monitor = TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier)
         self._runner.run_monitored(attempt, monitor)
         return True
+
+    def _may_win(self, confirmation: Confirmation, trial: int) -> bool:
+        """Return whether a finalist may be faster than the baseline, by its trial in the search.
+
+        A check of one that is surely slower would prove nothing. Only where steps are timed one by one
+        is the error of a trial known well enough.
+        """
+        attempts = self._context.attempts()
+        own, its = attempts.baseline(), attempts.searched().of_trial(trial).measured().first
+        if confirmation.processes is None or own is None or its is None:
+            return True
+        return may_be_faster(its, own)
 
     def _check_epochs(self, confirmation: Confirmation) -> bool:
         """Run a finalist in short epochs whose loader workers stay; return whether it did.
@@ -221,9 +237,12 @@ class Finals:
         Return whether it ran.
         """
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
-        if baseline is None or not confirmation.waits or not confirmation.decided():
+        if baseline is None or not confirmation.waits or confirmation.to_prove:
             return False
         if confirmation.precise or confirmation.vain or len(again) >= PROOF.most_repeats:
+            return False
+        rounds_first = len(again) >= PROOF.repeats_if_unsteady and not confirmation.decided()
+        if rounds_first and self._has_time(confirmation, confirmation.members()):
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._time.left < costs.brief(knobs):

@@ -37,7 +37,7 @@ def run_with_grandchild_until(
 
 
 @pytest.mark.fault(5)
-@sites("local", slow=["ray", "pair"])
+@sites("local", slow=["ray", "slurm", "pair"])
 def test_a_trial_that_loses_its_agent(site: Site) -> None:
     before = {agent.pid for agent in site.agents()}
     report = run_with_grandchild_until(site, lambda: site.agents()[-1].kill())
@@ -51,7 +51,7 @@ def test_a_trial_that_loses_its_agent(site: Site) -> None:
     assert not after & before
 
 
-@sites("local", slow=["ray"])
+@sites("local", slow=["ray", "slurm"])
 def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
     site.check_next_trial()
     for agent in site.agents():
@@ -62,7 +62,7 @@ def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
 
 
 @pytest.mark.fault(6)
-@sites(slow=["ray"])
+@sites(slow=["ray", "slurm"])
 def test_a_trial_that_loses_the_actor_of_its_agent(site: Site) -> None:
     report = run_with_grandchild_until(site, lambda: site.agents()[0].parent().kill())
     assert report.lost_agent is True
@@ -85,7 +85,7 @@ def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
 
 @pytest.mark.fault(6)
 @pytest.mark.fault(23)
-@sites_to_close(slow=["ray"])
+@sites_to_close(slow=["ray", "slurm"])
 def test_a_ray_driver_that_is_killed_takes_its_ray_along_and_nobody_else(site: Site) -> None:
     driver = site.slot._agents.links[0]._cluster.driver
     report = run_with_grandchild_until(site, lambda: os.kill(driver.pid, signal.SIGKILL))

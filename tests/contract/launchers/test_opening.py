@@ -77,7 +77,7 @@ except LauncherError as error:
 """
 
 
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 def test_what_a_slot_says_of_itself(site: Site) -> None:
     assert site.slot.device == "cpu"
     assert site.slot.devices_per_rank == 0
@@ -190,7 +190,7 @@ def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: 
         kill_all(mark)
 
 
-@sites_to_close("local", slow=["ray", "pair"])
+@sites_to_close("local", slow=["ray", "slurm", "pair"])
 def test_closing_leaves_no_process(site: Site) -> None:
     site.check_next_trial()
     assert marked(site.mark)

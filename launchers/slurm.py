@@ -1,0 +1,266 @@
+"""Trials inside a Slurm allocation, without Ray: each agent is a step of the job, started by srun."""
+
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from autotune.errors import ClusterAway, LauncherError, NotHere
+from autotune.worker import processes, starters
+from autotune.worker.files import make_private
+from autotune.worker.node.agent_process import LinePipe
+from autotune.worker.node.relay import AGENT_ENDED, AgentOrder
+from launchers.agents import Node, SlotGone
+from launchers.base import Launcher, Link, Resources
+from launchers.layout import Layout
+from launchers.node_compat import device_kind, from_agent
+from launchers.placement import ClusterNode
+from launchers.reservation import NO_RIVAL, Busy, Reservation
+from launchers.slot import AgentSlot
+from launchers.slurm_allocation import JOB, OUTSIDE, Allocation
+
+_LOOPBACK = "127.0.0.1"
+_BOOT = "from autotune.worker.node.relay import main; main()"
+_SRUN = (
+    *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none"),
+    "--immediate=30",
+)
+"""Step with all that the job has on its node, beside other steps. Seconds: a step that does not start
+by then waits for a node that is away."""
+_OF_SLURM = "SLURM_"
+_KEPT = "SLURM_CONF"
+_GOODBYE_SECONDS = 20.0
+"""Time for the relay to end an agent that does not leave; together with the grace of srun it is less
+than the half minute that a link may take."""
+_GROW_SECONDS = 15.0
+"""Time between two looks for a lost slot's place; each is a query of slurmctld."""
+_MOST_OPENING = 16
+"""Agents that start at a time: each reads torch from the same file system."""
+
+
+class SrunLink(Link):
+    """Connection to an agent through the step that it is in."""
+
+    def __init__(
+        self, allocation: Allocation, node: ClusterNode, order: AgentOrder, log: Path
+    ) -> None:
+        """Start the step; what it prints goes to the log."""
+        self.host, self.where = order.host, node.host
+        self._avoided = allocation.avoided
+        self._closed = False
+        command = [*_SRUN, f"--jobid={allocation.job}", f"--nodelist={node.id}"]
+        inherited = processes.inherited(os.environ)
+        # The options of the job are in its variables, and srun would take them for this step.
+        env = {n: v for n, v in inherited.items() if not n.startswith(_OF_SLURM) or n == _KEPT}
+        make_private(log.parent)
+        with log.open("ab") as file:
+            self._pipe = LinePipe(
+                [*starters.named(command), sys.executable, "-P", "-c", _BOOT], env, file
+            )
+        self._pipe.send(order.to_line())
+
+    def send(self, line: bytes) -> bool:
+        return self._pipe.send(line)
+
+    def read(self) -> bytes:
+        line = self._pipe.read()
+        if not line and not self._closed:
+            self.mark_suspect()
+        return line
+
+    def loss_reason(self) -> str:
+        if self._closed or self._pipe.status() in (None, AGENT_ENDED):
+            return ""
+        return f"node {self.where} was lost (status {self._pipe.status()} of srun, see agent.log)"
+
+    def mark_suspect(self) -> None:
+        self._avoided.add(self.where)
+
+    def close(self) -> str:
+        self._closed = True
+        if not self._pipe.leave(_GOODBYE_SECONDS):
+            starters.end([self._pipe.pid()])
+        return ""
+
+
+class _Placement:
+    """Places of a slot on nodes, chosen anew whenever its agents start."""
+
+    def __init__(self, allocation: Allocation, layout: Layout) -> None:
+        self._allocation = allocation
+        self._layout = layout
+        self.places: list[tuple[ClusterNode, int]] = []
+
+    def renew(self) -> None:
+        """Take places, after giving back those that were held.
+
+        Raises:
+            SlotGone: there is no room.
+        """
+        was = ", ".join(node.host for node, _ in self.places)
+        self.release()
+        self.places = self._allocation.take(self._layout)
+        if not self.places:
+            raise SlotGone(f"{was or 'a node'} was lost, and there is no room on other nodes")
+
+    def release(self) -> None:
+        """Give the places back."""
+        for node, place in self.places:
+            self._allocation.give_back(node.id, place)
+        self.places = []
+
+
+class SlurmLauncher(Launcher):
+    """Slots on the nodes of the Slurm job that this process is in."""
+
+    slots: list[AgentSlot]
+    is_remote = True
+
+    def __init__(
+        self, resources: Resources, log_dir: str, busy: Busy, env: Mapping[str, str]
+    ) -> None:
+        if JOB not in os.environ:
+            raise NotHere(OUTSIDE)
+        self._log = Path(log_dir) / "agent.log"
+        batch = processes.inherited(os.environ)
+        self._env = {n: v for n, v in batch.items() if n.startswith(_OF_SLURM)} | dict(env)
+        self._busy = busy
+        self._resources = resources
+        self._numbers = itertools.count()
+        self._notices: list[str] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
+        self._kind = ""
+        """Name of the devices, or of the processors, that all slots have."""
+        self.slots = []
+        self._reservation = Reservation(busy)
+        try:
+            job = os.environ[JOB]
+            self._reservation.take([f"Slurm job {job}"])
+            self._allocation = Allocation(job)
+            self._layout = self._allocation.plan(resources)
+            self.workers = self._layout.nodes * self._layout.ranks_per_node
+            self._notices += filter(None, [self._layout.notice()])
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        self._growth.start()
+
+    @property
+    def planned(self) -> int:
+        """Number of slots on the nodes that are not left out."""
+        with contextlib.suppress(NotHere):
+            return self._allocation.plan(self._resources).slots
+        return len(self.slots)
+
+    def notices(self) -> list[str]:
+        found, self._notices = self._notices, []
+        return found
+
+    @property
+    def several_nodes(self) -> bool:
+        """True if the allocation has more than one node."""
+        return self._allocation.size > 1
+
+    def close(self) -> None:
+        self._closing.set()
+        try:
+            if self._growth.ident is not None:
+                self._growth.join()
+            with concurrent.futures.ThreadPoolExecutor(_MOST_OPENING) as pool:
+                list(pool.map(AgentSlot.close, self.slots))
+        finally:
+            self._reservation.close()
+
+    def _open(self) -> None:
+        """Open all slots at once; nodes of another kind than most ranks' are replaced.
+
+        Raises:
+            LauncherError: none can be opened.
+        """
+        errors = self._add(self._layout.slots)
+        if self._allocation.left_out:
+            errors += self._add(self._missing())
+        if not self.slots:
+            raise errors[0]
+
+    def _missing(self) -> int:
+        return self.planned - sum(slot.usable for slot in self.slots)
+
+    def _add(self, count: int) -> list[LauncherError]:
+        """Open so many slots side by side; return why some of them were not opened."""
+        with concurrent.futures.ThreadPoolExecutor(_MOST_OPENING) as pool:
+            found = list(pool.map(lambda _: self._opened(), range(count)))
+        return [error for error in found if error]
+
+    def _opened(self) -> LauncherError | None:
+        """Open one more slot; return why it was not opened."""
+        placement = _Placement(self._allocation, self._layout)
+        ranks = self._layout.ranks_per_node
+        nodes = [Node(self._connecting(placement, n), ranks) for n in range(self._layout.nodes)]
+        name = f"slurm-{next(self._numbers)}"
+        try:
+            slot = AgentSlot(
+                name, nodes, gpus_per_worker=self._layout.gpus_per_worker, on_wait=self._check
+            )
+        except BaseException as error:
+            placement.release()
+            if isinstance(error, LauncherError):
+                return error
+            raise
+        with self._lock:
+            alike = self._is_alike(slot, placement)
+            if alike:
+                self.slots.append(slot)
+        if alike:
+            return None
+        slot.close()
+        placement.release()
+        return ClusterAway("its node has other devices than those before")
+
+    def _check(self) -> None:
+        """Raise if the launcher is no longer wanted while agents start."""
+        self._busy(NO_RIVAL)
+
+    def _connecting(self, placement: _Placement, number: int) -> Callable[[], SrunLink]:
+        """Return the function that starts the agent of a slot on its first, second or later node."""
+
+        def connect() -> SrunLink:
+            if number == 0:
+                placement.renew()
+            node, place = placement.places[number]
+            host = _LOOPBACK if self._layout.nodes == 1 else node.address
+            devices = self._layout.devices_of(place, int(node.has["GPU"]) or 1)
+            chosen = list(devices) if self._layout.gpus_per_worker else []
+            order = AgentOrder(host, self._env, chosen)
+            return SrunLink(self._allocation, node, order, self._log)
+
+        return connect
+
+    def _is_alike(self, slot: AgentSlot, placement: _Placement) -> bool:
+        """Return whether a slot's nodes have the devices of the study; leave out those that have not."""
+        on_gpu = slot.device == "cuda"
+        told = [slot.environment, *slot.environment.get("others", ())]
+        kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in told]
+        self._kind = self._kind or self._resources.device or kinds[0]
+        for (node, _), kind in zip(placement.places, kinds, strict=True):
+            if kind != self._kind and node.id not in self._allocation.left_out:
+                why = f"it has {kind}, and this study runs on {self._kind}"
+                self._allocation.left_out[node.id] = why
+                self._notices.append(
+                    f"Left out: node {node}: {why}; resources.device says on which."
+                )
+        return set(kinds) == {self._kind}
+
+    def _grow(self) -> None:
+        """Open slots again that were lost, once their nodes are well."""
+        while not self._closing.wait(_GROW_SECONDS):
+            if (missing := self._missing()) > 0:
+                with contextlib.suppress(LauncherError):
+                    self._add(missing)

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from autotune.errors import ClusterAway, LauncherError, NotHere
 from autotune.worker import processes, starters
 from autotune.worker.files import make_private
 from autotune.worker.node.agent_process import LinePipe
-from autotune.worker.node.relay import AGENT_ENDED, AgentOrder
+from autotune.worker.node.relay import AGENT_ENDED, BEAT, BEAT_SECONDS, AgentOrder
 from launchers.agents import Node, SlotGone
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout
@@ -36,6 +37,9 @@ _KEPT = "SLURM_CONF"
 _GOODBYE_SECONDS = 20.0
 """Time for the relay to end an agent that does not leave; together with the grace of srun it is less
 than the half minute that a link may take."""
+_SILENT_SECONDS = 4 * BEAT_SECONDS
+"""Silence of a relay after which its node is lost."""
+_TICK_SECONDS = 1.0
 _GROW_SECONDS = 15.0
 """Time between two looks for a lost slot's place; each is a query of slurmctld."""
 _MOST_OPENING = 16
@@ -62,15 +66,35 @@ class SrunLink(Link):
                 [*starters.named(command), sys.executable, "-P", "-c", _BOOT], env, file
             )
         self._pipe.send(order.to_line())
+        self._silence = 0.0
+        """Seconds since the relay was heard last, as far as this process has run."""
+        self._heard = False
 
     def send(self, line: bytes) -> bool:
         return self._pipe.send(line)
 
     def read(self) -> bytes:
-        line = self._pipe.read()
+        while (line := self._pipe.read()) == BEAT:
+            self._hear()
+        self._hear()
         if not line and not self._closed:
             self.mark_suspect()
         return line
+
+    def _hear(self) -> None:
+        self._silence = 0.0
+        if not self._heard:
+            self._heard = True
+            threading.Thread(target=self._watch, name="relay", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End srun once its step is silent: it does not notice that the node is lost."""
+        while not self._closed and self._pipe.status() is None:
+            time.sleep(_TICK_SECONDS)
+            self._silence += _TICK_SECONDS  # not by the clock: this process may be suspended
+            if self._silence > _SILENT_SECONDS:
+                starters.end([self._pipe.pid()])
+                return
 
     def loss_reason(self) -> str:
         if self._closed or self._pipe.status() in (None, AGENT_ENDED):

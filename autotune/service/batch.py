@@ -25,7 +25,10 @@ study=$!
 wait $study
 code=$?
 while kill -0 $study 2> /dev/null; do wait $study; code=$?; done
-if [ $code -eq {requeued} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# A job that was cancelled is no longer running, and stays cancelled.
+if [ $code -eq {requeued} ] && [ "$(squeue -h -o %T -j "$SLURM_JOB_ID")" = RUNNING ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code
 """
 _JOB = """\
@@ -84,7 +87,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
     if nodes > 1 and not spec.launcher.is_shared:
         raise BadInput(
             f"{nodes} nodes are asked for, and this study would run on the first one: on several it "
-            "needs a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
+            "needs launcher: slurm, or a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
         )
     return _SCRIPT.format(
         name=f"autotune-{spec.name}",

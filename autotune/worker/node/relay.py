@@ -18,6 +18,9 @@ from autotune.worker.processes import VISIBLE_DEVICES
 
 AGENT_ENDED = 3
 """Exit status where the agent has ended by itself, and its node is well."""
+BEAT = b"\n"
+BEAT_SECONDS = 5.0
+"""Time between two empty lines, which say that the node is there."""
 _BATCH_SYSTEM = "SLURM"
 """Beginning of the variables that a batch system sets for each process of a step."""
 
@@ -41,6 +44,40 @@ class AgentOrder:
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
 
+class Relay:
+    """Owner of one agent, which passes its lines on."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self._agent = agent
+        self._writing = threading.Lock()
+        self._closing = threading.Event()
+
+    def serve(self) -> str:
+        """Serve until the input ends, or end this process with the agent; return what is left of it."""
+        for act in (self._report, self._beat):
+            threading.Thread(target=act, daemon=True).start()
+        for line in sys.stdin.buffer:
+            self._agent.send(line)
+        self._closing.set()
+        return self._agent.close()
+
+    def _report(self) -> None:
+        while line := self._agent.read():
+            self._write(line)
+        if not self._closing.is_set():
+            os._exit(AGENT_ENDED)
+
+    def _beat(self) -> None:
+        """Write empty lines: srun does not notice that its step was lost with the node."""
+        while not self._closing.wait(BEAT_SECONDS):
+            self._write(BEAT)
+
+    def _write(self, line: bytes) -> None:
+        with self._writing, contextlib.suppress(OSError):  # the reader has gone, so the input ends
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+
 def main() -> NoReturn:
     """Serve until the input or the agent ends."""
     if not (line := sys.stdin.buffer.readline()):
@@ -49,16 +86,11 @@ def main() -> NoReturn:
     devices = selected(order.devices, os.environ)
     for name in [name for name in os.environ if name.startswith(_BATCH_SYSTEM)]:
         del os.environ[name]
-    agent = AgentProcess(order.host, None, order.env, devices)
-    closing = threading.Event()
-    threading.Thread(target=_report, args=(agent, closing), daemon=True).start()
-    for line in sys.stdin.buffer:
-        agent.send(line)
-    closing.set()
-    if left := agent.close():
+    left = Relay(AgentProcess(order.host, None, order.env, devices)).serve()
+    if left:
         print(f"left behind: {left}", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(bool(left))  # the other thread may be reading
+    os._exit(bool(left))  # other threads may be reading
 
 
 def selected(indices: list[int], environment: Mapping[str, str]) -> dict[str, str]:
@@ -66,15 +98,6 @@ def selected(indices: list[int], environment: Mapping[str, str]) -> dict[str, st
     visible = [name for name in environment.get(VISIBLE_DEVICES, "").split(",") if name]
     names = [visible[index] for index in indices] if visible else map(str, indices)
     return {VISIBLE_DEVICES: ",".join(names)}
-
-
-def _report(agent: AgentProcess, closing: threading.Event) -> None:
-    with contextlib.suppress(OSError):  # the reader has gone, so the input ends
-        while line := agent.read():
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-        if not closing.is_set():
-            os._exit(AGENT_ENDED)
 
 
 if __name__ == "__main__":

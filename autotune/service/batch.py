@@ -17,6 +17,8 @@ _SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
 cd {folder} || exit 2
+# The next job of the study may begin on another node.
+export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
 # In the background: a shell hears of a signal only while it waits.
 trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
 {command} &

@@ -129,7 +129,8 @@ class _Placement:
         self.release()
         self.places = self._allocation.take(self._layout)
         if not self.places:
-            raise SlotGone(f"{was or 'a node'} was lost, and there is no room on other nodes")
+            lost = f"{was} was lost, and " if was else ""
+            raise SlotGone(f"{lost}no other node of Slurm job {self._allocation.job} has room")
 
     def release(self) -> None:
         """Give the places back."""
@@ -203,7 +204,7 @@ class SlurmLauncher(Launcher):
             self._reservation.close()
 
     def _open(self) -> None:
-        """Open all slots at once; nodes of another kind than most ranks' are replaced.
+        """Open all slots side by side, without the nodes that turn out to have other devices.
 
         Raises:
             LauncherError: none can be opened.
@@ -239,18 +240,20 @@ class SlurmLauncher(Launcher):
                 return error
             raise
         with self._lock:
-            alike = self._is_alike(slot, placement)
-            if alike:
+            differs = self._leave_out(slot, placement)
+            if not differs:
                 self.slots.append(slot)
-        if alike:
-            return None
+                return None
         slot.close()
         placement.release()
-        return ClusterAway("its node has other devices than those before")
+        return ClusterAway(f"no slot is open: {differs}")
 
     def _check(self) -> None:
         """Raise if the launcher is no longer wanted while agents start."""
-        self._busy(NO_RIVAL)
+        if self._closing.is_set():
+            raise ClusterAway("the launcher is closed")
+        if not self._growth.is_alive():
+            self._busy(NO_RIVAL)
 
     def _connecting(self, placement: _Placement, number: int) -> Callable[[], SrunLink]:
         """Return the function that starts the agent of a slot on its first, second or later node."""
@@ -267,20 +270,25 @@ class SlurmLauncher(Launcher):
 
         return connect
 
-    def _is_alike(self, slot: AgentSlot, placement: _Placement) -> bool:
-        """Return whether a slot's nodes have the devices of the study; leave out those that have not."""
+    def _leave_out(self, slot: AgentSlot, placement: _Placement) -> str:
+        """Leave out the nodes of a slot that have other devices than those before; return which.
+
+        Empty: all are alike.
+        """
         on_gpu = slot.device == "cuda"
         told = [slot.environment, *slot.environment.get("others", ())]
         kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in told]
         self._kind = self._kind or self._resources.device or kinds[0]
-        for (node, _), kind in zip(placement.places, kinds, strict=True):
-            if kind != self._kind and node.id not in self._allocation.left_out:
-                why = f"it has {kind}, and this study runs on {self._kind}"
-                self._allocation.left_out[node.id] = why
-                self._notices.append(
-                    f"Left out: node {node}: {why}; resources.device says on which."
-                )
-        return set(kinds) == {self._kind}
+        different = {
+            node.id: f"node {node.host} has {kind}, and this study runs on {self._kind}"
+            for (node, _), kind in zip(placement.places, kinds, strict=True)
+            if kind != self._kind
+        }
+        for node, why in different.items():
+            if node not in self._allocation.left_out:
+                self._allocation.left_out.add(node)
+                self._notices.append(f"Left out: {why}; resources.device says on which.")
+        return ", ".join(different.values())
 
     def _grow(self) -> None:
         """Open slots again that were lost, once their nodes are well."""

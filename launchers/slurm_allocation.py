@@ -60,8 +60,8 @@ class Allocation:
         """
         self.job = job
         self.avoided = AvoidedNodes()
-        self.left_out: dict[str, str] = {}
-        """Reason why a node is left out, by node."""
+        self.left_out: set[str] = set()
+        """Nodes that no slot takes."""
         self._shares = read_shares(_ask("scontrol", "show", "job", "--details", job), _hostnames)
         self._held: dict[str, set[int]] = defaultdict(set)
         """Numbers of the bundles that slots hold, by node."""

@@ -113,9 +113,9 @@ def test_slurm_launcher_outside_an_allocation_says_what_to_do(
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     section = section_of("slurm")
-    with pytest.raises(BadInput, match=r"autotune submit .* salloc"):
+    with pytest.raises(BadInput, match=r"autotune submit .*`salloc`"):
         _ = section.place
-    with pytest.raises(NotHere, match=r"autotune submit .* salloc"):
+    with pytest.raises(NotHere, match=r"autotune submit .*`salloc`"):
         section.open(Resources(1, 0, 1, 1), str(tmp_path))
 
 

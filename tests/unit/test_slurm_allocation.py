@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_node_that_drains_is_taken_last_and_one_that_is_down_never(allocation: A
     assert taken(allocation) == [("a1", 0)]
     assert taken(allocation) == [("a1", 1)]
     assert taken(allocation) == []
-    allocation.left_out["a1"] = "too old"
+    allocation.left_out.add("a1")
     assert taken(allocation) == [("a2", 0)]
 
 
@@ -93,15 +94,18 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: dict[str, Any] = {}
+    closed = threading.Event()
 
     class Agent:
         def __init__(self, host: str, log: str | None, env: dict[str, str], devices: Any) -> None:
             started.update(host=host, env=env, step=relay.os.environ.get("SLURM_NTASKS"))
 
         def read(self) -> bytes:
+            closed.wait()
             return b""
 
         def close(self) -> str:
+            closed.set()
             return ""
 
     order = relay.AgentOrder("10.0.0.1", {"SLURM_JOB_ID": "7"}, [])

@@ -37,8 +37,8 @@ class DiskFull(StorageUnreachable):
     """Error for a full disk that a study writes to; there may be room again."""
 
 
-class LeaseLost(AutotuneError):
-    """Error of a daemon whose lease was taken over or revoked; it must not write any more."""
+class StaleLease(AutotuneError):
+    """Error of a daemon whose lease another one has taken, or that was revoked: it may not write."""
 
 
 class Requeued(AutotuneError):

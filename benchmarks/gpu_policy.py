@@ -28,9 +28,10 @@ from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
+from autotune.views import notes
 from launchers.replay import ReplayLauncher
 from launchers.replay.device import RecordedDevice, read_device
-from storage import Database, Repository, Worker
+from storage import Database, LeaseHolder, Repository
 
 TABLE = Path(__file__).parent / "tables" / "h200-gpt2-124m.jsonl"
 TOKENS = 1024
@@ -164,12 +165,13 @@ def study(
     )
     repository = storage.emptied()
     repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
-    claim = repository.studies.claim(Worker("policy", "policy", 0, _LEASE_SECONDS))
+    claim = repository.studies.claim("policy", LeaseHolder("policy", 0, _LEASE_SECONDS))
     assert claim is not None
     stored, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.slots[0].environment)
     plan = Plan(spec, launcher)
-    verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
+    context = StudyContext(stored, plan, lease, repository, environment)
+    verdict = Tuner(context, Signals(), notes).run()
     best = max(map(device.rate, _configurations(spec, plan)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today

@@ -115,7 +115,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
         factory=factory,
         args=args,
         knobs=knobs,
-        world_size=launcher.workers,
+        world_size=launcher.ranks,
         seed=0,
         device=slot.device,
         devices_per_rank=slot.devices_per_rank,

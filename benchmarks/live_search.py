@@ -38,12 +38,12 @@ import optuna
 import yaml
 from residents import leaving
 
-from autotune.analysis.contenders import most_promising_first
+from autotune.analysis.finalists import most_promising_first
 from autotune.config import load
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.plan import launcher_of
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import submit
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, section_of
@@ -141,7 +141,7 @@ def studied(
         repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
         submit(repository, load(folder / "study.yaml"), folder)
         began = time.time()
-        Daemon(repository, this_cluster(), open_launcher=opened).serve(idle_seconds=0.0)
+        Daemon(repository, this_queue(), open_launcher=opened).serve(idle_seconds=0.0)
         found = repository.studies.named("raced")
         assert found.verdict is not None, found.error
         attempts = Attempts(repository.attempts.of(found.id), {})

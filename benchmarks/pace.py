@@ -23,9 +23,9 @@ from unittest import mock
 
 import yaml
 
-from autotune.analysis.contenders import error_of
+from autotune.analysis.levels import error_of
 from autotune.config import load
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import submit
 from autotune.study.pairing import PairingPolicy
 from storage import AttemptState, Database, Purpose, Repository, StoredAttempt
@@ -91,7 +91,7 @@ def searched(folder: Path, trials: int, seed: int, *, paced: bool) -> dict[str, 
     else:
         why = mock.patch.object(PairingPolicy, "baseline_rate", lambda *_: None)
     with why:
-        Daemon(repository, this_cluster()).serve(idle_seconds=0.0)
+        Daemon(repository, this_queue()).serve(idle_seconds=0.0)
     found = repository.studies.named("equal")
     assert found.verdict is not None, found.error
     every = repository.attempts.of(found.id)

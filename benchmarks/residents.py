@@ -19,7 +19,7 @@ import yaml
 from autotune.analysis.verdict import Verdict
 from autotune.config import load
 from autotune.runs.plan import launcher_of
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import submit
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import TrialReport, TrialRequest
@@ -80,7 +80,7 @@ def searched(folder: Path, opened: Any, trials: int, build: float) -> dict[str, 
     (folder / "slow_build.py").write_text((HERE / "slow_build.py").read_text())
     repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
     submit(repository, load(folder / "study.yaml"), folder)
-    Daemon(repository, this_cluster(), open_launcher=opened).serve(idle_seconds=0.0)
+    Daemon(repository, this_queue(), open_launcher=opened).serve(idle_seconds=0.0)
     found = repository.studies.named("built")
     assert found.verdict is not None, found.error
     attempts = [a for a in repository.attempts.of(found.id) if a.purpose == Purpose.SEARCH]

@@ -1,6 +1,9 @@
-"""Does a study of many trials stay quick? Turns of its search, and what people ask, at up to 10,000.
+"""Do many trials, and many studies, stay quick? Turns of a search and commands, at up to 10,000.
 
-    python benchmarks/scale.py [--json] [--trials 100,1000,10000] [--turns N]
+    python benchmarks/scale.py [--json] [--trials 100,1000,10000] [--studies 100,10000] [--turns N]
+
+With `--studies`, a study of a hundred trials is one of so many in its database; a tenth of the others
+wait.
 
 The trials are written into the tables of Optuna and into ours at once, each with its attempt and its
 blocks; then the real tuner goes on over a replaying launcher. A turn is everything from one launch to
@@ -28,22 +31,39 @@ from optuna.storages._rdb import models as optunas
 from optuna.trial import TrialState
 from sqlalchemy import insert
 
+from autotune.cli.shared_options import MOST_ROWS
 from autotune.config import StudySpec, withheld
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.views import paper
-from autotune.views.overview import status_of
+from autotune.views import notes, paper
+from autotune.views.overview import list_of, status_of
 from autotune.views.recompute import recomputed_verdict
+from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Knobs
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at
-from storage import Database, Repository, StudyState, TrialLedger, Worker
-from storage.models import AttemptRow, BlockRow
+from storage import Database, LeaseHolder, Repository, StudyState, TrialLedger
+from storage.leases import key_of
+from storage.models import (
+    AttemptRow,
+    BlockRow,
+    EventRow,
+    LeaseRow,
+    MessageRow,
+    RecommendationRow,
+    StudyRow,
+)
 
 CLUSTER = "scale"
-COMMANDS = ("status", "list", "report")
+COMMANDS = ("status", "list", "queue", "report")
+OF_ALL = ("list", "queue")
+"""Commands that name no study."""
+STUDIES_PER_DAY = 100
+TRIALS_OF_OTHERS = 4
+TRIALS_BESIDE = 100
+"""Trials of the study that is timed among many others."""
 BLOCKS = 6
 ROUNDS = 3
 SPEC = StudySpec.model_validate(
@@ -78,21 +98,20 @@ def rate(knobs: Knobs) -> float:
 
 
 class Recorded:
-    """A study of so many recorded trials, and as many finals as make a verdict."""
+    """A study of so many recorded trials, with a verdict, among other studies."""
 
-    def __init__(self, folder: Path, trials: int) -> None:
+    def __init__(self, folder: Path, trials: int, others: int = 0) -> None:
         self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
         stored = withheld.kept(SPEC)
         self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
-        claim = self.repository.studies.claim(Worker(CLUSTER, CLUSTER, 0, 1e6))
+        claim = self.repository.studies.claim(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
         assert claim is not None
         self.lease, self.study, self.folder = claim.lease, claim.study, folder
         self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
         self._fill(trials)
         self.verdict = recomputed_verdict(self.repository, SPEC.name)
-        self.repository.studies.finish(
-            self.lease, self.study.id, StudyState.RUNNING, verdict=self.verdict.as_dict()
-        )
+        self.repository.studies.conclude(self.lease, self.study, self.verdict.as_dict())
+        self._fill_others(others)
 
     def _fill(self, trials: int) -> None:
         space = Plan(SPEC, self.launcher).space()
@@ -111,6 +130,14 @@ class Recorded:
         ids = [attempt.id for attempt in self.repository.attempts.of(self.study.id)]
         with self.repository.database.writing() as connection:
             connection.execute(insert(BlockRow), [block for i in ids for block in _blocks(i)])
+
+    def _fill_others(self, count: int) -> None:
+        """Insert studies with their leases, attempts, messages, recommendations and events."""
+        first = self.study.id + 1
+        with self.repository.database.writing() as connection:
+            for table, rows in _others(range(first, first + count), withheld.kept(SPEC)):
+                if rows:
+                    connection.execute(insert(table), rows)
 
     def _attempts(self, space: Space, chosen: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         environment = self.repository.environments.record(
@@ -163,7 +190,7 @@ class Recorded:
         recorded = self.repository.environments.record(self.lease, environment)
         job = StudyContext(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
         try:
-            Tuner(job, signals).run()
+            Tuner(job, signals, notes).run()
         except Stopped:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))
@@ -171,7 +198,7 @@ class Recorded:
     def command(self, name: str) -> Callable[[], object]:
         """Return a function that runs a command as it is typed."""
         words = [sys.executable, "-P", "-m", "autotune", name]
-        words += [] if name == "list" else [SPEC.name]
+        words += [] if name in OF_ALL else [SPEC.name]
         words += ["--storage", f"sqlite:///{self.folder}/autotune.db"]
         return functools.partial(subprocess.run, words, check=True, capture_output=True)
 
@@ -179,8 +206,17 @@ class Recorded:
         json.dumps(status_of(self.repository, SPEC.name))
 
     def list(self) -> None:
-        for study in self.repository.studies.all():
-            status_of(self.repository, study.name)
+        list_of(self.repository, MOST_ROWS)
+
+    def queue(self) -> None:
+        queue_of(self.repository, self.repository.studies.order()[:MOST_ROWS])
+
+    def claim(self) -> None:
+        """Claim the next study as a daemon does, and put it back."""
+        found = self.repository.studies.claim(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
+        if found is not None:
+            self.repository.studies.put_back(found.lease, found.study.id)
+            self.repository.leases.release(found.lease)
 
     def report(self) -> None:
         paper.report(self.repository, SPEC.name, self.verdict)
@@ -245,6 +281,68 @@ def _in_optuna(
     )
 
 
+def _others(ids: range, spec: dict[str, Any]) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+    """Yield the rows of other studies by table: each has ended, but for a tenth that waits.
+
+    A hundred have ended each day.
+    """
+    now = time.time()
+    ago = {i: (ids.stop - i) / STUDIES_PER_DAY * 86400 for i in ids}
+    yield (
+        StudyRow,
+        [
+            {
+                "id": i,
+                "name": f"other-{i}",
+                "queue": CLUSTER,
+                "spec": {**spec, "name": f"other-{i}"},
+                "workdir": "/w",
+                "state": StudyState.QUEUED if i % 10 == 0 else StudyState.DONE,
+                "created": now,
+                "owner": f"owner-{i % 5}",
+                "stop_requested": False,
+                "resume_requested": False,
+                "elapsed": 0.0,
+                "retries": 0,
+            }
+            for i in ids
+        ],
+    )
+    free = {"epoch": 1, "host": "", "pid": 0, "expires": 0.0}
+    yield LeaseRow, [{"key": key_of(i), **free} for i in ids]
+    attempt = {"environment_id": 1, "purpose": "search", "round": 0, "attempt": 1, "epoch": 1}
+    attempt |= {"knobs": {}, "state": "COMPLETE", "throughput": 1.0, "wall_seconds": 10.0}
+    attempt |= {"started": 0.0, "steady": True, "contended": False}
+    finished = [i for i in ids if i % 10]
+    yield (
+        AttemptRow,
+        [
+            {"study_id": i, "trial": t, "ended": now - ago[i], **attempt}
+            for i in finished
+            for t in range(TRIALS_OF_OTHERS)
+        ],
+    )
+    yield (
+        MessageRow,
+        [{"study_id": i, "at": now, "kind": "said", "text": "2 ranks."} for i in finished],
+    )
+    body = {"knobs": {}, "study": "other"}
+    yield (
+        RecommendationRow,
+        [{"study_id": i, "trial": 0, "body": body, "created": now} for i in finished],
+    )
+    event = {"at": now, "account": "a", "host": "h", "version": "0", "command": "", "detail": ""}
+    kinds = ("submitted", "begun", "done")
+    yield (
+        EventRow,
+        [
+            {"study_id": i, "study": f"other-{i}", "what": what, **event}
+            for i in finished
+            for what in kinds
+        ],
+    )
+
+
 def _blocks(attempt: int) -> Iterator[dict[str, Any]]:
     for index in range(BLOCKS):
         yield {
@@ -277,18 +375,22 @@ def _timed(ask: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", default="100,1000,10000")
+    parser.add_argument("--studies", help="instead: numbers of studies in one database")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     found = {}
-    for count in map(int, arguments.trials.split(",")):
+    for count in map(int, (arguments.studies or arguments.trials).split(",")):
+        of_studies = (TRIALS_BESIDE, count - 1) if arguments.studies else (count, 0)
         with tempfile.TemporaryDirectory() as folder:
-            study = Recorded(Path(folder), count)
+            study = Recorded(Path(folder), *of_studies)
             found[count] = {
                 "turn": study.seconds_per_turn(arguments.turns),
+                "claim": _timed(study.claim),
                 "status": _timed(study.status),
                 "list": _timed(study.list),
+                "queue": _timed(study.queue),
                 "report": _timed(study.report),
                 **{f"autotune {name}": _timed(study.command(name)) for name in COMMANDS},
             }
@@ -297,7 +399,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"seconds": found, "most_over_fewest": ratios}, indent=2))
         return
-    print(f"{'trials':>8}" + "".join(f"{name:>17}" for name in ratios))
+    print(
+        f"{'studies' if arguments.studies else 'trials':>8}"
+        + "".join(f"{name:>17}" for name in ratios)
+    )
     for count, seconds in found.items():
         print(f"{count:8d}" + "".join(f"{value:17.3f}" for value in seconds.values()))
     print(f"{'ratio':>8}" + "".join(f"{value:17.1f}" for value in ratios.values()))

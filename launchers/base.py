@@ -225,7 +225,7 @@ class Launcher(ABC):
 
     slots: Sequence[Slot]
     """Slots that are added later come behind the earlier ones."""
-    workers: int
+    ranks: int
     """Number of ranks of a trial."""
     is_remote: bool = False
     """True if closing acts on other machines and may take long; a study's result is written before
@@ -240,7 +240,7 @@ class Launcher(ABC):
         """Place of the trials, as it is when it is asked for first."""
         first = self.slots[0]
         return Site(
-            first.device, self.workers, first.nodes, first.devices_per_rank, first.environment
+            first.device, self.ranks, first.nodes, first.devices_per_rank, first.environment
         )
 
     @property

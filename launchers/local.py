@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
         self, resources: Resources, log_dir: str, busy: Busy, env: Mapping[str, str]
     ) -> None:
         layout = plan(resources, [devices.this_machine()])
-        self.workers = layout.ranks_per_node
+        self.ranks = layout.ranks_per_node
         self._notices = list(filter(None, [layout.notice()]))
         self.slots = []
         self._reservation = Reservation(busy)

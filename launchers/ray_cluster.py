@@ -162,7 +162,7 @@ class RayLauncher(Launcher):
 
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout
-        self.workers = layout.nodes * layout.ranks_per_node
+        self.ranks = layout.nodes * layout.ranks_per_node
         self._plans.append(layout.slots)
         self._wait_for_room()
         for _ in range(layout.slots - 1):

@@ -1,39 +1,44 @@
 """Persistence: Optuna's tables for the trials, `autotune_*` tables for everything else."""
 
+from storage.attempt_set import Attempts
 from storage.attempts import AttemptFeed
 from storage.database import Database
-from storage.history import Attempts
 from storage.names import study_names
+from storage.order import EVERY_OWNER
 from storage.records import (
     TRAJECTORIES,
     UNTIMED,
     AttemptResult,
     AttemptState,
     Claim,
+    EventKind,
     Fault,
     Lease,
+    LeaseHolder,
     LeaseState,
     MessageCode,
     MessageKind,
     NewMessage,
     Purpose,
+    Quota,
     Recommended,
     Retry,
     SearchEndCause,
     SlotHealth,
     StoredAttempt,
     StoredBlock,
+    StoredEvent,
     StoredMessage,
     StoredNoise,
     StoredStudy,
     StudyState,
     Summary,
-    Worker,
 )
 from storage.repository import Repository
 from storage.trials import TrialLedger
 
 __all__ = [
+    "EVERY_OWNER",
     "TRAJECTORIES",
     "UNTIMED",
     "AttemptFeed",
@@ -42,13 +47,16 @@ __all__ = [
     "Attempts",
     "Claim",
     "Database",
+    "EventKind",
     "Fault",
     "Lease",
+    "LeaseHolder",
     "LeaseState",
     "MessageCode",
     "MessageKind",
     "NewMessage",
     "Purpose",
+    "Quota",
     "Recommended",
     "Repository",
     "Retry",
@@ -56,12 +64,12 @@ __all__ = [
     "SlotHealth",
     "StoredAttempt",
     "StoredBlock",
+    "StoredEvent",
     "StoredMessage",
     "StoredNoise",
     "StoredStudy",
     "StudyState",
     "Summary",
     "TrialLedger",
-    "Worker",
     "study_names",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from search_spaces import KnobValue, defaults
 from storage.models import AttemptRow, BlockRow
 from storage.records import (
@@ -90,7 +90,7 @@ class AttemptRecords:
         """Record the result of an attempt with its blocks, in one transaction.
 
         Raises:
-            LeaseLost: the lease is gone, or the attempt was given up or recorded by another daemon.
+            StaleLease: the lease is gone, or the attempt was given up or recorded by another daemon.
         """
         with self._transactions.fenced(lease) as session:
             ended = self._transactions.now(session)
@@ -100,7 +100,7 @@ class AttemptRecords:
                 .values(**vars(result), environment_id=environment_id, ended=ended)
             )
             if recorded.rowcount != 1:
-                raise LeaseLost(f"attempt {attempt_id} is no longer this daemon's to record")
+                raise StaleLease(f"attempt {attempt_id} is no longer this daemon's to record")
             session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
 
     def of(self, study_id: int) -> list[StoredAttempt]:

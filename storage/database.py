@@ -17,10 +17,15 @@ from sqlalchemy import URL, Connection, Engine, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from autotune.errors import BadInput, StorageError
-from storage import postgres, schema
-from storage.engines import engine_arguments, open_engine, writing
+from storage import schema
+from storage.engines import (
+    engine_arguments,
+    explain_sqlite_error,
+    open_engine,
+    unlimited,
+    writing,
+)
 from storage.fence import install_fence
-from storage.sqlite_errors import explain_sqlite_error
 
 _SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -294,8 +299,8 @@ class Database:
         """Keep other processes from creating the tables at the same time."""
         if engine.dialect.name == "postgresql":
             with engine.connect() as connection:
-                for unlimited in postgres.unlimited():
-                    connection.execute(text(unlimited))
+                for setting in unlimited():
+                    connection.execute(text(setting))
                 # The lock belongs to the transaction: in any case it ends with it.
                 connection.execute(
                     text("select pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK}

@@ -1,9 +1,14 @@
-"""Engines of SQLAlchemy for SQLite and PostgreSQL, and their write transactions."""
+"""Engines of SQLAlchemy for SQLite and PostgreSQL: options, write transactions, errors explained.
+
+Peers of PostgreSQL that died are noticed, and locks do not outlive their holder.
+"""
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -11,17 +16,36 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import BadInput
-from storage import postgres
+from storage.disk import full, is_full
 
 _BUSY_SECONDS = 60
 _BUSY_POLL_SECONDS = 0.05
+_CONNECT = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,  # ms; what was sent and is not acknowledged
+}
+"""Options of libpq, in seconds: a server that has silently gone is noticed within half a minute."""
+_SESSION = {
+    "idle_in_transaction_session_timeout": "20s",
+    "lock_timeout": "30s",
+}
+"""Settings of the server.
+
+Transactions here take milliseconds. An idle one belongs to a machine that was lost or stopped, and
+a process that waits for its locks outlasts it."""
+_SET = "select set_config(name, %s, false) from pg_settings where name = %s and setting = '0'"
+_DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
 def engine_arguments(url: URL) -> dict[str, Any]:
     """Return the arguments of create_engine for a URL."""
     if url.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": _BUSY_SECONDS}}
-    return postgres.engine_arguments(url)
+    return _arguments_of_postgres(url)
 
 
 def open_engine(url: URL) -> Engine:
@@ -41,6 +65,20 @@ def open_engine(url: URL) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     return engine
+
+
+def _arguments_of_postgres(url: URL) -> dict[str, Any]:
+    """Return arguments for create_engine.
+
+    Options in the URL take precedence, and so do settings that the server has for this user or
+    database.
+    """
+    options = {name: value for name, value in _CONNECT.items() if name not in url.query}
+    return {
+        "connect_args": options,
+        "pool_pre_ping": True,
+        "pool_events": [(_on_postgres_connect, "connect")],
+    }
 
 
 def _on_sqlite_connect(connection: Any, _: ConnectionPoolEntry) -> None:
@@ -79,3 +117,47 @@ def writing(engine: Engine) -> Iterator[Connection]:
     options = {"autotune_writes": True}
     with engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
+
+
+def unlimited() -> list[str]:
+    """Return SQL for a transaction without these limits.
+
+    An example is one that others wait for by intention.
+    """
+    return [f"set local {name} = 0" for name in _SESSION]
+
+
+def _on_postgres_connect(connection: Any, _: ConnectionPoolEntry) -> None:
+    with connection.cursor() as cursor:
+        for name, value in _SESSION.items():
+            cursor.execute(_SET, (value, name))
+    connection.commit()
+
+
+def explain_sqlite_error(error: BaseException, path: Path) -> str:
+    """Return why a database file cannot be opened, read or written, and what would help.
+
+    Args:
+        error: error of SQLite or of the operating system.
+        path: path of the database file.
+    """
+    name = getattr(error, "sqlite_errorname", "")
+    said = str(error).strip().partition("\n")[0] or type(error).__name__
+    if name == "SQLITE_FULL" or is_full(path.parent):
+        return f"{full(path.parent)}, which SQLite needs to write ({said}); free some"
+    if path.is_dir():
+        return "that is a folder, not a file"
+    if name.startswith(_DAMAGED):
+        return f"the file is no database of SQLite, or is damaged ({said})"
+    if name.startswith("SQLITE_BUSY"):
+        return f"another program keeps the file locked ({said})"
+    if name.startswith("SQLITE_READONLY") or not _may_be_written(path):
+        return (
+            f"it may not be written ({said}): SQLite writes to the file and to others beside it, so "
+            f"that it and {path.parent} must be writable for you; --storage takes another place"
+        )
+    return said
+
+
+def _may_be_written(path: Path) -> bool:
+    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))

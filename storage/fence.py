@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, update
 from sqlalchemy.engine.interfaces import ExecutionContext
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage.models import LeaseRow
 from storage.records import Lease
 
@@ -27,7 +27,7 @@ def prove(connection: Connection, lease: Lease) -> None:
     """Lock the row of a lease until the transaction ends.
 
     Raises:
-        LeaseLost: another daemon has the lease, or it was revoked.
+        StaleLease: another daemon has the lease, or it was revoked.
     """
     # A write, not a read: it locks the row until this transaction ends.
     proof = connection.execute(
@@ -40,7 +40,7 @@ def prove(connection: Connection, lease: Lease) -> None:
         .values(epoch=lease.epoch)
     )
     if proof.rowcount != 1:
-        raise LeaseLost(
+        raise StaleLease(
             f"another daemon has taken over {lease.key}, or its study was stopped while this one "
             "slept; what it did is not written"
         )

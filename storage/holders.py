@@ -1,6 +1,7 @@
-"""Liveness of the process that holds a lease, as far as its own machine can tell."""
+"""Identity and liveness of processes that hold leases, as far as their own machine can tell."""
 
 import os
+import pwd
 import socket
 from pathlib import Path
 
@@ -16,6 +17,14 @@ def this_host() -> str:
     space = Path("/proc/self/ns/pid").readlink()
     boot = Path("/proc/sys/kernel/random/boot_id")
     return " ".join((socket.gethostname(), str(space), boot.read_text().strip()))
+
+
+def user_name() -> str:
+    """Return the name of this process's account, whatever the environment says."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")
+    except KeyError:  # an account without a name, as in containers
+        return str(os.geteuid())
 
 
 def started(host: str, pid: int) -> int | None:

@@ -6,11 +6,11 @@ import secrets
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage.clocks import Moment
 from storage.holders import is_gone, started
 from storage.models import LeaseRow
-from storage.records import Lease, LeaseState, StoredStudy, StudyState, Worker
+from storage.records import Lease, LeaseHolder, LeaseState, StoredStudy, StudyState
 from storage.transactions import Transactions
 
 _TOKEN_BYTES = 16
@@ -22,8 +22,10 @@ class Leases:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    def acquire(self, key: str, host: str, pid: int, seconds: float) -> Lease | None:
+    def acquire(self, key: str, holder: LeaseHolder) -> Lease | None:
         """Take a lease if it is free; return None if it is held.
+
+        The key is the name of a queue. The lease of a study is taken by claiming the study.
 
         A holder on this machine whose process is dead no longer holds it.
         """
@@ -35,7 +37,7 @@ class Leases:
             if row is None:
                 row = free(key)
                 session.add(row)
-            taken = hand_over(row, Worker(key, host, pid, seconds), now)
+            taken = hand_over(row, holder, now)
             try:
                 session.flush()
             except IntegrityError:
@@ -46,7 +48,7 @@ class Leases:
         """Extend the lease to this many seconds from now.
 
         Raises:
-            LeaseLost: another daemon has it.
+            StaleLease: another daemon has it.
         """
         with self._transactions.fenced(lease) as session:
             until = self._transactions.moment(session).until(seconds)
@@ -54,17 +56,8 @@ class Leases:
 
     def release(self, lease: Lease) -> None:
         """Let another daemon have the lease at once."""
-        with contextlib.suppress(LeaseLost):
+        with contextlib.suppress(StaleLease):
             self.renew(lease, 0.0)
-
-    def reclaim(self, state: LeaseState) -> None:
-        """End the lease of a holder that is known to be dead; no effect if it has changed hands."""
-        with self._transactions.writing() as session:
-            session.execute(
-                update(LeaseRow)
-                .where(LeaseRow.key == state.key, LeaseRow.epoch == state.epoch)
-                .values(expires=0.0, boot_expires=0.0)
-            )
 
     def state(self, key: str) -> LeaseState | None:
         """Return the present or last holder of a lease; None if there was none."""
@@ -79,7 +72,7 @@ class Leases:
     def serving(self, study: StoredStudy) -> LeaseState | None:
         """Return the daemon that runs a study, or whose queue it waits in; None if there is none."""
         own = self.holder(key_of(study.id))
-        return own or (self.holder(study.cluster) if study.state == StudyState.QUEUED else None)
+        return own or (self.holder(study.queue) if study.state == StudyState.QUEUED else None)
 
     def holder(self, key: str) -> LeaseState | None:
         """Return the present holder of a lease; None if it is free or its holder is dead."""
@@ -98,12 +91,12 @@ def free(key: str) -> LeaseRow:
     return LeaseRow(key=key, epoch=0, host="", pid=0, expires=0.0)
 
 
-def hand_over(row: LeaseRow, worker: Worker, now: Moment) -> Lease:
-    """Give a lease to a worker; return it."""
-    pid_before, since = (row.pid, row.started) if row.host == worker.host else (None, None)
-    row.epoch, row.host, row.pid = row.epoch + 1, worker.host, worker.pid
-    row.started, row.token = started(worker.host, worker.pid), secrets.token_hex(_TOKEN_BYTES)
-    extend(row, now, worker.seconds)
+def hand_over(row: LeaseRow, holder: LeaseHolder, now: Moment) -> Lease:
+    """Give a lease to a process; return it."""
+    pid_before, since = (row.pid, row.started) if row.host == holder.host else (None, None)
+    row.epoch, row.host, row.pid = row.epoch + 1, holder.host, holder.pid
+    row.started, row.token = started(holder.host, holder.pid), secrets.token_hex(_TOKEN_BYTES)
+    extend(row, now, holder.seconds)
     return Lease(row.key, row.epoch, pid_before, since, row.token)
 
 

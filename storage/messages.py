@@ -48,6 +48,15 @@ class Messages:
             )
             return StoredMessage(row.id, row.at, row.text, kind) if row else None
 
+    def last(self, study_id: int) -> StoredMessage | None:
+        """Return the newest message of a study that is no status message; None if there is none."""
+        wanted = select(MessageRow).where(
+            MessageRow.study_id == study_id, MessageRow.kind != MessageKind.DOING
+        )
+        with self._transactions.reading() as session:
+            row = session.scalar(wanted.order_by(MessageRow.id.desc()).limit(1))
+            return _message(row) if row else None
+
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
         """Return the messages of a study that are newer than `after`, without status messages."""
         with self._transactions.reading() as session:

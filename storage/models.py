@@ -1,11 +1,15 @@
-"""The `autotune_*` tables."""
+"""The `autotune_*` tables, with column types for any text, JSON and number of a training run."""
 
+import json
+import math
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Dialect,
     Float,
     ForeignKey,
+    Index,
     Integer,
     String,
     Text,
@@ -13,8 +17,52 @@ from sqlalchemy import (
     false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
 
-from storage.columns import AnyFloat, AnyJson, AnyText
+
+class AnyText(TypeDecorator[str]):
+    """Text of any characters.
+
+    NUL and broken surrogates, which PostgreSQL refuses, are escaped.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Convert a value for the database."""
+        if value is None:
+            return None
+        return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
+class AnyJson(TypeDecorator[Any]):
+    """JSON in a text column.
+
+    PostgreSQL's JSON type has no infinity, which an interval without bound needs.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Convert a value for the database."""
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Convert a value from the database."""
+        return None if value is None else json.loads(value)
+
+
+class AnyFloat(TypeDecorator[float]):
+    """A number that may be NaN: SQLite stores NaN as NULL, and this type converts it back."""
+
+    impl = Float
+    cache_ok = True
+
+    def process_result_value(self, value: float | None, dialect: Dialect) -> float:
+        """Convert a value from the database."""
+        return math.nan if value is None else value
 
 
 class Base(DeclarativeBase):
@@ -29,7 +77,7 @@ class LeaseRow(Base):
 
     __tablename__ = "autotune_lease"
 
-    key: Mapped[str] = mapped_column("cluster", String(255), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)  # see storage.leases
     epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int] = mapped_column(Integer)
@@ -44,10 +92,11 @@ class StudyRow(Base):
     """Queue entry and progress of a study. Its trials are in Optuna's study of that name."""
 
     __tablename__ = "autotune_study"
+    __table_args__ = (Index("ix_autotune_study_queue_state", "queue", "state"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
-    cluster: Mapped[str] = mapped_column(String(255), index=True)
+    queue: Mapped[str] = mapped_column(String(255))
     spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.withheld
     workdir: Mapped[str] = mapped_column(Text)
     file: Mapped[str | None] = mapped_column(Text)  # study.yaml: what `spec` does not hold
@@ -112,7 +161,7 @@ class AttemptRow(Base):
     resident_of: Mapped[int | None] = mapped_column(Integer)  # id of the attempt that launched it
     fault: Mapped[str] = mapped_column(String(16), default="trial", server_default="trial")
     started: Mapped[float] = mapped_column(Float)
-    ended: Mapped[float | None] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float, index=True)
 
 
 class BlockRow(Base):
@@ -163,6 +212,35 @@ class MessageRow(Base):
     text: Mapped[str] = mapped_column(AnyText)
     code: Mapped[str] = mapped_column(String(32), default="", server_default="")
     data: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # what the text says, by name
+
+
+class EventRow(Base):
+    """Change of a study's state, written with it. It outlives the study."""
+
+    __tablename__ = "autotune_event"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(Float)
+    study_id: Mapped[int] = mapped_column(Integer)
+    study: Mapped[str] = mapped_column(String(255), index=True)
+    account: Mapped[str] = mapped_column(String(255))
+    role: Mapped[str | None] = mapped_column(String(255))  # session user of PostgreSQL
+    host: Mapped[str] = mapped_column(String(255))
+    version: Mapped[str] = mapped_column(String(64))
+    command: Mapped[str] = mapped_column(String(64))
+    what: Mapped[str] = mapped_column(String(32))  # storage.records.EventKind
+    detail: Mapped[str] = mapped_column(AnyText)
+
+
+class QuotaRow(Base):
+    """Limit of what the studies of an owner may take; NULL is none."""
+
+    __tablename__ = "autotune_quota"
+
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    studies: Mapped[int | None] = mapped_column(Integer)  # that run at a time
+    device_hours: Mapped[float | None] = mapped_column(Float)
+    days: Mapped[float] = mapped_column(Float)  # to which the device hours apply
 
 
 class RecommendationRow(Base):

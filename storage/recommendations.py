@@ -8,6 +8,9 @@ from storage.models import RecommendationRow, StudyRow
 from storage.records import Lease, Recommended
 from storage.transactions import Transactions
 
+_NEWEST = 500
+"""Recommendations that a study looks at when it begins: reading thousands would take seconds."""
+
 
 class Recommendations:
     """Recommendations of all studies, as they are exported.
@@ -37,12 +40,13 @@ class Recommendations:
             )
 
     def of_others(self, study_id: int) -> list[Recommended]:
-        """Return the recommendations of all other studies, the newest first."""
+        """Return the newest recommendations of other studies, the newest first."""
         with self._transactions.reading() as session:
             rows = session.execute(
                 select(StudyRow.name, StudyRow.spec, RecommendationRow.body)
                 .join(StudyRow, StudyRow.id == RecommendationRow.study_id)
                 .where(StudyRow.id != study_id)
                 .order_by(RecommendationRow.id.desc())
+                .limit(_NEWEST)
             )
             return [Recommended(*row) for row in rows]

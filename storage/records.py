@@ -63,15 +63,14 @@ class LeaseState:
 
 
 @dataclass(frozen=True)
-class Worker:
-    """Process that claims studies of a queue.
+class LeaseHolder:
+    """Process that takes leases.
 
     Attributes:
         host: value of storage.holders.this_host.
         seconds: duration of its leases.
     """
 
-    queue: str
     host: str
     pid: int
     seconds: float
@@ -83,7 +82,7 @@ class StoredStudy:
 
     id: int
     name: str
-    cluster: str
+    queue: str
     spec: dict[str, Any]
     workdir: str
     state: StudyState
@@ -121,7 +120,7 @@ class StoredStudy:
 
 @dataclass(frozen=True)
 class Claim:
-    """A study that a worker has taken to run, and its lease."""
+    """A study that a daemon has taken to run, and its lease."""
 
     study: StoredStudy
     lease: Lease
@@ -139,6 +138,77 @@ class Retry:
     why: str
     seconds: float
     count: int
+
+
+class EventKind(StrEnum):
+    """Change of a study that its history tells."""
+
+    SUBMITTED = "submitted"
+    RESUMED = "resumed"
+    """Queued again on request."""
+    MOVED = "moved"
+    """Put into another queue. Detail: the queue."""
+    PRIORITY = "priority"
+    """Detail: the new one."""
+    HELD = "held"
+    RELEASED = "released"
+    STOP_REQUESTED = "stop requested"
+    STOPPED = "stopped"
+    DELETED = "deleted"
+    BEGUN = "begun"
+    """Claimed by a daemon. Detail: its process."""
+    TAKEN_OVER = "taken over"
+    """Claimed while it ran: its daemon had died. Detail: the new process and the one before."""
+    REQUEUED = "requeued"
+    """Put back into the queue by its daemon. Detail: the reason, if it is to be tried later."""
+    DONE = "done"
+    FAILED = "failed"
+    """Detail: the error."""
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """An event of a study.
+
+    Attributes:
+        at: seconds since the epoch, by the database's clock.
+        study_id: id of the study: a later one may have the name of a deleted one.
+        account: account of the process that wrote it.
+        role: session user of PostgreSQL; None on SQLite.
+        command: command of autotune that wrote it.
+    """
+
+    id: int
+    at: float
+    study: str
+    study_id: int
+    account: str
+    role: str | None
+    host: str
+    version: str
+    command: str
+    what: EventKind
+    detail: str
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Limits of what the studies of an owner may take; None: no limit.
+
+    Attributes:
+        studies: number of studies that run at a time.
+        device_hours: device hours of attempts in the last `days`.
+    """
+
+    owner: str
+    studies: int | None = None
+    device_hours: float | None = None
+    days: float = 1.0
+
+    @property
+    def limits(self) -> bool:
+        """True if it has a limit."""
+        return self.studies is not None or self.device_hours is not None
 
 
 class Purpose(StrEnum):
@@ -306,7 +376,7 @@ class StoredBlock:
     """See autotune.worker.protocol.Observed."""
 
     @property
-    def workers(self) -> int:
+    def world_size(self) -> int:
         """Number of devices (on the CPU: shares of it) that worked together, over all ranks."""
         return len(self.rank_seconds) * int(self.observed.get("replicas", 1))
 

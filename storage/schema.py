@@ -17,8 +17,7 @@ from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect, make_url, select, text
 
-from storage import postgres
-from storage.engines import engine_arguments, open_engine, writing
+from storage.engines import engine_arguments, open_engine, unlimited, writing
 from storage.holders import is_gone
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -106,8 +105,8 @@ def _at_one_moment(engine: Engine) -> Iterator[Connection]:
     on_server = engine.dialect.name == "postgresql"
     options = {"isolation_level": "REPEATABLE READ"} if on_server else {}
     with engine.connect().execution_options(**options) as connection:
-        for unlimited in postgres.unlimited() if on_server else ():
-            connection.execute(text(unlimited))  # it idles while the rows are written elsewhere
+        for setting in unlimited() if on_server else ():
+            connection.execute(text(setting))  # it idles while the rows are written elsewhere
         yield connection
 
 

@@ -2,19 +2,20 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optuna.storages._rdb.models import StudyModel, TrialModel, TrialUserAttributeModel
-from sqlalchemy import ColumnElement, Select, delete, func, or_, select, update
+from sqlalchemy import Select, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from autotune.errors import BadInput, StaleLease, StudyNotFound
 from storage import leases
 from storage.attempts import abandon
 from storage.clocks import Moment
 from storage.database import Database
+from storage.events import Events
 from storage.leases import is_held, revoke
 from storage.models import (
     AttemptRow,
@@ -25,39 +26,40 @@ from storage.models import (
     RecommendationRow,
     StudyRow,
 )
+from storage.order import OPEN, exhausted, open_in, place, quotas_of, recent_hours
 from storage.records import (
     Claim,
+    EventKind,
     Lease,
+    LeaseHolder,
     MessageKind,
     NewMessage,
     Retry,
     SlotHealth,
     StoredStudy,
     StudyState,
-    Worker,
 )
 from storage.transactions import Transactions
 from storage.trials import SUGGESTED_BY
 
+_NAMED = 20
+"""Studies that the message about an unknown name lists."""
 _FARTHEST_RETRY = 900.0
 """Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
-_RECENT = 86_400.0
-"""Time, in seconds, of which an owner's device hours count against other studies of that owner."""
-_SECONDS_PER_HOUR = 3600.0
-_OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 
 
 class Studies:
     """Stored studies: requests of users by a study's name, and writes of a daemon under its lease."""
 
-    def __init__(self, database: Database, transactions: Transactions) -> None:
+    def __init__(self, database: Database, transactions: Transactions, events: Events) -> None:
         self._database = database
         self._transactions = transactions
+        self._events = events
 
     def submit(
         self,
         name: str,
-        cluster: str,
+        queue: str,
         spec: dict[str, Any],
         workdir: str,
         file: str | None = None,
@@ -77,7 +79,7 @@ class Studies:
             with self._transactions.writing() as session:
                 row = StudyRow(
                     name=name,
-                    cluster=cluster,
+                    queue=queue,
                     spec=spec,
                     workdir=workdir,
                     file=file,
@@ -88,6 +90,7 @@ class Studies:
                 session.add(row)
                 session.flush()
                 session.add(leases.free(leases.key_of(row.id)))
+                self._events.add(session, row, EventKind.SUBMITTED)
         except IntegrityError:
             raise BadInput(f"there is a study named {name!r} already") from None
         return self.named(name)
@@ -101,10 +104,20 @@ class Studies:
         with self._transactions.reading() as session:
             return _study(self._row(session, select(StudyRow).where(StudyRow.name == name), name))
 
-    def all(self) -> list[StoredStudy]:
-        """Return all studies, oldest first."""
+    def all(self, last: int | None = None) -> list[StoredStudy]:
+        """Return studies, oldest first.
+
+        Args:
+            last: number of the newest studies to return; None: all.
+        """
+        wanted = select(StudyRow).order_by(StudyRow.id.desc()).limit(last)
         with self._transactions.reading() as session:
-            return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
+            return [_study(row) for row in reversed(session.scalars(wanted).all())]
+
+    def count(self) -> int:
+        """Return the number of studies."""
+        with self._transactions.reading() as session:
+            return session.scalar(select(func.count()).select_from(StudyRow)) or 0
 
     def run_by(self, host: str, pid: int) -> StoredStudy | None:
         """Return the study that a process runs; None if it runs none of this storage.
@@ -127,7 +140,7 @@ class Studies:
             only: id of the only study to look at; None: all.
         """
         with self._transactions.reading() as session:
-            wanted = select(StudyRow.id).where(*_open_in(queue, only)).limit(1)
+            wanted = select(StudyRow.id).where(*open_in(queue, only)).limit(1)
             return session.scalar(wanted) is not None
 
     def enqueue(
@@ -137,7 +150,7 @@ class Studies:
         workdir: str | None = None,
         *,
         file: str | None = None,
-        cluster: str | None = None,
+        queue: str | None = None,
         said: str = "",
     ) -> None:
         """Queue a study again; a new spec, folder or file replaces the old one.
@@ -146,7 +159,7 @@ class Studies:
 
         Args:
             said: message that is kept with the study, if any.
-            cluster: queue that the study moves to unless a daemon runs it. A daemon that was left
+            queue: queue that the study moves to unless a daemon runs it. A daemon that was left
                 running there can no longer write.
         """
         with self._transactions.writing() as session:
@@ -162,8 +175,9 @@ class Studies:
                 session.add(message)
             row.workdir = row.workdir if workdir is None else workdir
             row.file = file or row.file
-            if cluster is not None and cluster != row.cluster:
-                self._move(session, row, lease, cluster)
+            if queue is not None and queue != row.queue:
+                self._move(session, row, lease, queue)
+            self._events.add(session, row, EventKind.RESUMED, said)
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
             else:
@@ -188,22 +202,33 @@ class Studies:
                     f"{name} is {row.state}, and only a study that waits can be held; a running one is "
                     f"stopped: autotune stop {name}"
                 )
+            if priority not in (None, row.priority):
+                self._events.add(session, row, EventKind.PRIORITY, str(priority))
+            if held not in (None, row.held):
+                self._events.add(session, row, EventKind.HELD if held else EventKind.RELEASED)
             row.priority = row.priority if priority is None else priority
             row.held = row.held if held is None else held
         return self.named(name)
 
-    def waiting_in_order(self) -> list[StoredStudy]:
-        """Return the studies that run or wait, in the order in which daemons take them."""
+    def order(self) -> list[int]:
+        """Return the ids of studies that run or wait, in the order in which daemons take them."""
+        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner).where(OPEN)
         with self._transactions.reading() as session:
-            now = self._transactions.now(session)
-            used = _recent_hours(session, now - _RECENT)
-            rows = session.scalars(select(StudyRow).where(_OPEN))
-            return [_study(row) for row in sorted(rows, key=lambda row: _place(row, used))]
+            used = recent_hours(session, self._transactions.now(session))
+            found = session.execute(wanted).all()
+            return [row.id for row in sorted(found, key=lambda row: place(row, used))]
+
+    def of_ids(self, ids: Sequence[int]) -> list[StoredStudy]:
+        """Return the studies of these ids, in their order; deleted ones are left out."""
+        with self._transactions.reading() as session:
+            rows = session.scalars(select(StudyRow).where(StudyRow.id.in_(ids)))
+            found = {row.id: _study(row) for row in rows}
+            return [found[one] for one in ids if one in found]
 
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; a study that no daemon runs stops at once.
 
-        A daemon that let its lease expire, and wakes, has lost it: the study may have been deleted
+        A daemon that let its lease expire, and wakes, has a stale one: the study may have been deleted
         by then, and another one have its number.
         """
         with self._transactions.writing() as session:
@@ -218,11 +243,14 @@ class Studies:
             if left_behind or row.state == StudyState.QUEUED:
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
                 abandon(session, row.id, now.wall)
+                self._events.add(session, row, EventKind.STOPPED)
+            elif row.state == StudyState.RUNNING:
+                self._events.add(session, row, EventKind.STOP_REQUESTED)
 
-    def move(self, name: str, cluster: str) -> None:
-        """Put a study into the queue of another cluster.
+    def move(self, name: str, queue: str) -> None:
+        """Put a study into another queue.
 
-        A daemon of the old cluster that is suspended, and wakes, has lost its lease.
+        A daemon of the old queue that is suspended, and wakes, has a stale lease.
 
         Raises:
             StudyNotFound: there is none of that name.
@@ -231,7 +259,7 @@ class Studies:
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
-            if not self._move(session, row, lease, cluster):
+            if not self._move(session, row, lease, queue):
                 assert lease is not None
                 left = self._transactions.moment(session).left(lease)
                 raise BadInput(
@@ -257,26 +285,33 @@ class Studies:
             if lease is not None:
                 session.delete(lease)
                 session.flush()
+            self._events.add(session, row, EventKind.DELETED)
             _delete(session, row)
 
     def claim(
-        self, worker: Worker, *, only: int | None = None, before: Lease | None = None
+        self,
+        queue: str,
+        holder: LeaseHolder,
+        *,
+        only: int | None = None,
+        before: Lease | None = None,
     ) -> Claim | None:
         """Take the next study of a queue that is due and has no daemon; None if there is none.
 
-        A study that a dead daemon left behind comes first, then the order of `_place`. Its
-        attempts that were never recorded become ABANDONED, to be repeated.
+        A study that a dead daemon left behind comes first, then the order of `storage.order`. Its
+        attempts that were never recorded become ABANDONED, to be repeated. A study that waits is
+        not taken while a quota of its owner is exhausted.
 
         Args:
             only: id of the only study to take; None: any.
-            before: lease that the worker had last; its study is taken up again under it.
+            before: lease that the process had last; its study is taken up again under it.
         """
         with self._transactions.writing() as session:
             now = self._transactions.moment(session)
             own = before.key if before else ""
-            due = self._due(session, worker.queue, now.wall, only)
+            due = self._due(session, queue, now.wall, only)
             for study_id in sorted(due, key=lambda one: leases.key_of(one) != own):
-                if claimed := self._claim(session, study_id, worker, now, before):
+                if claimed := self._claim(session, study_id, queue, holder, now, before):
                     return claimed
             return None
 
@@ -288,13 +323,28 @@ class Studies:
             StudyRow.retry_at > now + _FARTHEST_RETRY,
         )
         wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
-        found = session.execute(wanted.where(*_open_in(queue, only), due)).all()
+        found = session.execute(wanted.where(*open_in(queue, only), due)).all()
         owners = {row.owner for row in found}
-        used = _recent_hours(session, now - _RECENT) if len(owners) > 1 else {}
-        return [row.id for row in sorted(found, key=lambda row: _place(row, used))]
+        used = recent_hours(session, now) if len(owners) > 1 else {}
+        quota = self._quota(session, now)
+        allowed = [row for row in found if row.state == StudyState.RUNNING or not quota(row.owner)]
+        return [row.id for row in sorted(allowed, key=lambda row: place(row, used))]
+
+    def _quota(self, session: Session, now: float) -> Callable[[str], str]:
+        """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
+        quotas = quotas_of(session)
+        if quotas:
+            self._transactions.claim_alone(session)
+        return exhausted(session, quotas, now)
 
     def _claim(
-        self, session: Session, study_id: int, worker: Worker, now: Moment, before: Lease | None
+        self,
+        session: Session,
+        study_id: int,
+        queue: str,
+        holder: LeaseHolder,
+        now: Moment,
+        before: Lease | None,
     ) -> Claim | None:
         """Take a study unless a daemon has it, or has just taken it."""
         key = leases.key_of(study_id)
@@ -306,17 +356,30 @@ class Studies:
         if not own and is_held(held, now):
             return None
         row = session.get(StudyRow, study_id, with_for_update=True)
-        if row is None or row.cluster != worker.queue or StudyState(row.state).ended or row.held:
+        if row is None or row.queue != queue or StudyState(row.state).ended or row.held:
             return None
         left_behind = row.state == StudyState.RUNNING and not row.stop_requested
-        lease = before if own and before else leases.hand_over(held, worker, now)
-        leases.extend(held, now, worker.seconds)
+        if not own:
+            self._note_claim(session, row, held, holder)
+        lease = before if own and before else leases.hand_over(held, holder, now)
+        leases.extend(held, now, holder.seconds)
         row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
         if row.resume_requested:  # the stop that was asked for before has ended what ran
             row.stop_requested = row.resume_requested = False
         orphaned_before = lease.epoch if left_behind else None
         abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
         return Claim(_study(row), lease)
+
+    def _note_claim(
+        self, session: Session, row: StudyRow, lease: LeaseRow, holder: LeaseHolder
+    ) -> None:
+        """Record that a study is begun, or taken over from the last holder of its lease."""
+        detail = f"process {holder.pid}"
+        if row.state != StudyState.RUNNING:
+            self._events.add(session, row, EventKind.BEGUN, detail)
+            return
+        detail += f", from process {lease.pid} on {lease.host.partition(' ')[0]}"
+        self._events.add(session, row, EventKind.TAKEN_OVER, detail)
 
     def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
         """Add running time to a study; return whether it is to be stopped, or was deleted."""
@@ -398,24 +461,17 @@ class Studies:
             row = _of_daemon(session, study.id)
             state = StudyState.DONE if row.spec == study.spec else StudyState.QUEUED
             row.verdict = verdict
+            done = state == StudyState.DONE
+            self._events.add(session, row, EventKind.DONE if done else EventKind.REQUEUED)
             return _settled(row, state)
 
-    def finish(
-        self,
-        lease: Lease,
-        study_id: int,
-        state: StudyState,
-        *,
-        verdict: dict[str, Any] | None = None,
-        error: str | None = None,
-    ) -> None:
-        """Record how a study ended; a verdict that is not given is left as it was."""
-        values: dict[str, Any] = {"state": state, "error": error}
-        values |= {"stop_requested": False, "resume_requested": False, "retries": 0}
-        if verdict is not None:
-            values["verdict"] = verdict
+    def fail(self, lease: Lease, study_id: int, error: str) -> None:
+        """Record that a study ended in an error; an earlier verdict stays."""
         with self._transactions.fenced(lease) as session:
-            session.execute(update(StudyRow).where(StudyRow.id == study_id).values(values))
+            row = _of_daemon(session, study_id)
+            _settled(row, StudyState.FAILED)
+            row.error = error
+            self._events.add(session, row, EventKind.FAILED, error)
 
     def stop(self, lease: Lease, study_id: int) -> StudyState:
         """Record that a study was stopped on request; return its state.
@@ -424,8 +480,7 @@ class Studies:
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study_id)
-            state = StudyState.QUEUED if row.resume_requested else StudyState.STOPPED
-            return _settled(row, state)
+            return self._leave(session, row, stopped=not row.resume_requested)
 
     def put_back(self, lease: Lease, study_id: int, retry: Retry | None = None) -> StudyState:
         """Abandon the running attempts of a study, for a daemon to continue; return its state.
@@ -441,19 +496,32 @@ class Studies:
             abandon(session, row.id, self._transactions.now(session))
             asked = row.stop_requested or row.resume_requested
             stopped = row.stop_requested and not row.resume_requested
-            state = _settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
-            if retry and not asked:
-                row.error, row.retries = retry.why, retry.count
-                row.retry_at = self._transactions.now(session) + retry.seconds
+            later = None if asked else retry
+            state = self._leave(session, row, stopped=stopped, why=later.why if later else "")
+            if later:
+                row.error, row.retries = later.why, later.count
+                row.retry_at = self._transactions.now(session) + later.seconds
             return state
 
-    def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> bool:
-        """Put a study into another queue; return False if a daemon runs it."""
+    def _leave(
+        self, session: Session, row: StudyRow, *, stopped: bool, why: str = ""
+    ) -> StudyState:
+        """Stop a study that ran, or queue it again; return its state."""
+        what = EventKind.STOPPED if stopped else EventKind.REQUEUED
+        self._events.add(session, row, what, why)
+        return _settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
+
+    def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, queue: str) -> bool:
+        """Put a study into another queue; return False if a daemon runs it.
+
+        It is then a study of the account that does so.
+        """
         if row.state == StudyState.RUNNING and lease is not None:
             if is_held(lease, self._transactions.moment(session)):
                 return False
             revoke(lease)
-        row.cluster = cluster
+        row.queue, row.owner = queue, self._events.author.account
+        self._events.add(session, row, EventKind.MOVED, queue)
         return True
 
     @staticmethod
@@ -466,52 +534,29 @@ class Studies:
         return session.get(LeaseRow, leases.key_of(study or 0), with_for_update=True)
 
     def _locked(self, session: Session, name: str) -> StudyRow:
-        wanted = select(StudyRow).where(StudyRow.name == name).with_for_update()
-        return self._row(session, wanted, name)
+        """Return a study, locked.
+
+        Raises:
+            StudyNotFound: there is none of that name.
+            BadInput: row-level security of PostgreSQL lets this role read the study only.
+        """
+        wanted = select(StudyRow).where(StudyRow.name == name)
+        if (row := session.scalar(wanted.with_for_update())) is not None:
+            return row
+        owner = self._row(session, wanted, name).owner
+        raise BadInput(
+            f"{name} is a study of {owner or 'an unknown owner'}, and the database lets its owner alone "
+            "change it"
+        )
 
     def _row(self, session: Session, wanted: Select[StudyRow], name: str) -> StudyRow:
         row = session.scalar(wanted)
         if row is None:
-            names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
-            there = f"there are: {', '.join(names)}" if names else "it holds none yet"
+            newest = select(StudyRow.name).order_by(StudyRow.id.desc()).limit(_NAMED)
+            names = ", ".join(reversed(session.scalars(newest).all()))
+            there = f"the newest are: {names}" if names else "it holds none yet"
             raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
         return row
-
-
-def _open_in(queue: str, only: int | None) -> list[ColumnElement[bool]]:
-    """Return the conditions for studies of a queue that wait or run, and are not held."""
-    found = [StudyRow.cluster == queue, _OPEN, StudyRow.held.is_(False)]
-    return found if only is None else [*found, StudyRow.id == only]
-
-
-def _place(study: Any, used: Mapping[str, float]) -> tuple[bool, int, float, int]:
-    """Return what the order of a queue goes by.
-
-    Studies that were left running come first, then higher priorities, then owners that have used
-    less of the devices lately, then older studies.
-
-    Args:
-        study: row with id, state, priority and owner.
-        used: device hours by owner.
-    """
-    waits = study.state != StudyState.RUNNING
-    return waits, -study.priority, used.get(study.owner, 0.0), study.id
-
-
-def _recent_hours(session: Session, since: float) -> dict[str, float]:
-    """Return the device hours that each owner's attempts have taken since a moment."""
-    ran = func.sum(AttemptRow.wall_seconds).label("ran")
-    wanted = (
-        select(StudyRow.owner, StudyRow.facts, ran)
-        .join(AttemptRow, AttemptRow.study_id == StudyRow.id)
-        .where(AttemptRow.ended > since)
-        .group_by(StudyRow.id, StudyRow.owner, StudyRow.facts)
-    )
-    found: dict[str, float] = {}
-    for owner, facts, seconds in session.execute(wanted):
-        ranks = (facts or {}).get("world_size", 1)
-        found[owner] = found.get(owner, 0.0) + ranks * seconds / _SECONDS_PER_HOUR
-    return found
 
 
 def _is(row: LeaseRow, lease: Lease) -> bool:
@@ -522,11 +567,11 @@ def _of_daemon(session: Session, study_id: int) -> StudyRow:
     """Return the study that a daemon runs, locked.
 
     Raises:
-        LeaseLost: the study was stopped while the lease was free, and deleted.
+        StaleLease: the study was stopped while the lease was free, and deleted.
     """
     row = session.get(StudyRow, study_id, with_for_update=True)
     if row is None:
-        raise LeaseLost("the study that ran here was deleted; nothing more is written of it")
+        raise StaleLease("the study that ran here was deleted; nothing more is written of it")
     return row
 
 
@@ -559,7 +604,7 @@ def _study(row: StudyRow) -> StoredStudy:
     return StoredStudy(
         id=row.id,
         name=row.name,
-        cluster=row.cluster,
+        queue=row.queue,
         spec=row.spec,
         workdir=row.workdir,
         state=StudyState(row.state),

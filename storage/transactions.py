@@ -20,6 +20,7 @@ from storage.database import Database
 from storage.fence import prove
 from storage.records import Lease
 
+_CLAIM_LOCK = 0x636C6D61  # an arbitrary number, 'clma', that no other program takes
 _READ_ONLY = "25006"
 """read_only_sql_transaction: a standby or a former primary; see PostgreSQL's error codes."""
 
@@ -57,7 +58,7 @@ class Transactions:
         """Open a transaction of a daemon, which locks the row of its lease until the end.
 
         Raises:
-            LeaseLost: another daemon has the lease; nothing is written.
+            StaleLease: another daemon has the lease; nothing is written.
         """
         with self.writing() as session:
             prove(session.connection(), lease)
@@ -66,6 +67,14 @@ class Transactions:
     def now(self, session: Session) -> float:
         """Return the seconds since the epoch, by the database's clock."""
         return float(session.scalar(text(f"select {self._database.now()}")))
+
+    def claim_alone(self, session: Session) -> None:
+        """Have other claims wait until this transaction ends, for one to count what others took.
+
+        SQLite has one writer in any case.
+        """
+        if self._database.folder is None:
+            session.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _CLAIM_LOCK})
 
     def moment(self, session: Session) -> Moment:
         """Return the present moment, by the clocks that leases are judged by."""

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from autotune.errors import LeaseLost, TrialsGone
+from autotune.errors import StaleLease, TrialsGone
 from storage.database import Database
 from storage.fence import fencing
 from storage.records import AttemptResult, Lease
@@ -59,7 +59,7 @@ class TrialLedger:
         """Open the study of that name; create it if there is none.
 
         Args:
-            lease: lease of the daemon that writes; once it is lost every write raises LeaseLost.
+            lease: lease of the daemon that writes; once it is stale every write raises StaleLease.
                 None: read only.
             launched: knobs by number of the trial, for trials that must exist.
 
@@ -109,7 +109,7 @@ class TrialLedger:
             before = {trial.number: trial.state for trial in self.trials()}
             try:
                 return self._frozen(self._study.ask(dict(distributions)))
-            except LeaseLost:
+            except StaleLease:
                 raise  # the present holder of the lease finishes the trial
             except Exception:
                 running = {t.number for t in self.trials() if t.state == TrialState.RUNNING}

@@ -42,12 +42,12 @@ class Contribution:
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """Return the winner, then the winner less one change each, without those that cannot run."""
-    without = [less(winner, baseline, name, facts) for name in changed(winner, baseline)]
+    without = [less(winner, baseline, name, facts) for name in changed_knobs(winner, baseline)]
     free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in without if not infeasible(knobs, free))]
 
 
-def changed(winner: Knobs, baseline: Knobs) -> list[str]:
+def changed_knobs(winner: Knobs, baseline: Knobs) -> list[str]:
     """Return the knobs that are reverted one by one.
 
     For a global batch that is split otherwise it is the micro-batch alone.
@@ -103,7 +103,7 @@ def contributions(
 def _contributions(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None
 ) -> Iterator[Contribution]:
-    names = changed(winner, baseline)
+    names = changed_knobs(winner, baseline)
     without = [less(winner, baseline, name, facts) for name in names]
     rates = _rates(attempts, [winner, *without])
     for place, name in enumerate(names, 1):

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
 from autotune.analysis.batches import compared_batches
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, Selection, replay
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, replay
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.estimates import leader, long_run
+from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.memory import (
     Memory,
@@ -174,29 +175,16 @@ def conclude(
         failure: how the baseline ended, where it did not complete.
         effort: cost of the study, and what would lead further; None: it goes on.
     """
-    chosen = result.chosen
-    common: dict[str, Any] = {
-        "trial": chosen.trial,
-        "knobs": chosen.knobs,
-        "throughput": chosen.own_rate or mean_rate(chosen.figures),
-        "finalists": tuple(_finalist(one, result) for one in result.finalists.values()),
-        "rounds": result.rounds,
-        "chosen_in": result.chosen_in,
-        "numerics": _numerics(chosen.trial, checks),
-        "refused": checks.refused,
-        "failed": result.failed,
-        "exhausted": result.exhausted,
-    }
-    if result.baseline_fails or result.baseline is None:
-        own = None if result.baseline is None else result.finalists[result.baseline]
+    common = _common(result, checks)
+    own = None if result.baseline is None else result.finalists[result.baseline]
+    if result.baseline_fails or own is None:
         times = len(own.rates) if own else 0
         return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
-    own = result.finalists[result.baseline]
     common |= {"baseline": own.own_rate or mean_rate(own.figures), "baseline_knobs": own.knobs}
     missing = None if effort is None or result.exhausted else effort.missing
-    if chosen is own:
+    if result.chosen is own:
         return _kept(result, missing, common)
-    speedup = chosen.gain
+    chosen, speedup = result.chosen, result.chosen.gain
     assert speedup is not None  # both ran
     sure = speedup.low if speedup.vague else speedup.value
     return Verdict(
@@ -211,6 +199,23 @@ def conclude(
         risks=checks.risks.get(chosen.trial, ""),
         **common,
     )
+
+
+def _common(result: ConfirmationResult, checks: GateRecord) -> dict[str, Any]:
+    """Return the fields that verdicts of every kind have."""
+    chosen = result.chosen
+    return {
+        "trial": chosen.trial,
+        "knobs": chosen.knobs,
+        "throughput": chosen.own_rate or mean_rate(chosen.figures),
+        "finalists": tuple(_finalist(one, result) for one in result.finalists.values()),
+        "rounds": result.rounds,
+        "chosen_in": result.chosen_in,
+        "numerics": _numerics(chosen.trial, checks),
+        "refused": checks.refused,
+        "failed": result.failed,
+        "exhausted": result.exhausted,
+    }
 
 
 def _kept(result: ConfirmationResult, missing: float | None, common: dict[str, Any]) -> Verdict:

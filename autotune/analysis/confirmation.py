@@ -7,21 +7,18 @@ is faster, because the choice flatters the rounds before.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
-from autotune.analysis.contenders import most_promising_first
-from autotune.analysis.levels import levelled
+from autotune.analysis.finalists import Candidate, Selection, candidates
 from autotune.analysis.processes import Blocks, Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, compare
+from autotune.measurement.arms import ONE_SIDED, Arm, critical_value, welch_contrast
 from autotune.measurement.contrasts import Contrast, contrast
-from autotune.measurement.dunnett import critical_value
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from autotune.measurement.policy import PROOF
-from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 FEWEST_ROUNDS = PROOF.fewest_rounds
@@ -37,15 +34,6 @@ _FINEST, _COARSEST, _SHARE_OF_GAIN = PROOF.finest, PROOF.coarsest, PROOF.share_o
 
 Rounds = dict[int, dict[int, float]]
 """Round -> trial -> throughput."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Trial that takes part in the confirmation."""
-
-    trial: int
-    knobs: dict[str, Any]
-    peak_bytes: int
 
 
 class Confirmation:
@@ -344,7 +332,9 @@ class Confirmation:
         """
         if self.processes is None:
             return contrast(self.rounds, trial, other)
-        return compare(*(self._arm(self.processes, t, self._seen(t)) for t in (trial, other)))
+        return welch_contrast(
+            *(self._arm(self.processes, t, self._seen(t)) for t in (trial, other))
+        )
 
     def ratio(self, trial: int, other: int) -> Ratio:
         """Return the ratio of two trials in the rounds that choose, with a single comparison's CI."""
@@ -364,7 +354,7 @@ class Confirmation:
             if self.processes is not None:
                 both = trial, self.baseline
                 arms = (self._arm(self.processes, t, self.basis_rates(t)) for t in both)
-                return compare(*arms).ratio(ONE_SIDED)
+                return welch_contrast(*arms).ratio(ONE_SIDED)
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
         return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
@@ -535,27 +525,27 @@ def replay(
         None if no trial of the search is complete.
     """
     selection = Selection(finalists, tuple(unaffordable), same_batch)
-    confirmation = begin(attempts, selection, most_rounds, barred, blocks)
+    confirmation = begin_confirmation(attempts, selection, most_rounds, barred, blocks)
     if confirmation is not None:
         for _ in closed_rounds(confirmation, attempts):
             pass
     return confirmation
 
 
-def begin(
+def begin_confirmation(
     attempts: Attempts,
-    selection: "Selection",
+    selection: Selection,
     most_rounds: int,
     barred: Collection[int] = (),
     blocks: Blocks | None = None,
 ) -> Confirmation | None:
     """Return the confirmation before its first round; for arguments and result see `replay`."""
     first = first_round(attempts)
-    candidates, baseline_trial = _candidates(attempts, barred, selection, first)
-    if not candidates:
+    several, baseline_trial = candidates(attempts, barred, selection, first)
+    if not several:
         return None
-    processes = blocks and Processes.of(attempts, blocks, [one.trial for one in candidates])
-    return Confirmation(candidates, baseline_trial, most_rounds, first, processes or None)
+    processes = blocks and Processes.of(attempts, blocks, [one.trial for one in several])
+    return Confirmation(several, baseline_trial, most_rounds, first, processes or None)
 
 
 def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[int]:
@@ -591,77 +581,3 @@ def first_round(attempts: Attempts) -> int:
         a.round for a in attempts.of(Purpose.CONFIRM) if last_search and a.id < last_search.id
     ]
     return 1 + max(before, default=0)
-
-
-class Selection(NamedTuple):
-    """Choice of finalists by the time that there is for them.
-
-    Attributes:
-        finalists: highest number besides the baseline and the one of `same_batch`.
-        unaffordable: trials for whose check there is no time.
-        same_batch: True if the fastest trial with the baseline's global batch takes part as well where
-            all others have another one.
-    """
-
-    finalists: int
-    unaffordable: tuple[int, ...] = ()
-    same_batch: bool = True
-
-
-def ranked(attempts: Attempts) -> list[StoredAttempt]:
-    """Return complete trials of the search that the gate has not refused, the fastest first.
-
-    All rates are as if on one node.
-    """
-    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
-
-
-def shown(attempts: Attempts) -> list[StoredAttempt]:
-    """Return what `ranked` does, and timed trials that were stopped early."""
-    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
-
-
-def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
-    checked = attempts.of(Purpose.NUMERICS).recorded()
-    refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
-    return [a for a in several if a.trial not in refused]
-
-
-def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
-    return sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-
-
-def of_same_batch(
-    today: StoredAttempt | None, measured: Iterable[StoredAttempt], members: Sequence[StoredAttempt]
-) -> list[StoredAttempt]:
-    """Return the fastest trial with the baseline's global batch, if no finalist has that.
-
-    It shows what is gained without another learning rate. It may have been stopped early.
-    """
-    own = global_batch(today.knobs, 1) if today else None
-    if today is None or any(global_batch(a.knobs, 1) == own for a in members):
-        return []
-    return [a for a in measured if global_batch(a.knobs, 1) == own][:1]
-
-
-def _candidates(
-    attempts: Attempts, barred: Collection[int], selection: Selection, first: int
-) -> tuple[list[Candidate], int | None]:
-    today = attempts.baseline()
-    complete = [a for a in ranked(attempts) if a.trial not in barred]
-    if not complete:
-        return [], None
-    today = today if today in complete else None
-    measured = [a for a in shown(attempts) if a is not today and a.trial not in barred]
-    rounds = attempts.of(Purpose.CONFIRM).recorded()
-    if any(run.round > first for run in rounds):
-        took_part = {run.trial for run in rounds.in_round(first)}
-        others = [a for a in measured if a.trial in took_part]
-    else:
-        may = [a for a in measured if a.trial not in selection.unaffordable]
-        others = most_promising_first(may)[: selection.finalists]
-        if selection.same_batch:
-            others += of_same_batch(today, may, others)
-    members = [today, *others] if today else others
-    candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
-    return candidates, today.trial if today else None

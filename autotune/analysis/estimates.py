@@ -3,9 +3,8 @@
 Each has the interval that the noise between runs leaves. It is printed and overrules nothing. Pure.
 """
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.batches import batch_change
@@ -13,7 +12,7 @@ from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.levels import levelled
 from autotune.analysis.memory import outgrown
 from autotune.analysis.outcomes import Outcomes, baseline_failure
-from autotune.analysis.trial_ratios import TrialRatio, half_width, trial_ratios
+from autotune.analysis.trial_ratios import TrialRatio, log_half_width, trial_ratios
 from autotune.analysis.verdict import (
     Contender,
     Finalist,
@@ -53,16 +52,9 @@ def leader(
     """
     if not attempts.searched():
         return Verdict(Kind.NO_RESULT)
-    ranked = _ranked(attempts, checks)
-    own = attempts.baseline()
+    ranked, own = _ranked(attempts, checks), attempts.baseline()
     baseline = next((one for one in ranked if own and one.trial == own.trial), None)
-    safe = (
-        one
-        for one in ranked
-        if one is not baseline
-        and (one.trial in checks.passed or not touched(one.knobs, today, checks.harmless))
-    )
-    others = list(itertools.islice(safe, _SHOWN))
+    others = _safe([one for one in ranked if one is not baseline], today, checks)[:_SHOWN]
     if not others and baseline is None:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
     df = _df(attempts)
@@ -70,6 +62,7 @@ def leader(
     kind, ahead = _compared(others, baseline, ratios)
     chosen = baseline if baseline and kind != Kind.BETTER else others[0]
     shown = [*([baseline] if baseline else []), *others]
+    fastest = others[0] if ahead and chosen is baseline else None
     return Verdict(
         kind,
         trial=chosen.trial,
@@ -80,12 +73,21 @@ def leader(
         finalists=tuple(_finalist(one, chosen, baseline, df) for one in shown),
         refused=checks.refused,
         baseline_failure=None if baseline else baseline_failure(attempts),
-        contender=Contender(others[0].trial, others[0].knobs, ahead)
-        if ahead and chosen is baseline
-        else None,
+        contender=Contender(fastest.trial, fastest.knobs, ahead) if fastest and ahead else None,
         unchecked=_unchecked(ranked, chosen, baseline or chosen, today, checks),
         **(_of_change(chosen, today, checks, world_size) if kind == Kind.BETTER else {}),
     )
+
+
+def _safe(
+    trials: Iterable[StoredAttempt], today: Mapping[str, Any], checks: GateRecord
+) -> list[StoredAttempt]:
+    """Return the trials that cannot change numerics, or have passed the gate."""
+    return [
+        one
+        for one in trials
+        if one.trial in checks.passed or not touched(one.knobs, today, checks.harmless)
+    ]
 
 
 def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
@@ -187,14 +189,14 @@ def _speed(run: StoredAttempt) -> float:
 
 
 def _rate(run: StoredAttempt, df: float) -> Ratio:
-    return Ratio.around(_speed(run), half_width(run.result, 0.0, df))
+    return Ratio.around(_speed(run), log_half_width(run.result, 0.0, df))
 
 
 def _ratio(one: StoredAttempt, other: StoredAttempt, df: float) -> Ratio:
     """Return how many times faster one run is than another."""
     if one is other:
         return Ratio(1, 1, 1)
-    width = math.hypot(*(half_width(run.result, 0.0, df) for run in (one, other)))
+    width = math.hypot(*(log_half_width(run.result, 0.0, df) for run in (one, other)))
     return Ratio.around(_speed(one) / _speed(other), width)
 
 

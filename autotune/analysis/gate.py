@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.confirmation import Candidate
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.measurement.numerics import (
     Agreement,

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from autotune.analysis.contenders import error_of
+from autotune.measurement.noise import standard_error
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
 
@@ -172,3 +172,11 @@ def _error_of_mean(runs: Sequence[StoredAttempt]) -> float:
     errors = [error_of(run.result) for run in runs]
     most = (PROOF.most_error if e is None else min(e, PROOF.most_error) for e in errors)
     return math.hypot(*most) / len(runs)
+
+
+def error_of(result: AttemptResult) -> float | None:
+    """Return the relative standard error of a run's rate, by its blocks and by runs; None if unknown."""
+    if result.block_half_width is None:
+        return None
+    df = math.inf if result.block_freedom is None else result.block_freedom
+    return math.hypot(standard_error(result.block_half_width, df), result.sigma_run or 0.0)

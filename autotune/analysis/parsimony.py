@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.attribution import changed, less, variants
+from autotune.analysis.attribution import changed_knobs, less, variants
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
@@ -93,10 +93,12 @@ def _without_groups(
 ) -> Spared:
     kept = dict(winner)
     names = [
-        name for name in changed(kept, baseline) if _less(kept, baseline, [name], facts) in idle
+        name
+        for name in changed_knobs(kept, baseline)
+        if _less(kept, baseline, [name], facts) in idle
     ]
     # That all changes together bring something is known: it has beaten the baseline.
-    whole = len(names) < len(changed(kept, baseline))
+    whole = len(names) < len(changed_knobs(kept, baseline))
     free = dataclasses.replace(facts, global_batch=None)
     groups = (
         [_Group(tuple(names), PROOF.idle_error)]
@@ -109,7 +111,7 @@ def _without_groups(
             break
         group, *groups = groups
         without = _less(kept, baseline, group.names, facts)
-        if infeasible(without, free) or not changed(without, baseline):
+        if infeasible(without, free) or not changed_knobs(without, baseline):
             groups = [*_halves(group), *groups]
             continue
         # Against the winner as it was: what all that went back brings together is what is negligible.

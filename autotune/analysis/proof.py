@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, ranked
+from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.costs import Costs
+from autotune.analysis.finalists import ranked
 from autotune.measurement.policy import PROOF
 from storage import Attempts, StoredAttempt
 

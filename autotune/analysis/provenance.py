@@ -35,7 +35,7 @@ class Records:
     def world_size(self) -> int:
         """Number of devices that the first measured attempt used; 1 before there is one."""
         measured = self.attempts.measured().first
-        return self.blocks(measured.id)[0].workers if measured else 1
+        return self.blocks(measured.id)[0].world_size if measured else 1
 
     @property
     def environment(self) -> dict[str, Any] | None:

@@ -9,20 +9,18 @@ from enum import StrEnum
 
 from autotune.analysis.confirmation import (
     Confirmation,
-    Selection,
-    begin,
+    begin_confirmation,
     closed_rounds,
     first_round,
 )
+from autotune.analysis.finalists import Selection
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Blocks
 from autotune.analysis.sameness import Rules
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose, StoredAttempt
-
-_WIDEST = 4.0
-"""Upper over lower bound of a result from which on nothing is known yet (judgement)."""
 
 
 class Stage(StrEnum):
@@ -79,7 +77,7 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
         return []
     out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
     selection = Selection(spec.measurement.finalists)
-    confirmation = begin(attempts, selection, spec.measurement.rounds, out, blocks)
+    confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, blocks)
     if confirmation is None:
         return []
     standings = {
@@ -106,7 +104,7 @@ def _standing(confirmation: Confirmation) -> _Standing:
         return _Standing(stage, {})
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
-    known = {t: g for t, g in gains.items() if 0 < g.high < _WIDEST * g.low}
+    known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest * g.low}
     return _Standing(stage, known)
 
 

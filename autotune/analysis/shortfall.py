@@ -8,22 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
+from autotune.analysis.finalists import ranked
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
+from autotune.measurement.policy import PROOF
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
-_MOST_ROUNDS = 50
-"""Rounds beyond which no number of rounds would tell."""
-_FEWEST_TRIALS = 2
-"""Trials asked for where a search has no rival: the first may fail, or start slowly."""
-_MARGIN = 1.1
-"""Time asked for over time planned: a study that goes on starts its launcher again."""
-_CAUTION = 1.5
-"""Rounds asked for over rounds expected: a few tell little of how far they scatter."""
-_RUNS_OF_A_HANG = 2
-"""Runs without a step after which it is a hang, and no lack of time."""
 _ROUNDED_TO = 10.0
 """Seconds to whose multiples a time is rounded up."""
 
@@ -67,7 +59,7 @@ def shortfall(
     if rivals := proof.rivals():
         another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
         needed = another + proof.finals([rivals[0].knobs], FEWEST_ROUNDS)
-        return Shortfall(_asked(_MARGIN * needed + _replacement(proof) - wall_time.left))
+        return Shortfall(_asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left))
     if hindrance := _hindrance(proof):
         return Shortfall(None, hindrance)
     return Shortfall(_for_trials(proof, wall_time))
@@ -81,13 +73,13 @@ def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -
     expected, allowed = rounds_missing(confirmation), confirmation.rounds_left
     if expected is None or expected > allowed:
         return None
-    missing = min(math.ceil(_CAUTION * expected), allowed)
+    missing = min(math.ceil(PROOF.rounds_asked * expected), allowed)
     members = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
     needed = max(
         missing * sum(_in_a_round(knobs, proof) for knobs in members),
         proof.rounds(members, missing),
     )
-    return _asked(_MARGIN * needed + _replacement(proof) - wall_time.left)
+    return _asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
 
 
 def _for_trials(proof: Proof, wall_time: WallTime) -> float:
@@ -95,8 +87,8 @@ def _for_trials(proof: Proof, wall_time: WallTime) -> float:
 
     The search leaves a share of the whole wall time, which grows with what is asked for.
     """
-    trials = _FEWEST_TRIALS * proof.costs.shortest(proof.baseline) + _replacement(proof)
-    needed = _MARGIN * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
+    trials = PROOF.trials_asked * proof.costs.shortest(proof.baseline) + _replacement(proof)
+    needed = PROOF.time_asked * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
     shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
     return _asked(max(needed - wall_time.left, shared))
 
@@ -124,7 +116,7 @@ def _stuck(attempts: Attempts) -> Failure | None:
     runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).recorded()
     in_vain = runs.ended_in(AttemptState.PRUNED)
     own = in_vain.of_baseline().last
-    if own is None or len(in_vain) < _RUNS_OF_A_HANG or any(map(_judged, runs)):
+    if own is None or len(in_vain) < PROOF.runs_of_hang or any(map(_judged, runs)):
         return None
     cause = f"{own.result.cause}, nor did any of {len(in_vain)} runs"
     return Failure(own.trial, AttemptState.HANG, cause)
@@ -192,9 +184,9 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
         return max(1, FEWEST_ROUNDS - done)
     seen = _Seen(float(np.mean(logs)), float(np.std(logs, ddof=1)))
     needed = max(FEWEST_ROUNDS, done + 1)
-    while needed < _MOST_ROUNDS and not _would_tell(confirmation, seen, needed):
+    while needed < PROOF.most_rounds and not _would_tell(confirmation, seen, needed):
         needed += 1
-    return None if needed == _MOST_ROUNDS else needed - done
+    return None if needed == PROOF.most_rounds else needed - done
 
 
 def _differences(confirmation: Confirmation) -> list[float]:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
+from autotune.measurement.policy import MEASUREMENT
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt, StoredNoise
-
-_UNKNOWN = 1.0
-"""Half-width of a run whose blocks tell none."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +55,19 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
     own = level.baseline()
     if own is None or not own.result.throughput:
         return {}
-    freedom = run_df(len(runs))
-    baseline = _mean(own, list(runs), sigma, freedom)
+    df = run_df(len(runs))
+    baseline = _mean(own, list(runs), sigma, df)
     found: dict[int, TrialRatio] = {}
     for one in level.searched().measured():
         beside = attempts.paired_baseline_of(one)
         if one.trial == own.trial:
             found[one.trial] = TrialRatio(Ratio(1.0, 1.0, 1.0), False, own.name, baseline.rate)
         elif one.result.ratio is not None and beside is not None and beside.result.rate:
-            width = half_width(one.result, noise_of_pairs(sigma), freedom)
+            width = log_half_width(one.result, noise_of_pairs(sigma), df)
             ratio = Ratio.around(one.result.ratio, width)
             found[one.trial] = TrialRatio(ratio, True, beside.name, beside.result.rate)
         else:
-            width = math.hypot(half_width(one.result, sigma, freedom), baseline.half_width)
+            width = math.hypot(log_half_width(one.result, sigma, df), baseline.half_width)
             ratio = Ratio.around((one.result.throughput or 0.0) / baseline.rate, width)
             found[one.trial] = TrialRatio(ratio, False, own.name, baseline.rate)
     return found
@@ -85,23 +83,21 @@ def changed_knobs(knobs: Mapping[str, object], baseline: Mapping[str, object]) -
     return {name: value for name, value in knobs.items() if baseline.get(name) != value}
 
 
-def _mean(
-    own: StoredAttempt, runs: Sequence[StoredAttempt], sigma: float, freedom: float
-) -> _Baseline:
+def _mean(own: StoredAttempt, runs: Sequence[StoredAttempt], sigma: float, df: float) -> _Baseline:
     rates = [run.result.throughput or math.ulp(0.0) for run in runs]
     rate = math.exp(math.fsum(map(math.log, rates)) / len(rates))
-    widths = [half_width(run.result, sigma, freedom) for run in runs]
+    widths = [log_half_width(run.result, sigma, df) for run in runs]
     return _Baseline(own, rate, math.hypot(*widths) / len(widths))
 
 
-def half_width(result: AttemptResult, sigma: float, freedom: float) -> float:
+def log_half_width(result: AttemptResult, sigma: float, df: float) -> float:
     """Return half of the 95 % interval of a run's log rate, by its blocks and by runs.
 
     Args:
         result: of the run; that of an earlier version has only one width for both.
         sigma: run-to-run noise that is known now; the run's own counts if it is larger.
-        freedom: degrees of freedom of that noise.
+        df: degrees of freedom of that noise.
     """
     known = (result.block_half_width, result.half_width)
-    blocks = next((width for width in known if width is not None), _UNKNOWN)
-    return total_half_width(blocks, max(sigma, result.sigma_run or 0.0), freedom)
+    blocks = next((width for width in known if width is not None), MEASUREMENT.unknown_width)
+    return total_half_width(blocks, max(sigma, result.sigma_run or 0.0), df)

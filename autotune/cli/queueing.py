@@ -1,28 +1,66 @@
-"""Commands about the order of studies: queue, move, hold, release."""
+"""Commands about the order of studies: queue, move, hold, release, quota."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from autotune.cli.shared_options import (
+    MOST_ROWS,
+    AllOption,
     JsonOption,
     StorageOption,
     StudyArgument,
     located,
     open_storage,
+    tell_of_more,
     url_of,
 )
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print
 
 
-def queue(storage: StorageOption = None, as_json: JsonOption = False) -> None:
-    """List what runs and waits, in order: owner, reason, and an estimate of when it starts."""
+def queue(
+    storage: StorageOption = None, as_json: JsonOption = False, everything: AllOption = False
+) -> None:
+    """List what runs and waits, in order: owner, age, reason, and an estimate of when it starts."""
     from autotune.views.waiting_line import queue_of, table
 
-    rows = queue_of(open_storage(url_of(storage), existing=True, reading=True))
+    repository = open_storage(url_of(storage), existing=True, reading=True)
+    order = repository.studies.order()
+    rows = queue_of(repository, order if everything else order[:MOST_ROWS])
     print(json.dumps(rows, indent=2) if as_json else table(rows))
+    tell_of_more(len(order) - len(rows), "later studies")
+
+
+def quota(
+    owner: Annotated[
+        str | None, typer.Argument(help="An account, or '*': each without a quota of its own.")
+    ] = None,
+    studies: Annotated[int | None, typer.Option(min=0, help="Studies at a time.")] = None,
+    device_hours: Annotated[
+        float | None, typer.Option(min=0.0, help="Device hours in so many --days.")
+    ] = None,
+    days: Annotated[float, typer.Option(min=0.01, help="Days that --device-hours is for.")] = 1.0,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the quota.")] = False,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List quotas, or set that of an owner: its studies wait while more would exceed it."""
+    from autotune.views.waiting_line import quota_table
+    from storage import Quota
+
+    given = Quota(owner or "", studies, device_hours, days)
+    if owner is None and (given.limits or remove):
+        raise BadInput("say whose quota it is: autotune quota OWNER --studies 2")
+    if owner is not None and given.limits == remove:
+        raise BadInput("say one of --studies and --device-hours, or --remove")
+    repository = open_storage(url_of(storage), existing=True, reading=owner is None)
+    if owner is not None:
+        repository.quotas.set(given)
+    quotas = repository.quotas.all()
+    print(json.dumps([asdict(one) for one in quotas], indent=2) if as_json else quota_table(quotas))
 
 
 def move(

@@ -23,8 +23,7 @@ from autotune.views.terminal import show as print  # output may hold control cha
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
-    from storage import Repository
-
+    from storage import Repository, StoredStudy
 
 STANDARD_OUTPUT = Path("-")
 """Path that stands for standard output."""
@@ -131,16 +130,15 @@ def export(
 
     With --trials, write all attempts as a table instead.
     """
-    from autotune.export import best, formats, publish, writing
-    from autotune.views.current_verdict import current_verdict
-    from autotune.views.verdict_text import text_of
+    from autotune.export import best, formats
 
     formats.known(form)
     if trials and form != "yaml":
         raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
-    if study.endswith((".yaml", ".yml")) and best.is_best(study):
-        if trials:
-            raise BadInput(f"{study} holds no attempts; give the name of the study")
+    is_best = study.endswith((".yaml", ".yml")) and best.is_best(study)
+    if is_best and trials:
+        raise BadInput(f"{study} holds no attempts; give the name of the study")
+    if is_best:
         _hand_over(best_in(Path(study), best.read), form, output)
         return
     url, name = located(study, storage)
@@ -148,7 +146,18 @@ def export(
     stored = repository.studies.named(name)
     if trials:
         _write_attempts(repository, name, trials)
-        return
+    else:
+        _export_answer(repository, stored, form, output)
+
+
+def _export_answer(
+    repository: "Repository", stored: "StoredStudy", form: str, output: Path | None
+) -> None:
+    """Write the answer of a study: as best.yaml at its place, or printed or written in a format."""
+    from autotune.export import best, publish, writing
+    from autotune.views.current_verdict import current_verdict
+    from autotune.views.verdict_text import text_of
+
     answer = current_verdict(repository, stored)
     text = text_of(answer)
     if form != "yaml" or output == STANDARD_OUTPUT:

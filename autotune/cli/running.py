@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from autotune.cli.shared_options import (
     export_path,
     located,
     open_storage,
+    seconds,
     url_of,
 )
 from autotune.errors import BadInput, Requeued
@@ -26,6 +28,9 @@ from autotune.views.terminal import PlainFormatter
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.config import StudySpec
+    from autotune.service.daemon import Daemon
+    from autotune.service.pool import DaemonPool
     from storage import Repository, StoredStudy
 
 
@@ -57,23 +62,31 @@ def init(
     With your launch command after `--`, which is run for a few steps and observed, it is a study of
     that command; else an example, with one of a workload of your own.
     """
-    from autotune.standalone.starter import write_of_command, write_study, write_workload
+    from autotune.standalone.starter import write_study, write_workload
 
     path, command = _path_and_command(words or [])
-    startup = _seconds(startup_timeout)
+    startup = seconds("--startup-timeout", startup_timeout)
     if command:
-        from autotune.standalone.survey import Allowed
-
-        allowed = Allowed(startup, may_write=may_write)
-        found = write_of_command(path, command, _tell, storage=url_of(None), allowed=allowed)
-        print(f"{path} written: {found.seen}")
-        at_once = f", or at once: autotune start {path}" if found.is_complete else ""
-        print(f"next: autotune doctor {path}{at_once}")
+        _init_of_command(path, command, startup, may_write=may_write)
         return
     write_study(path)
     print(f"{path} written; edit it, then: autotune start {path}")
     if workload := write_workload(path.parent):
         print(f"{workload} written: put your own model there; `workload: {workload.stem}:build`")
+
+
+def _init_of_command(
+    path: Path, command: list[str], startup: float | None, *, may_write: bool
+) -> None:
+    """Write the study of a launch command; say what was seen, and what comes next."""
+    from autotune.standalone.starter import write_of_command
+    from autotune.standalone.survey import Allowed
+
+    allowed = Allowed(startup, may_write=may_write)
+    found = write_of_command(path, command, _tell, storage=url_of(None), allowed=allowed)
+    print(f"{path} written: {found.seen}")
+    at_once = f", or at once: autotune start {path}" if found.is_complete else ""
+    print(f"next: autotune doctor {path}{at_once}")
 
 
 def start(
@@ -102,7 +115,6 @@ def start(
 ) -> None:
     """Run a study, or continue it. Ctrl-C only stops following; the study runs on."""
     from autotune.config import load
-    from autotune.config.document import read
 
     _refuse_both(foreground, detach)
     study, command = _path_and_command(words)
@@ -116,13 +128,7 @@ def start(
     # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
 
-    url = url_of(storage, spec.storage)
-    try:
-        repository = open_storage(url)
-    except BadInput as error:
-        if storage is not None or spec.storage is None:
-            raise
-        raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
+    repository = _storage_of(study, spec, storage)
     if dry_run:
         from autotune.service.prediction import predicted
 
@@ -134,6 +140,25 @@ def start(
     if priority is not None:
         repository.studies.arrange(spec.name, priority=priority)
     _follow_until_done(repository, submitted.name, detach, foreground, as_json)
+
+
+def _storage_of(study: Path, spec: "StudySpec", given: str | None) -> "Repository":
+    """Open the storage of a study file.
+
+    Args:
+        given: URL of the command line; None: there is none.
+
+    Raises:
+        BadInput: it cannot be opened; with the place in the file where the file names it.
+    """
+    from autotune.config.document import read
+
+    try:
+        return open_storage(url_of(given, spec.storage))
+    except BadInput as error:
+        if given is not None or spec.storage is None:
+            raise
+        raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
@@ -158,27 +183,6 @@ def _refuse_both(foreground: bool, detach: bool) -> None:
             "--foreground runs the study in this process, and --detach would end the process at "
             "once; leave one of the two out: with --detach alone a daemon runs the study"
         )
-
-
-def _seconds(text: str | None) -> float | None:
-    """Parse a time of the command line: `90`, `90s`, `20m`.
-
-    Raises:
-        BadInput: it is none.
-    """
-    if text is None:
-        return None
-    from pydantic import TypeAdapter, ValidationError
-
-    from autotune.config.quantities import Seconds
-
-    try:
-        return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
-    except ValidationError:
-        raise BadInput(
-            "--startup-timeout must be seconds, or a number with a unit such as 90s, 30m, 2h, got "
-            f"{text}"
-        ) from None
 
 
 def _tell(text: str) -> None:
@@ -255,13 +259,21 @@ def daemon(
     studies: Annotated[
         int, typer.Option(min=1, help="Studies at a time, each in a process of its own.")
     ] = 1,
+    idle_only: Annotated[
+        bool,
+        typer.Option(
+            "--idle-only", help="Begin a study only once other programs leave the devices idle."
+        ),
+    ] = False,
     metrics_port: Annotated[
         int | None,
         typer.Option(help="Serve /metrics and /healthz there, on loopback only; 0: a free port."),
     ] = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
-    from autotune.service.daemon import Daemon, this_cluster
+    from autotune.runs.plan import launcher_of
+    from autotune.service.daemon import Daemon, this_queue
+    from autotune.service.idleness import when_idle
     from autotune.service.pool import DaemonPool
     from autotune.service.queues import owned, place_of
     from autotune.service.submission import spawn_daemon
@@ -270,37 +282,41 @@ def daemon(
     handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    repository, queue = open_storage(url), owned(cluster) if cluster else this_cluster()
-    if studies > 1:
-        absolute = repository.database.url.render_as_string(hide_password=False)
-        place = place_of(queue)
-        pool = DaemonPool(lambda: spawn_daemon(place, absolute, Path.cwd(), idle_exit), studies)
-        _on_signals(pool.shut_down)
-        _serve_metrics(repository, lambda: pool.silence, metrics_port)
-        pool.serve()
+    repository, queue = open_storage(url), owned(cluster) if cluster else this_queue()
+    if studies == 1:
+        alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
+        _prepare(alone, repository, metrics_port)
+        alone.serve(idle_seconds=idle_exit)
         return
-    running = Daemon(repository, queue)
-    _on_signals(running.shut_down)
-    _serve_metrics(repository, lambda: running.silence, metrics_port)
-    running.serve(idle_seconds=idle_exit)
+    absolute, place = _absolute_url(repository), place_of(queue)
+    options = ["--idle-only"] if idle_only else []
+
+    def another() -> Popen[bytes]:
+        return spawn_daemon(place, absolute, Path.cwd(), idle_exit, options=options)
+
+    pool = DaemonPool(another, studies)
+    _prepare(pool, repository, metrics_port)
+    pool.serve()
 
 
-def _serve_metrics(
-    repository: "Repository", silence: Callable[[], float], port: int | None
+def _prepare(
+    running: "Daemon | DaemonPool", repository: "Repository", metrics_port: int | None
 ) -> None:
-    """Serve metrics of a daemon, if a port for them is given.
+    """Have signals shut a daemon down, and serve its metrics if a port for them is given.
 
     Raises:
         BadInput: the port is taken.
     """
-    if port is None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.shut_down())
+    if metrics_port is None:
         return
     from autotune.service.queue_metrics import QueueMetrics
 
     try:
-        found = QueueMetrics(repository, silence).serve(port)
+        found = QueueMetrics(repository, lambda: running.silence).serve(metrics_port)
     except OSError as error:
-        raise BadInput(f"--metrics-port {port}: {error.strerror}") from None
+        raise BadInput(f"--metrics-port {metrics_port}: {error.strerror}") from None
     logging.getLogger(__name__).info("metrics: http://127.0.0.1:%d/metrics and /healthz", found)
 
 
@@ -313,12 +329,10 @@ def _follow_until_done(
     from autotune.views.overview import status_of
 
     study = repository.studies.named(name)
-    # The daemon works in the study's folder: a relative path would mean another file there.
-    absolute = repository.database.url.render_as_string(hide_password=False)
     keep_alive = (
         _run_here(repository, study)
         if foreground
-        else DaemonSupervisor(repository, study, absolute)
+        else DaemonSupervisor(repository, study, _absolute_url(repository))
     )
     if not study.state.ended:
         keep_alive()
@@ -339,12 +353,17 @@ def _follow_until_done(
     raise typer.Exit(exit_code(ended))
 
 
+def _absolute_url(repository: "Repository") -> str:
+    """Return the URL of the storage for a daemon, which works in the folder of a study."""
+    return repository.database.url.render_as_string(hide_password=False)
+
+
 def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
     """Run the study in a thread of this process; return a check that it is running."""
     from autotune.service.daemon import Daemon
     from autotune.service.submission import InProcessRunner
 
-    running = Daemon(repository, study.cluster, only=study.id)
+    running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     return InProcessRunner(repository, study, running)
@@ -363,8 +382,3 @@ def _interruptible(
     except Requeued as left:
         print(left)
         raise typer.Exit(left.exit_code) from None
-
-
-def _on_signals(leave: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leave())

@@ -1,6 +1,7 @@
 """Arguments of commands, and the storage and the study that they name."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,10 @@ StorageOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Even if it is another owner's.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All, and not the first hundred.")]
+MOST_ROWS = 100
+"""Studies that are listed unless all are asked for: each costs some reads."""
 
 
 def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> "Repository":
@@ -51,7 +56,7 @@ def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> 
     database = Database(url)
     if not reading:
         database.check_writable()
-    return Repository(database)
+    return Repository(database, next(iter(sys.argv[1:]), ""))  # the command, for the history
 
 
 def url_of(*given: str | None) -> str:
@@ -73,3 +78,29 @@ def located(study: str, storage: str | None) -> tuple[str, str]:
 def export_path(study: "StoredStudy") -> Path:
     """Return the path of a study's best.yaml."""
     return Path(study.workdir, study.spec["export"])
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """Parse a time of the command line: `90`, `90s`, `20m`.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if text is None:
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    from autotune.config.quantities import Seconds
+
+    try:
+        return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
+    except ValidationError:
+        raise BadInput(
+            f"{option} must be seconds, or a number with a unit such as 90s, 30m, 2h, got {text}"
+        ) from None
+
+
+def tell_of_more(count: int, what: str) -> None:
+    """Print, apart from the output, how many rows were left out."""
+    if count > 0:
+        print(f"{count} {what} are not shown; --all shows them", file=sys.stderr)

@@ -1,31 +1,41 @@
-"""Commands about existing studies: stop, delete, status and logs."""
+"""Commands about existing studies: stop, delete, status, list, history and logs."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli.shared_options import (
+    MOST_ROWS,
+    AllOption,
+    ForceOption,
     JsonOption,
     StorageOption,
     StudyArgument,
     export_path,
     located,
     open_storage,
+    seconds,
+    tell_of_more,
     url_of,
 )
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 
-def stop(study: StudyArgument, storage: StorageOption = None) -> None:
+def stop(study: StudyArgument, storage: StorageOption = None, force: ForceOption = False) -> None:
     """Stop a study; its running trial is abandoned, all records stay."""
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
-    if repository.studies.named(name).state.ended:
-        print(f"{name} is not running ({repository.studies.named(name).state}).")
+    stored = repository.studies.named(name)
+    if stored.state.ended:
+        print(f"{name} is not running ({stored.state}).")
         return
+    from autotune.service.queues import refuse_others
     from autotune.views.overview import status_of
+
+    refuse_others(stored, force=force)
 
     repository.studies.request_stop(name)
     standing = status_of(repository, name)
@@ -38,16 +48,25 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     print(f"{name} {how}; autotune resume {name} goes on.")
 
 
-def delete(study: StudyArgument, storage: StorageOption = None) -> None:
+def delete(study: StudyArgument, storage: StorageOption = None, force: ForceOption = False) -> None:
     """Delete a study that has ended, with its records, trials and logs. best.yaml stays."""
     from autotune.service import cleaning
+    from autotune.service.queues import refuse_others
 
     url, name = located(study, storage)
-    gone = cleaning.delete(open_storage(url, existing=True), name)
+    repository = open_storage(url, existing=True)
+    refuse_others(repository.studies.named(name), force=force)
+    gone = cleaning.delete(repository, name)
     print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
 
 
-def clean(storage: StorageOption = None) -> None:
+def clean(
+    storage: StorageOption = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(help="Only of studies whose folder has not changed for so long, e.g. 30d."),
+    ] = None,
+) -> None:
     """Remove files that are not needed any more; records stay.
 
     They are logs and compiled code of studies that have ended or are deleted, copies of settings
@@ -55,7 +74,8 @@ def clean(storage: StorageOption = None) -> None:
     """
     from autotune.service import cleaning
 
-    gone = cleaning.clean(open_storage(url_of(storage), existing=True), Path.cwd())
+    age = seconds("--older-than", older_than) or 0.0
+    gone = cleaning.clean(open_storage(url_of(storage), existing=True), Path.cwd(), age)
     print("\n".join(map(str, gone)) or "There is nothing to remove.")
 
 
@@ -75,13 +95,31 @@ def status(
         print(f"\n{block_of(repository, stored, export_path(stored))}")
 
 
-def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
-    """List all studies in the storage."""
-    from autotune.views.overview import status_of, table
+def list_(
+    storage: StorageOption = None, as_json: JsonOption = False, everything: AllOption = False
+) -> None:
+    """List the studies in the storage, the newest last; older ones than the newest hundred by --all."""
+    from autotune.views.overview import list_of, table
 
     repository = open_storage(url_of(storage), existing=True, reading=True)
-    rows = [status_of(repository, study.name) for study in repository.studies.all()]
+    rows = list_of(repository, None if everything else MOST_ROWS)
     print(json.dumps(rows, indent=2) if as_json else table(rows))
+    tell_of_more(repository.studies.count() - len(rows), "older studies")
+
+
+def history(
+    study: Annotated[str | None, typer.Argument(help="Name of a study, or its study.yaml.")] = None,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+    last: Annotated[int, typer.Option(min=1, help="Number of the newest events to show.")] = 100,
+) -> None:
+    """List what was done with a study, or with all: when, by which account, host and command."""
+    from autotune.views.logs import history_table
+
+    url, name = located(study, storage) if study else (url_of(storage), None)
+    events = open_storage(url, existing=True, reading=True).events.of(name, last)
+    rows = [asdict(event) for event in events]
+    print(json.dumps(rows, indent=2) if as_json else history_table(events))
 
 
 def logs(

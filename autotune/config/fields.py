@@ -40,6 +40,25 @@ class Given:
     variables: dict[str, str]
     copies: tuple[FileCopy, ...]
 
+    def with_copy(self, holder: "Holder", copy: FileCopy) -> "Given":
+        """Return these ways with a copy in place of the file that a holder names.
+
+        Raises:
+            BadInput: the copy does not stand in for the file, and no argument is the file.
+        """
+        words, variables = self.arguments, self.variables
+        if holder.is_file and not copy.stands_in:
+            if copy.file not in words:
+                raise BadInput(
+                    f"no word of the command is {copy.file}: name the file as it stands there"
+                )
+            words = tuple(copy.path if word == copy.file else word for word in words)
+        if holder.text.startswith(ENVIRONMENT):
+            variables = variables | {holder.text.removeprefix(ENVIRONMENT): copy.path}
+        elif not holder.is_file:
+            words = arguments.changed(words, {"file": holder.text}, {"file": copy.path})
+        return Given(words, variables, (*self.copies, copy))
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -126,15 +145,12 @@ def given(
         workdir: working directory of the script.
         folder: for the copies, which are yet to be written.
         in_process: whether a copy can stand in for a file wherever that is opened; else the file is
-            one of
-        the words, and the copy takes its place there.
+            one of the words, and the copy takes its place there.
 
     Raises:
         BadInput: a file or a field is not there.
     """
-    found = arguments.changed(words, flags, knobs)
-    set_ = arguments.variables(flags, knobs)
-    copies = []
+    set_ = Given(arguments.changed(words, flags, knobs), arguments.variables(flags, knobs), ())
     for holder, changes in _by_holder(flags, knobs):
         file = holder.file(words, variables)
         if file is None:
@@ -142,18 +158,9 @@ def given(
         text = changed_text(workdir / file, changes)
         digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
         path = str(folder.absolute() / digest / Path(file).name)
-        copies.append(FileCopy(file, path, text, stands_in=holder.is_file and in_process))
-        if holder.is_file and not in_process:
-            if file not in found:
-                raise BadInput(
-                    f"no word of the command is {file}: name the file as it stands there"
-                )
-            found = tuple(path if word == file else word for word in found)
-        if holder.text.startswith(ENVIRONMENT):
-            set_[holder.text.removeprefix(ENVIRONMENT)] = path
-        elif not holder.is_file:
-            found = arguments.changed(found, {"file": holder.text}, {"file": path})
-    return Given(found, set_, tuple(copies))
+        copy = FileCopy(file, path, text, stands_in=holder.is_file and in_process)
+        set_ = set_.with_copy(holder, copy)
+    return set_
 
 
 def files(

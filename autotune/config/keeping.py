@@ -41,13 +41,19 @@ def of_derived(
             f"the other; {count} of them is mapped"
         }
     derived = next(name for name in COUNTED if name not in mapped)
+    problems = _of_values(space, derived, mapped[0])
+    if derived not in baseline:
+        problems[field] = f"then say under baseline what {derived} is today"
+    return problems
+
+
+def _of_values(space: Mapping[str, Sequence[Any]], derived: str, mapped: str) -> mistakes.Problems:
+    """Return mistakes in the values to try, where the script derives one knob from the other."""
     problems: mistakes.Problems = {}
     if derived in space:
         problems["search_space", derived] = (
-            f"is derived from {mapped[0]} by the script (keeps_global_batch); take it out"
+            f"is derived from {mapped} by the script (keeps_global_batch); take it out"
         )
-    if derived not in baseline:
-        problems[field] = f"then say under baseline what {derived} is today"
     if mistakes.LARGEST in space.get("micro_batch", ()):
         place = list(space["micro_batch"]).index(mistakes.LARGEST)
         problems["search_space", "micro_batch", place] = (

@@ -38,13 +38,13 @@ class BestConfig(Mapping[str, Any]):
         speedup: over the baseline with low and high; None if there was none to compare with.
         provenance: study, trial, environment, verdict and time.
         script: of a study over a script: its path, the knobs that it sets by itself and how, and
-            those
-        that are changed from outside; or the command, with its placeholders. None for a workload.
+            those that are changed from outside; or the command, with its placeholders. None for a
+            workload.
         unusual: knobs that differ from the defaults of PyTorch or a plain script; None if not
             known.
         provisional: whether the study had not ended, and nothing has confirmed the configuration.
         own: knobs that the file names, as they belong to the job; None: all. The others have their
-        defaults.
+            defaults.
     """
 
     knobs: dict[str, Any]
@@ -56,6 +56,11 @@ class BestConfig(Mapping[str, Any]):
     script: dict[str, Any] | None = None
     provisional: bool = False
     own: tuple[str, ...] | None = None
+
+    @property
+    def is_of_command(self) -> bool:
+        """Return whether the study was one over a command."""
+        return self.script is not None and "command" in self.script
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Return keyword arguments for DistributedDataParallel, as the trials had them.

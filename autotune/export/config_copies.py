@@ -3,14 +3,46 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from autotune.config import fields
 from autotune.errors import BadInput
 from autotune.paths import copies_lock, tuned_files
 from autotune.worker.files import make_private
 from autotune.worker.inject import settings_copies
 from autotune.worker.protocol import FileCopy
+
+
+def write_and_give(
+    words: Sequence[str],
+    flags: Mapping[str, str],
+    turned: Mapping[str, Any],
+    *,
+    variables: Mapping[str, str],
+    in_process: bool = True,
+) -> fields.Given:
+    """Return how a job is given its knobs, as `fields.given`; copies of its files are written.
+
+    They lie below .autotune of the present folder.
+
+    Raises:
+        BadInput: a file or a field is not there, or a copy cannot be written.
+    """
+    folder = Path.cwd()
+    found = fields.given(
+        words,
+        flags,
+        turned,
+        variables=variables,
+        workdir=folder,
+        folder=tuned_files(folder),
+        in_process=in_process,
+    )
+    for copy in found.copies:
+        write(copy)
+    return found
 
 
 def write(copy: FileCopy) -> None:

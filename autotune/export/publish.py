@@ -111,7 +111,7 @@ def _provisional(
         study,
         spec,
         text=text,
-        world_size=repository.attempts.blocks(ran.id)[0].workers,
+        world_size=repository.attempts.blocks(ran.id)[0].world_size,
         environment=repository.environments.of_attempt(ran.id) or {},
     )
 

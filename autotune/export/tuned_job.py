@@ -14,8 +14,7 @@ from autotune.config.withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
-from autotune.export.recommended_command import is_of_command, recommended
-from autotune.paths import tuned_files
+from autotune.export.formats.command_line import recommended
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import letters_of, parsed
@@ -67,72 +66,79 @@ def script_job(
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, or a file that
-            it
-        reads has no such field.
+            it reads has no such field.
     """
-    script = best.script
-    if script is None:
+    script = _script_in(best)
+    before, word, words = _parted(script, command)
+    environment = {**environment, **launch_settings.assigned(before)}
+    flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
+    now = launch_settings.today(flags, words, environment, Path.cwd())
+    given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
+    order = _order(best, script, given)
+    if order.changes:
+        _check_options(command)
+    of_study, otherwise = _of_study(script, environment)
+    of_process = _of_process(order.knobs, order.changes, environment)
+    found = of_study | _unset(script, environment) | given.variables | of_process
+    found |= _ordered(order, environment)
+    files = fields.files(flags, words, environment)
+    ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
+    return TunedJob(
+        command=(*launch_settings.with_variables(before, found), word, *given.arguments),
+        environment=found,
+        differences=(*_differences(best, word, script, files), *otherwise),
+        changes=(*launch_settings.changes(script, best.knobs, now, words), *ours),
+        refusals=(
+            *launch_settings.other_batch(script, now),
+            *_other_ranks(best, script, ranks),
+            *_other_launch(script, launch),
+        ),
+    )
+
+
+def _script_in(best: BestConfig) -> dict[str, Any]:
+    """Return the entry of the script in best.yaml.
+
+    Raises:
+        BadInput: the file is not of a script.
+    """
+    if best.script is None:
         raise BadInput(
             "best.yaml is of a workload, not of a script: load it in your code with autotune.load()"
         )
-    if is_of_command(best):
+    if best.is_of_command:
         raise BadInput(
             "best.yaml is of a command of its own, which `autotune run` takes from there: leave out "
             "`--` and what follows it"
         )
-    target = script["target"] if script["is_module"] else Path(script["target"]).name
-    place = _place(target, script["is_module"], command)
-    before, words = command[:place], command[place + 1 :]
-    environment = {**environment, **launch_settings.assigned(before)}
-    flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
-    now = launch_settings.today(flags, words, environment, Path.cwd())
-    given = fields.given(
-        words,
-        flags,
-        script["turned"],
-        variables=environment,
-        workdir=Path.cwd(),
-        folder=tuned_files(Path.cwd()),
-    )
-    for copy in given.copies:
-        config_copies.write(copy)
-    knobs = {**defaults(), **best.knobs}
-    order = job_order.Order(
-        target,
+    return best.script
+
+
+def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> job_order.Order:
+    """Return the order by which the job changes itself."""
+    return job_order.Order(
+        _target(script),
         script["is_module"],
-        knobs,
+        {**defaults(), **best.knobs},
         tuple(script["changes"]),
         _named(given.copies),
         samples=script.get("samples") or 0,
         fixed_samples=scripts.samples_are_fixed(script["flags"]),
     )
-    if order.changes:
-        _check_options(command)
-    of_study, otherwise = _of_study(script, environment)
-    of_process = _of_process(knobs, order.changes, environment)
-    found = {
-        **of_study,
-        **_unset(script, environment),
-        **given.variables,
-        **of_process,
+
+
+def _ordered(order: job_order.Order, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables through which the job gets its order."""
+    paths = [str(_SITE), environment.get("PYTHONPATH")]
+    return {
         job_order.VARIABLE: order.to_text(),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
-    of_settings = _changed_settings(script, fields.files(flags, words, environment))
-    return TunedJob(
-        (*launch_settings.with_variables(before, found), command[place], *given.arguments),
-        found,
-        (*_differences(best, command[place], script), *of_settings, *otherwise),
-        (
-            *launch_settings.changes(script, best.knobs, now, words),
-            *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
-        ),
-        (
-            *launch_settings.other_batch(script, now),
-            *_other_ranks(best, None if script.get("launch") == SPAWN else ranks),
-            *_other_launch(script, launch),
-        ),
-    )
+
+
+def _target(script: Mapping[str, Any]) -> str:
+    """Return the name of the script, as it stands at the end of a path in a command."""
+    return script["target"] if script["is_module"] else Path(script["target"]).name
 
 
 def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
@@ -151,7 +157,9 @@ def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[st
     }
 
 
-def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
+def _other_ranks(best: BestConfig, script: Mapping[str, Any], ranks: int | None) -> Iterator[str]:
+    if script.get("launch") == SPAWN:
+        return  # the script starts its ranks itself
     if ranks is not None and ranks != best.world_size:
         yield (
             f"the command starts {counted(ranks, 'rank')}, and the study ran {best.world_size}: a step "
@@ -169,7 +177,7 @@ def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str
 
 
 def command_job(best: BestConfig, environment: Mapping[str, str]) -> TunedJob:
-    """Return the job of a study over a command; raises as `command.recommended`."""
+    """Return the job of a study over a command; raises as `recommended`."""
     command = recommended(best)
     assert best.script is not None  # it has the command
     of_study, otherwise = _of_study(best.script, environment)
@@ -213,17 +221,19 @@ def _check_options(command: Sequence[str]) -> None:
         )
 
 
-def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
-    """Return the place of the script among the words of the command.
+def _parted(
+    script: Mapping[str, Any], command: Sequence[str]
+) -> tuple[Sequence[str], str, Sequence[str]]:
+    """Split the command into what stands before the script, the script, and its arguments.
 
     Raises:
         BadInput: the command does not run it, or a shell script does.
     """
+    target = _target(script)
     for place, word in enumerate(command):
-        if is_module and word == target and command[place - 1] in ("-m", "--module"):
-            return place
-        if not is_module and Path(word).name == target:
-            return place
+        is_module = word == target and command[place - 1] in ("-m", "--module")
+        if is_module if script["is_module"] else Path(word).name == target:
+            return command[:place], word, command[place + 1 :]
     if shell := [word for word in command if Path(word).name in _SHELLS or word.endswith(".sh")]:
         raise BadInput(
             f"{' '.join(shell)} starts {target} by itself, where its arguments cannot be changed: give "
@@ -249,7 +259,23 @@ def _of_process(
     return wanted
 
 
-def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    best: BestConfig, word: str, script: Mapping[str, Any], settings: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what is otherwise than when the study ran.
+
+    Args:
+        word: the script, as the command names it.
+        settings: files that the script reads, by what names them.
+    """
+    yield from _otherwise_tuned(best, word, script)
+    for holder, known in script.get("files", {}).items():
+        path = Path(settings.get(holder, ""))
+        if path.is_file() and _digest(path) != known:  # knobs apart, which are set in either case
+            yield f"{path} is not as it was when it was tuned"
+
+
+def _otherwise_tuned(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iterator[str]:
     path, known = Path(word), script.get("digest")
     if known and path.is_file() and _digest(path) != known:
         yield f"{word} has changed since it was tuned"
@@ -263,17 +289,6 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
         return
     if tuned_with and tuned_with.partition("+")[0] != here.partition("+")[0]:
         yield f"it was tuned with torch {tuned_with}, and {here} is here"
-
-
-def _changed_settings(script: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[str]:
-    """Yield files that the job reads and that have changed since the study, apart from its knobs.
-
-    Fields of knobs are set in either case.
-    """
-    for holder, known in script.get("files", {}).items():
-        path = Path(settings.get(holder, ""))
-        if path.is_file() and _digest(path) != known:
-            yield f"{path} is not as it was when it was tuned"
 
 
 def script_of(

@@ -38,7 +38,6 @@ def document(
         text: the verdict in words.
         unit: of the throughput.
         world_size: ranks that it was measured with.
-        study: name of the study.
         environment: that it was measured in.
         created: time, ISO 8601.
         script: how a script comes by the configuration, see export.tuned_job; None for a workload.
@@ -61,9 +60,7 @@ def document(
             "environment": dict(environment),
         },
     }
-    if script is not None:
-        content["script"] = dict(script)
-    return of_today(content)
+    return of_today(content if script is None else content | {"script": dict(script)})
 
 
 def document_of(best: BestConfig) -> dict[str, Any]:

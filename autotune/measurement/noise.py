@@ -15,10 +15,6 @@ from autotune.measurement.estimate import CONFIDENCE, student
 from autotune.measurement.policy import MEASUREMENT
 
 PRIOR_SIGMA = MEASUREMENT.prior_sigma
-_PAIRING_GAIN = 2.0
-"""Ratio of the deviation between single runs to that between pairs, beyond the scatter of cycles.
-
-It was two to six on two shared cores, by the seconds."""
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
 FEWEST_FOR_DRIFT = MEASUREMENT.fewest_for_drift
@@ -128,7 +124,7 @@ def standard_error(half_width: float, df: float = math.inf) -> float:
 
 def noise_of_pairs(sigma_run: float) -> float:
     """Return the relative standard deviation between pairs, given that between single runs."""
-    return max(sigma_run / _PAIRING_GAIN, min(sigma_run, PRIOR_SIGMA))
+    return max(sigma_run / MEASUREMENT.pairing_gain, min(sigma_run, PRIOR_SIGMA))
 
 
 def total_half_width(block_half_width: float, sigma_run: float, df: float = math.inf) -> float:

@@ -59,6 +59,113 @@ class MeasurementPolicy:
         "both add up as squares",
     )
 
+    # Requests
+    hurried_blocks: int = judgement(
+        6, "blocks", "of a short run", "its first step, its warm-up, what counts"
+    )
+    longest_block: float = judgement(
+        2.0, "wished lengths", "of a block before its fewest steps give way"
+    )
+    block_on_device: float = measured(
+        0.25,
+        "seconds",
+        "of a block on a CUDA device where the study does not say",
+        "steps that compute scatter by 0.03 to 1 %, so eight blocks take two seconds, H200",
+    )
+    steps_on_device: int = judgement(2, "steps", "fewest of such a block")
+    startup_compiling: float = judgement(
+        3.0,
+        "deadlines",
+        "of the start where a trial compiles",
+        "too short loses configurations that work, too long costs time only in a hang",
+    )
+    startup_autotuning: float = judgement(
+        10.0,
+        "deadlines",
+        "of the start with max-autotune",
+        "it times some twenty kernels for each shape, on all ranks at once",
+    )
+    hang_share: float = judgement(
+        0.1, "share", "of the wall time that a hang may cost because its trial may be compiling"
+    )
+    steps_of_profile: int = judgement(8, "steps", "under the profiler")
+    steps_of_survey: int = judgement(4, "steps", "of a script under survey")
+    blocks_of_fit: int = judgement(
+        2,
+        "blocks",
+        "of a run that shows its memory",
+        "the first is one step, and the optimizer's state is there from the second on",
+    )
+    shortest_epoch: int = judgement(2, "batches", "of an epoch that is only to end")
+
+    # Interleaved runs
+    interleaved_block: float = judgement(
+        0.1,
+        "seconds",
+        "of an interleaved block, or one step",
+        "in shorter ones the step that is left out at each change costs more",
+    )
+    least_cycles: int = judgement(
+        1, "cycles", "that are run even if they take longer than the time per run"
+    )
+    fewest_cycles: int = judgement(5, "cycles", "of which an interval is meaningful")
+    least_cycles_of_pair: int = judgement(2, "cycles", "that a pair runs, however long they take")
+    few_cycles: int = judgement(
+        4, "cycles", "of a pair below which the distance of the two is not known"
+    )
+    machine_slower: float = judgement(
+        2.0, "factor", "by which the machine may be slower than when the best was measured"
+    )
+    pairing_gain: float = measured(
+        2.0,
+        "factor",
+        "between the deviation of single runs and that of pairs, beyond the scatter of cycles",
+        "two to six on two shared cores, by the seconds",
+    )
+    resident_share: float = judgement(
+        0.8,
+        "share",
+        "of the memory that interleaved runs may take by their peaks",
+        "allocators behave otherwise near the limit",
+    )
+    longest_turn_step: float = judgement(
+        1.0, "seconds", "of a step above which two blocks are no neighbours any more"
+    )
+    fewest_turns: int = judgement(
+        4, "blocks", "fewest of an interleaved run", "two cycles show how far runs differ"
+    )
+    pair_worth: float = judgement(
+        8.0,
+        "trials",
+        "in warm workers that the launch of the first pair may cost",
+        "a paired trial tells what three or four by themselves do, and a search has some eight",
+    )
+    pairs_in_vain: int = judgement(
+        2, "trials", "in a row that fail beside the baseline, until no more are paired"
+    )
+    widest_rate: float = judgement(
+        0.3,
+        "relative",
+        "largest half-width of a rate",
+        "a trial of a step or two has no interval, yet is not further off",
+    )
+    unknown_width: float = judgement(1.0, "relative", "half-width of a run whose blocks tell none")
+
+    # Time limits
+    overrun: float = judgement(1.25, "planned times", "that a run may take before it is ended")
+    longer_launch: float = judgement(
+        2.0,
+        "shortest runs",
+        "that a trial may take where the search has the time",
+        "launches differ",
+    )
+    late_end: float = judgement(
+        0.05, "share", "of the wall time by which what was begun in time may end later"
+    )
+    most_launches: int = judgement(
+        3, "losses", "of an agent or a daemon in a row until the attempt is to blame"
+    )
+
     # Noise between runs
     prior_sigma: float = measured(
         0.02,
@@ -369,6 +476,9 @@ class ProofPolicy:
         0.2, "probability", "one-sided error with which the test of a group is given up"
     )
     idle_groups: int = judgement(7, "groups", "most that are tested")
+    idle_rounds: int = judgement(
+        5, "rounds", "expected until the changes that bring nothing are known"
+    )
 
     # Finalists
     ranked: int = judgement(150, "trials", "with the highest rates that the model ranks")
@@ -422,6 +532,25 @@ class ProofPolicy:
     share_of_unsteady: float = judgement(
         1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"
     )
+    widest: float = judgement(
+        4.0, "factor", "between the bounds of a result from which on nothing is known yet"
+    )
+    good_rounds: int = judgement(5, "rounds", "that more finalists, or longer runs, are not worth")
+    repeats_if_unsteady: int = judgement(
+        3,
+        "runs",
+        "of a baseline whose processes lie apart, for which the search leaves time",
+        "with the rounds and its own trial they are six, which put a gain of a half beyond doubt",
+    )
+    most_repeats: int = judgement(
+        12,
+        "runs",
+        "of such a baseline besides the rounds, at most",
+        "the mean of twelve is known to a third of the spread",
+    )
+    most_moves: int = judgement(
+        3, "changes of the machine", "in one go that make rounds void, at most"
+    )
 
     # Long runs
     longest_soak: float = judgement(600.0, "seconds", "longest run of the pair", "devices settle")
@@ -433,6 +562,21 @@ class ProofPolicy:
     )
     soak_of_rest: float = judgement(
         0.4, "share", "of the time that is left that a run of the pair takes, at most"
+    )
+
+    # Time that is asked for
+    most_rounds: int = judgement(50, "rounds", "beyond which no number of them would tell")
+    trials_asked: int = judgement(
+        2, "trials", "where a search has no rival", "the first may fail, or start slowly"
+    )
+    time_asked: float = judgement(
+        1.1, "planned times", "that are asked for", "a study that goes on starts its launcher again"
+    )
+    rounds_asked: float = judgement(
+        1.5, "expected rounds", "that are asked for", "a few tell little of how far they scatter"
+    )
+    runs_of_hang: int = judgement(
+        2, "runs", "without a step, after which it is a hang and no lack of time"
     )
 
 

@@ -91,7 +91,7 @@ class StopRule:
         self._limits = limits
         self.seen: list[ObservedBlock] = []
         self.steady = False
-        self.lost = False
+        self.hopeless = False
         """True if the trial cannot catch up with the incumbent any more."""
         self.problem: str | None = None
         """Description of an impossible block."""
@@ -114,25 +114,25 @@ class StopRule:
         if self.warming_up:
             self.seen.append(ObservedBlock(block, kept=False))
             self.steady = self._steady()
-            self.lost = self._cannot_catch_up()
+            self.hopeless = self._cannot_catch_up()
             # The first step alone says too little, unless it rules out all that might follow.
-            return self.lost or (len(self.seen) > 1 and self._no_time(block))
+            return self.hopeless or (len(self.seen) > 1 and self._no_time(block))
         disturbed = contended(block, self.kept)
         last = self._no_time(block) or self._long_enough(block)
         repeat = disturbed and self._repeats < MEASUREMENT.most_repeats and not last
         self._repeats += repeat
         self.seen.append(ObservedBlock(block, kept=not repeat, contended=disturbed))
         if len(self.kept) < FEWEST_BLOCKS:
-            self.lost = self._cannot_catch_up()
-            return self.lost or last
+            self.hopeless = self._cannot_catch_up()
+            return self.hopeless or last
         self.problem = self.uncounted
         if self.problem:
             return True
         now, limits = self.estimate(), replace(self._limits, sigma_run=self.sigma_run)
         total = limits.doubt(now.half_width)
-        self.lost = now.rate * (1 + total) < HOPELESS * limits.incumbent_low
+        self.hopeless = now.rate * (1 + total) < HOPELESS * limits.incumbent_low
         exact = now.half_width <= limits.enough and self._several
-        return self.lost or exact or last
+        return self.hopeless or exact or last
 
     @property
     def _several(self) -> bool:

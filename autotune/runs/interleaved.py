@@ -4,17 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measurement import cycles
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import units
 from autotune.measurement.stop_rule import STEPS_FOR_PROOF, Limits, StopRule
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock
-
-INTERLEAVED_BLOCK_SECONDS = 0.1
-"""Length of an interleaved block; a single step where that takes longer.
-
-Shorter blocks would be closer to each other, but for short steps the step that is left out at each
-change would cost more of the time."""
 
 
 def interleaved(asked: TrialRequest) -> TrialRequest:
@@ -23,7 +18,7 @@ def interleaved(asked: TrialRequest) -> TrialRequest:
     On the CPU all ranks stay on processors of their own, where they disturb each other less.
     """
     plan = asked.blocks
-    seconds = min(INTERLEAVED_BLOCK_SECONDS, plan.seconds)
+    seconds = min(MEASUREMENT.interleaved_block, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = BlockPlan(seconds, 1, most, plan.longest)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
@@ -36,9 +31,9 @@ class InterleavedSchedule:
     Each run warms up by itself, then all train in A-B-B-A order.
     """
 
-    least_cycles = 1
+    least_cycles = MEASUREMENT.least_cycles
     """Cycles that are run even if they take longer than the time per run."""
-    fewest_cycles = 5
+    fewest_cycles = MEASUREMENT.fewest_cycles
     """Fewest cycles of which an interval is meaningful."""
 
     def __init__(self, limits: Sequence[Limits], *, at_once: bool = False) -> None:
@@ -83,7 +78,7 @@ class InterleavedSchedule:
             rule(block)
         else:
             rule.take(block)
-        if rule.problem or rule.lost:
+        if rule.problem or rule.hopeless:
             self.lost(member)
 
     def lost(self, member: int) -> None:

@@ -79,8 +79,8 @@ class TimedMonitor:
         known = math.isfinite(timed.half_width)
         half_width, sigma_run = timed.half_width if known else 1.0, rule.sigma_run
         return AttemptResult(
-            state=AttemptState.PRUNED if rule.lost else AttemptState.COMPLETE,
-            cause="cannot catch up with the best" if rule.lost else "",
+            state=AttemptState.PRUNED if rule.hopeless else AttemptState.COMPLETE,
+            cause="cannot catch up with the best" if rule.hopeless else "",
             throughput=timed.rate,
             half_width=total_half_width(half_width, sigma_run),
             block_half_width=half_width,

@@ -11,16 +11,13 @@ from typing import NamedTuple
 
 from autotune.measurement import cycles
 from autotune.measurement.noise import noise_of_pairs, total_half_width
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, HOPELESS, Limits
 from autotune.runs.interleaved import InterleavedSchedule, MemberMonitor
 from autotune.worker.protocol import BlockReport, TrialReport
 from storage import AttemptResult, AttemptState
 
 _TRIAL, _BASELINE = 0, 1
-_FEW_CYCLES = 4
-"""Cycles below which nothing is known of how far the two differ."""
-_SLOWER = 2.0
-"""Largest factor by which the machine may be slower than when the best was measured."""
 
 
 class PairedRatio(NamedTuple):
@@ -75,7 +72,7 @@ class PairedSchedule(InterleavedSchedule):
     It ends as soon as either has failed, or the trial cannot catch up with the best any more.
     """
 
-    least_cycles = 2
+    least_cycles = MEASUREMENT.least_cycles_of_pair
     fewest_cycles = FEWEST_BLOCKS
 
     def __init__(
@@ -92,7 +89,7 @@ class PairedSchedule(InterleavedSchedule):
         self._race = dataclasses.replace(trial, sigma_run=noise_of_pairs(trial.sigma_run))
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
-        hopeless = trial.incumbent_low / _SLOWER
+        hopeless = trial.incumbent_low / MEASUREMENT.machine_slower
         racing = dataclasses.replace(trial, incumbent_low=hopeless)
         super().__init__([racing, baseline], at_once=at_once)
 
@@ -112,7 +109,7 @@ class PairedSchedule(InterleavedSchedule):
     def trained(self, member: int, block: BlockReport) -> None:
         super().trained(member, block)
         if not self._away and self._cannot_catch_up():
-            self.stop_rule(_TRIAL).lost = True
+            self.stop_rule(_TRIAL).hopeless = True
             self.lost(_TRIAL)
 
     def ratio(self) -> PairedRatio | None:
@@ -131,7 +128,7 @@ class PairedSchedule(InterleavedSchedule):
         longer one.
         """
         whole = super()._longest(cycles)
-        return whole if cycles < _FEW_CYCLES else whole / 2
+        return whole if cycles < MEASUREMENT.few_cycles else whole / 2
 
     def _monitor(self, number: int, limits: Limits) -> MemberMonitor:
         kind = _PairedTrialMonitor if number == _TRIAL else _PairedBaselineMonitor

@@ -11,7 +11,7 @@ from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.onset import OnsetBound
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.search.space import Space
@@ -29,32 +29,10 @@ from search_spaces import Facts, infeasible
 from search_spaces.constraints import runs_slowly
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-_PROFILED_STEPS = 8
-_LOOKED_AT = 4
-"""Optimizer steps of a script under survey."""
-_COMPILING, _AUTOTUNING = 3.0, 10.0
-"""Factors of the start-up deadline.
-
-A compiled step takes tens of seconds the first time where the plain one takes one, and minutes for
-large models. max-autotune times some twenty kernels for every shape of a product, on all ranks of a
-node at once. A deadline that is too long costs time only when a trial hangs; one that is too short
-loses configurations that work. These are allowances, not measurements."""
-_STARTUP_SHARE = 0.1
-"""Share of the wall time that one hang may cost because its trial may be compiling."""
-_BLOCK_ON_DEVICE, _STEPS_ON_DEVICE = 0.25, 2
-"""Seconds and fewest steps of a block on CUDA devices, where the study does not say.
-
-A process takes five seconds until its first step there, and steps that compute scatter by 0.03 to 1 %
-(H200): eight blocks, five of which show that they are steady, are to take about two seconds."""
-_OVERRUN = 2.0
-"""Factor by which a block may exceed its length before `min_steps` gives way."""
-_HURRIED_BLOCKS = 6
-"""Number of blocks in a short run: its first step, its warm-up, what counts."""
 _NOTHING_SEEN = OnsetBound()
-FEW_BLOCKS = 2
-_SHORTEST_EPOCH = 2
-"""Batches of an epoch that is only to end."""
-_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=FEW_BLOCKS)
+_FEW_STEPS = BlockPlan(
+    seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=MEASUREMENT.blocks_of_fit
+)
 """Blocks of a run that shows its memory.
 
 The first block is a single step. The optimizer's state is there from the second step on, that of
@@ -116,7 +94,7 @@ class Plan:
         self.launcher = launcher
         self.facts = dataclasses.replace(
             facts_of(launcher.site),
-            global_batch=spec.global_batch(launcher.workers),
+            global_batch=spec.global_batch(launcher.ranks),
             rules=spec.rules,
             slow_pairs=runs_slowly(spec.full_baseline()),
         )
@@ -183,7 +161,7 @@ class Plan:
             factory="",
             args={},
             knobs=knobs,
-            world_size=self.launcher.workers,
+            world_size=self.launcher.ranks,
             seed=spec.seed,
             device=slot.device,
             devices_per_rank=slot.devices_per_rank,
@@ -202,13 +180,14 @@ class Plan:
     def _blocks(self) -> BlockPlan:
         """Return the blocks as configured, if that leaves enough of them for warm-up and timing."""
         wanted = self.spec.measurement
-        wished, fewest = wanted.block_seconds, wanted.min_steps
-        if self._on_device:
-            wished = wished if "block_seconds" in wanted.model_fields_set else _BLOCK_ON_DEVICE
-            fewest = fewest if "min_steps" in wanted.model_fields_set else _STEPS_ON_DEVICE
+        wished, fewest, given = wanted.block_seconds, wanted.min_steps, wanted.model_fields_set
+        if self._on_device and "block_seconds" not in given:
+            wished = MEASUREMENT.block_on_device
+        if self._on_device and "min_steps" not in given:
+            fewest = MEASUREMENT.steps_on_device
         seconds = min(wished, wanted.longest / FEWEST_BLOCKS)
         several = min(wanted.warmup, wanted.longest) / STEADY_BLOCKS
-        longest = max(_OVERRUN * seconds, several)
+        longest = max(MEASUREMENT.longest_block * seconds, several)
         return BlockPlan(seconds, fewest, longest=longest)
 
     @property
@@ -241,7 +220,7 @@ class Plan:
         It is longer for a trial that compiles, but a small part of the study's time.
         """
         usual = self.spec.measurement.startup_deadline
-        longest = _STARTUP_SHARE * (self.spec.budget.wall_time or math.inf)
+        longest = MEASUREMENT.hang_share * (self.spec.budget.wall_time or math.inf)
         return max(usual, min(usual * _compilation(knobs), longest))
 
     def search_limits(
@@ -286,7 +265,9 @@ def _compilation(knobs: Mapping[str, Any]) -> float:
     mode = str(knobs["compile"])
     if mode == "none":
         return 1.0
-    return _AUTOTUNING if mode.startswith("max-autotune") else _COMPILING
+    if mode.startswith("max-autotune"):
+        return MEASUREMENT.startup_autotuning
+    return MEASUREMENT.startup_compiling
 
 
 def within(asked: TrialRequest, limit: TimeLimit) -> TrialRequest:
@@ -295,7 +276,7 @@ def within(asked: TrialRequest, limit: TimeLimit) -> TrialRequest:
     Args:
         limit: time of the trial, of which `soft` counts from the first step.
     """
-    longest = min(asked.blocks.longest, limit.soft / _HURRIED_BLOCKS)
+    longest = min(asked.blocks.longest, limit.soft / MEASUREMENT.hurried_blocks)
     blocks = dataclasses.replace(asked.blocks, longest=longest)
     return dataclasses.replace(asked, limit=limit, blocks=blocks)
 
@@ -308,7 +289,7 @@ def few_steps(asked: TrialRequest) -> TrialRequest:
 def in_short_epochs(asked: TrialRequest) -> TrialRequest:
     """Return a trial of few steps of a script, with an epoch for each or two of them."""
     assert asked.script is not None
-    batches = max(_SHORTEST_EPOCH, asked.knobs["accumulation_steps"])
+    batches = max(MEASUREMENT.shortest_epoch, asked.knobs["accumulation_steps"])
     script = dataclasses.replace(asked.script, batches_per_epoch=batches)
     return dataclasses.replace(few_steps(asked), script=script)
 
@@ -333,13 +314,14 @@ def step_by_step(asked: TrialRequest) -> TrialRequest:
 def profiled(asked: TrialRequest) -> TrialRequest:
     """Return the trial under the profiler instead of timed."""
     blocks = dataclasses.replace(asked.blocks, max_blocks=1)
-    return dataclasses.replace(asked, profile=_PROFILED_STEPS, blocks=blocks)
+    return dataclasses.replace(asked, profile=MEASUREMENT.steps_of_profile, blocks=blocks)
 
 
 def surveyed(asked: TrialRequest) -> TrialRequest:
     """Return the trial of a script under survey instead of timed."""
     assert asked.script is not None
-    return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_LOOKED_AT))
+    script = dataclasses.replace(asked.script, survey=MEASUREMENT.steps_of_survey)
+    return dataclasses.replace(asked, script=script)
 
 
 def stepwise(asked: TrialRequest) -> TrialRequest:

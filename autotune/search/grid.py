@@ -127,10 +127,6 @@ class Grid:
         """Return the parameter that decides on a number, and the number for each of its values."""
         return self._follows.get(name) or (name, self._values[name])
 
-    def highest(self, name: str) -> int:
-        """Return the index of the largest value of a parameter of numbers."""
-        return int(np.argmax(np.array(self._values[name], dtype=float)))
-
     def distinct(
         self, rows: Rows, names: Collection[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -38,47 +38,43 @@ class Observations:
         trials: Sequence[FrozenTrial],
         grid: Grid,
         *,
-        rate: bool,
         errors: Mapping[int, float] = {},
     ) -> "Observations":
         """Return the observations of a study's trials; of very many, the fastest and the newest.
 
         Args:
-            rate: True if the values of trials are rates; otherwise they are times per sample.
             errors: relative standard errors by number, for trials whose error is better known by
                 now.
         """
         timed = [
-            (1 / value if rate else value, t)
+            (1 / value, t)
             for t in trials
-            if grid.covers(t.params) and (value := measured(t)) is not None
+            if grid.covers(t.params) and (value := value_of(t)) is not None
         ]
         if len(timed) > SEARCH.most_observations:
             half = SEARCH.most_observations // 2
             older, newer = timed[:-half], timed[-half:]
             timed = sorted(older, key=lambda one: one[0])[:half] + newer
-        running = [
-            grid.encode(t.params)
-            for t in trials
-            if t.state == TrialState.RUNNING and grid.covers(t.params)
-        ]
-        width = len(grid.names)
+        running = [t for t in trials if t.state == TrialState.RUNNING and grid.covers(t.params)]
         times = np.array([time for time, _ in timed])
         unit = float(times.min()) if len(times) else 1.0
-        relative = np.array(
-            [_relative_noise(trial, errors.get(trial.number)) for _, trial in timed]
-        )
-        rows = [grid.encode(trial.params) for _, trial in timed]
+        noise = [_relative_noise(trial, errors.get(trial.number)) for _, trial in timed]
         return cls(
-            rows=np.array(rows, dtype=np.int64).reshape(-1, width),
+            rows=_encoded([trial for _, trial in timed], grid),
             times=times / unit,
-            noise=relative * times / unit,
-            running=np.array(running, dtype=np.int64).reshape(-1, width),
+            noise=np.array(noise) * times / unit,
+            running=_encoded(running, grid),
             unit=unit,
         )
 
 
-def measured(trial: FrozenTrial) -> float | None:
+def _encoded(trials: Sequence[FrozenTrial], grid: Grid) -> Rows:
+    """Return a row of value indices for each trial."""
+    rows = [grid.encode(trial.params) for trial in trials]
+    return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
+
+
+def value_of(trial: FrozenTrial) -> float | None:
     """Return the objective of a trial, for a pruned one the last reported; None if it has none."""
     value = None
     if trial.state == TrialState.COMPLETE:

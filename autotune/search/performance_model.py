@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.search_space import IntersectionSearchSpace
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
-from autotune.search.observations import Observations, measured
+from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
 from autotune.search.splits import MICRO_BATCH
 from autotune.search.step_model import StepModel
@@ -75,7 +74,7 @@ class Prediction:
 
 
 class PerformanceModelSampler(BaseSampler):
-    """Sampler for a study that maximises a rate (samples/s) or minimises a time per sample.
+    """Sampler for a study that maximises a rate, such as samples/s.
 
     Trials may carry the user attributes `standard_error` of their value, relative, or else
     `half_width`, that of its 95 % interval by the normal distribution; and `peak_bytes`, the
@@ -84,8 +83,8 @@ class PerformanceModelSampler(BaseSampler):
 
     def __init__(
         self,
-        seed: int | None = None,
-        search_space: Mapping[str, BaseDistribution] | None = None,
+        seed: int,
+        search_space: Mapping[str, BaseDistribution],
         allowed: Allowed | None = None,
         memory_bytes: float | None = None,
         follows: Follows | None = None,
@@ -95,18 +94,16 @@ class PerformanceModelSampler(BaseSampler):
 
         Args:
             seed: seed of the first suggestions and of draws from very large spaces.
-            search_space: parameters of all trials; by default those of the earlier trials, so that
-                the first trial is random.
+            search_space: parameters of all trials.
             allowed: filter of suggestions; by default every combination of values is allowed.
             memory_bytes: memory of a rank, if `peak_bytes` can be compared with it.
             follows: numbers that are no parameters but follow from one, such as accumulation under
                 a fixed global batch.
             finalists: number of configurations that are measured again before one is chosen.
         """
-        self._search_space = dict(search_space) if search_space else None
+        self._search_space = dict(search_space)
         self._random = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
-        self._intersection = IntersectionSearchSpace()
         self._allowed = allowed
         self._memory_bytes = memory_bytes
         self._follows = follows
@@ -141,8 +138,8 @@ class PerformanceModelSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return all parameters that every trial has."""
-        return self._search_space or self._intersection.calculate(study)
+        """Return the parameters of all trials."""
+        return self._search_space
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -159,10 +156,9 @@ class PerformanceModelSampler(BaseSampler):
     ) -> dict[str, Any]:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         grid = Grid(search_space, self._follows)
-        rate = study.direction == StudyDirection.MAXIMIZE
-        telling = _telling(trials, rate=rate)
-        candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
-        seen = Observations.of(telling, grid, rate=rate, errors=self._errors)
+        telling = _telling(trials)
+        candidates = grid.candidates(self._random, _best_params(telling, grid))
+        seen = Observations.of(telling, grid, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
         if len(seen.times) < SEARCH.few_measured:
             risky = (fits < 1 - SEARCH.risk_before_model) | (works < 1 - SEARCH.doubt_before_model)
@@ -189,18 +185,10 @@ class PerformanceModelSampler(BaseSampler):
         """Return a random value, for a parameter that is not in every trial."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
-    def explain(self, study: Study) -> Prediction | None:
-        """Return the model's expectation at present; None before it has enough trials."""
-        search_space = self._search_space or self._intersection.calculate(study)
-        rate = study.direction == StudyDirection.MAXIMIZE
-        return self.predict(study.get_trials(deepcopy=False), search_space, rate=rate)
-
     def predict(
         self,
         trials: list[FrozenTrial],
         search_space: Mapping[str, BaseDistribution],
-        *,
-        rate: bool = True,
     ) -> Prediction | None:
         """Return the expectation from a study's trials; None before there are enough.
 
@@ -208,22 +196,21 @@ class PerformanceModelSampler(BaseSampler):
 
         Args:
             search_space: parameters of all trials.
-            rate: True if the values of trials are rates; otherwise they are times per sample.
         """
         if not search_space:
             return None
         with self._libraries.limit(limits=1):
-            return self._predicted(trials, search_space, rate=rate)
+            return self._predicted(trials, search_space)
 
     def _predicted(
-        self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution], *, rate: bool
+        self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution]
     ) -> Prediction | None:
         grid = Grid(search_space, self._follows)
-        telling = _telling(trials, rate=rate)
-        seen = Observations.of(telling, grid, rate=rate, errors=self._errors)
+        telling = _telling(trials)
+        seen = Observations.of(telling, grid, errors=self._errors)
         if len(seen.times) < SEARCH.few_measured:
             return None
-        candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
+        candidates = grid.candidates(self._random, _best_params(telling, grid))
         model = StepModel(grid, seen, self._profile)
         fits, works = self._chances(grid, telling, candidates)
         promise = model.gain(candidates) * fits * works
@@ -241,7 +228,7 @@ class PerformanceModelSampler(BaseSampler):
         )
         return Prediction(
             params=grid.decode(known[best]),
-            value=1 / time if rate else time,
+            value=1 / time,
             finalists=tuple(grid.decode(seen.rows[number]) for number in finalists),
             gain=0.0 if next_one is None else float(promise[next_one]),
             draws=model.left(likely[list(rivals)], finalists),
@@ -253,7 +240,7 @@ class PerformanceModelSampler(BaseSampler):
     ) -> tuple[Vector, Vector]:
         """Return each candidate's probability to fit in memory, and to have no other failure."""
         known = [t for t in trials if grid.covers(t.params)]
-        ran = [t for t in known if measured(t) is not None]
+        ran = [t for t in known if value_of(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
         failed = [t for t in known if t.state == TrialState.FAIL]
         if not grid.has_sizes(MICRO_BATCH):
@@ -304,7 +291,7 @@ def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
     return grid.distance(candidates, grid.nearest(wanted)[None, :], wanted)[:, 0]
 
 
-def _telling(trials: list[FrozenTrial], *, rate: bool) -> list[FrozenTrial]:
+def _telling(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     """Return the trials that the models use, in order.
 
     These are all, or of very many the fastest, the latest, the running ones, and the latest of
@@ -314,10 +301,10 @@ def _telling(trials: list[FrozenTrial], *, rate: bool) -> list[FrozenTrial]:
         return trials
     half = SEARCH.most_trials // 2
     older, latest = trials[:-half], trials[-half:]
-    speeds = [(measured(trial), trial) for trial in older]
+    speeds = [(value_of(trial), trial) for trial in older]
     ranked = sorted((value, t.number) for value, t in speeds if value is not None)
     silent = [t for value, t in speeds if value is None]
-    kept = {number for _, number in (ranked[-half:] if rate else ranked[:half])}
+    kept = {number for _, number in ranked[-half:]}
     kept |= {t.number for t in silent if not t.state.is_finished()}
     kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
     return [t for t in older if t.number in kept] + latest
@@ -327,8 +314,7 @@ def _rows(grid: Grid, trials: Sequence[FrozenTrial]) -> Rows:
     return rows_of(grid, [trial.params for trial in trials])
 
 
-def _best_params(trials: Sequence[FrozenTrial], grid: Grid, *, rate: bool) -> Params | None:
-    sign = 1 if rate else -1
-    known = [t for t in trials if measured(t) is not None and grid.covers(t.params)]
-    best = max(known, key=lambda t: sign * (measured(t) or 0.0), default=None)
+def _best_params(trials: Sequence[FrozenTrial], grid: Grid) -> Params | None:
+    known = [t for t in trials if value_of(t) is not None and grid.covers(t.params)]
+    best = max(known, key=lambda t: value_of(t) or 0.0, default=None)
     return best.params if best else None

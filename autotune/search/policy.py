@@ -192,6 +192,25 @@ class SearchPolicy:
         0.8, "share", "of a rank's memory to which the micro-batch may grow at once"
     )
 
+    # Time of the search
+    opening_share: float = judgement(0.1, "share", "of the wall time for the look at the baseline")
+    first_trial_share: float = judgement(
+        0.1, "share", "of the wall time for the baseline's own trial", "its steps are not known yet"
+    )
+    first_trial_most: float = judgement(
+        0.4, "share", "of the wall time after which that trial is ended"
+    )
+    shortest_look: float = judgement(
+        15.0, "seconds", "in which a look at a script that starts anew mostly shows something"
+    )
+    trials_in_short: int = judgement(8, "trials", "among which a short search divides its time")
+    calibration_share: float = judgement(
+        0.25, "share", "of the time for the search that another run of the baseline may take"
+    )
+    calibration_on_device: float = judgement(
+        0.1, "share", "the same on a CUDA device", "its steps tell the noise"
+    )
+
     # Largest micro-batch
     fit_budget: float = judgement(
         0.25, "share", "of the budget that runs for the largest micro-batch may spend"

@@ -46,11 +46,7 @@ class _Sizes:
 
 
 class StepModel:
-    """Model of the time per sample, in units of the fastest measured one.
-
-    Attributes:
-        incumbent: least expected time of the measured rows.
-    """
+    """Model of the time per sample, in units of the fastest measured one."""
 
     def __init__(self, grid: Grid, seen: Observations, profile: Profile | None = None) -> None:
         self._grid = grid
@@ -80,7 +76,6 @@ class StepModel:
         known = self._known[: self._measured].mean(axis=1)
         self._best = int(np.argmin(known))
         self._incumbent = float(known[self._best])
-        self.incumbent = math.exp(self._incumbent)
 
     # Predictions
 

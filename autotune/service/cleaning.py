@@ -1,6 +1,8 @@
 """Removal of what studies have printed and compiled."""
 
+import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def delete(repository: Repository, name: str) -> list[Path]:
     return [folder for folder in [_paths(study).folder] if _remove(folder)]
 
 
-def clean(repository: Repository, workdir: Path) -> list[Path]:
+def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]:
     """Remove folders that are no longer needed; recorded results stay.
 
     These are the folders of ended studies and of studies unknown to the storage, copies of settings
@@ -32,6 +34,7 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
 
     Args:
         workdir: a folder with studies; the folders of the storage's own studies are searched, too.
+        age: seconds for which the folder of a study must not have changed.
 
     Returns:
         The removed folders.
@@ -45,7 +48,15 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
     names = {folder.name for folder in known}
     unknown = [folder for folder in found if folder.name not in names]
     copies = [folder for place in sorted(places) for folder in config_copies.sweep(place)]
-    return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies + scratch.sweep()
+    old = [folder for folder in (*ended, *unknown) if _unchanged_for(folder) >= age]
+    return [folder for folder in old if _remove(folder)] + copies + scratch.sweep()
+
+
+def _unchanged_for(folder: Path) -> float:
+    """Return the seconds since a folder, or an entry of it, was last written; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return time.time() - max(one.stat().st_mtime for one in (folder, *folder.iterdir()))
+    return 0.0
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:

@@ -24,8 +24,8 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import (
     AutotuneError,
     LauncherError,
-    LeaseLost,
     NotHere,
+    StaleLease,
     StorageUnreachable,
 )
 from autotune.export import publish, writing
@@ -38,10 +38,11 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
+from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival
 from launchers.node_compat import device_kind, from_agent
-from storage import Lease, MessageKind, Repository, StoredStudy, StudyState, Worker
+from storage import Lease, LeaseHolder, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
 from storage.holders import started, this_host
 
@@ -58,16 +59,16 @@ _MAY_WRITE = " Trials may change your files: `workload.may_write` is true."
 log = logging.getLogger(__name__)
 
 
-def cluster_of(spec: StudySpec) -> str:
+def queue_for(spec: StudySpec) -> str:
     """Return the queue that a study belongs to.
 
     There is one per cluster and one per machine, for each owner (see `owned`).
     """
     place = spec.launcher.place
-    return owned(place) if place else this_cluster()
+    return owned(place) if place else this_queue()
 
 
-def this_cluster() -> str:
+def this_queue() -> str:
     """Return the queue of this machine."""
     return owned(f"host:{this_machine()}")
 
@@ -89,7 +90,8 @@ class Daemon:
             only: id of the only study to run; None: all of the queue.
         """
         self._repository = repository
-        self._worker = Worker(queue, this_host(), os.getpid(), LEASE_SECONDS)
+        self._queue = queue
+        self._holder = LeaseHolder(this_host(), os.getpid(), LEASE_SECONDS)
         self._only = only
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
@@ -154,15 +156,15 @@ class Daemon:
     def _serve_or_wait(self, *, stays: bool) -> tuple[bool, bool]:
         """Run the queue; return whether anything ran, and whether studies are still open."""
         try:
-            served = self._serve_once()
+            served = self._serve_once(stays=stays)
             left = self._any_open()
             if not left and not stays:
                 self._let_go()
             self._outage.over()
             return served, left
-        except LeaseLost as lost:
+        except StaleLease as stale:
             self._lease = None
-            log.warning("%s", lost)
+            log.warning("%s", stale)
         except _UNREACHABLE as error:
             self._outage.tell(error)
             self._repository.database.forget_connections()  # those of Optuna as well
@@ -170,18 +172,20 @@ class Daemon:
         return False, True
 
     def _any_open(self) -> bool:
-        return self._repository.studies.any_open(self._worker.queue, self._only)
+        return self._repository.studies.any_open(self._queue, self._only)
 
-    def _serve_once(self) -> bool:
+    def _serve_once(self, *, stays: bool) -> bool:
         """Run all due studies of the queue that no other daemon has; return whether any ran.
 
         A study that this daemon ran when the storage went away goes on under its lease.
         """
-        self._attend()
+        self._sign = time.monotonic()
+        if stays or self._any_open():
+            self._attend()
         busy = False
         while not self._shutdown.is_set() and self._any_open():
             claim = self._repository.studies.claim(
-                self._worker, only=self._only, before=self._lease
+                self._queue, self._holder, only=self._only, before=self._lease
             )
             if claim is None:
                 return busy
@@ -196,13 +200,13 @@ class Daemon:
         now = self._sign = time.monotonic()
         if self._only is not None or now - self._asked < _RENEW_SECONDS:
             return
-        leases, worker = self._repository.leases, self._worker
+        leases = self._repository.leases
         if self._presence is None:
-            self._presence = leases.acquire(worker.queue, worker.host, worker.pid, worker.seconds)
+            self._presence = leases.acquire(self._queue, self._holder)
         else:
             try:
-                leases.renew(self._presence, worker.seconds)
-            except LeaseLost:
+                leases.renew(self._presence, LEASE_SECONDS)
+            except StaleLease:
                 self._presence = None
         self._asked = now
 
@@ -224,33 +228,30 @@ class Daemon:
         # The result is written before anything remote is closed, which may take long.
         with self._heartbeat(study, lease, signals), contextlib.ExitStack() as later:
             try:
-                session = _StudyRun(study, lease, self._repository, signals)
-                verdict = session.run(self._open_launcher, self._outage.over, later)
+                run = _StudyRun(study, lease, self._repository, signals)
+                verdict = run.run(self._open_launcher, self._outage.over, later)
             except Stopped:
                 self._stop(lease, study)
-            except LeaseLost:
+            except StaleLease:
                 raise
             except _UNREACHABLE:
                 raise
             except NotHere as error:
-                self._finish(lease, study, StudyState.FAILED, error=str(error))
+                self._fail(lease, study, str(error))
             except LauncherError as error:
                 self._try_later(lease, study, error, time.monotonic() - began)
             except AutotuneError as error:
-                self._finish(lease, study, StudyState.FAILED, error=str(error))
+                self._fail(lease, study, str(error))
             except Exception as error:
                 log.exception("study %s: failed", study.name)
-                self._finish(lease, study, StudyState.FAILED, error=f"internal error: {error!r}")
+                self._fail(lease, study, f"internal error: {error!r}")
             else:
                 state = self._repository.studies.conclude(lease, study, verdict.as_dict())
                 log.info("study %s: %s", study.name, state)
         self._signals = None
 
     def _stop(self, lease: Lease, study: StoredStudy) -> None:
-        if self.stops:
-            self._finish(lease, study, StudyState.STOPPED)
-            return
-        if self._shutdown.is_set():
+        if self._shutdown.is_set() and not self.stops:
             state = self._repository.studies.put_back(lease, study.id)
             log.info("study %s: this daemon leaves, it is %s", study.name, state)
             return
@@ -271,11 +272,9 @@ class Daemon:
         state = self._repository.studies.put_back(lease, study.id, retry)
         log.warning("study %s: %s: %s", study.name, state, told)
 
-    def _finish(
-        self, lease: Lease, study: StoredStudy, state: StudyState, error: str | None = None
-    ) -> None:
-        log.info("study %s: %s%s", study.name, state, f": {error}" if error else "")
-        self._repository.studies.finish(lease, study.id, state, error=error)
+    def _fail(self, lease: Lease, study: StoredStudy, error: str) -> None:
+        log.info("study %s: %s: %s", study.name, StudyState.FAILED, error)
+        self._repository.studies.fail(lease, study.id, error)
 
     @contextlib.contextmanager
     def _heartbeat(self, study: StoredStudy, lease: Lease, signals: Signals) -> Iterator[None]:
@@ -340,14 +339,14 @@ class _Heartbeat:
     def run(self, done: threading.Event) -> None:
         """Beat until done."""
         finished = False
-        while not finished and not self._signals.lease_lost.is_set():
+        while not finished and not self._signals.lease_stale.is_set():
             waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
             finished = done.wait(_HEAR_SECONDS if waits else _RENEW_SECONDS)
             try:
                 self._beat()
                 self._outage.over()
-            except LeaseLost:
-                self._signals.lease_lost.set()
+            except StaleLease:
+                self._signals.lease_stale.set()
             except _UNREACHABLE as error:
                 self._outage.tell(error)
 
@@ -475,7 +474,8 @@ class _StudyRun:
         # Its time has advanced; its settings stay those of the plan, and new ones apply later.
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
-        tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
+        context = dataclasses.replace(job, plan=plan.of(resolved), study=study)
+        tuner = Tuner(context, self._signals, notes)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)
         if verdict.trial is not None:
@@ -489,7 +489,7 @@ class _StudyRun:
         self._repository.messages.say(
             self._lease,
             self._study.id,
-            f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
+            f"{launcher.ranks} rank{'s' if launcher.ranks > 1 else ''} on {what}, "
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
             + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
@@ -500,7 +500,7 @@ class _StudyRun:
             self._study,
             self._spec,
             text=text_of(verdict),
-            world_size=launcher.workers,
+            world_size=launcher.ranks,
             environment=self._measured_in() or launcher.site.environment,
         )
         assert verdict.trial is not None

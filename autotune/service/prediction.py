@@ -2,8 +2,7 @@
 
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
-from autotune.service.daemon import cluster_of
-from autotune.views.waiting_line import queue_of
+from autotune.service.daemon import queue_for
 from storage import Repository
 
 _SECONDS_PER_HOUR = 3600.0
@@ -21,9 +20,10 @@ def predicted(repository: Repository, spec: StudySpec) -> str:
     used = "device hours without a limit" if hours is None else f"{hours:.3g} device hours"
     on = f"{counted(ranks, 'rank')}" if ranks else "as many ranks as there are devices"
     lines = [f"{spec.name}: at most {trials}, {time}, {used}, on {on}. Nothing was started."]
-    queue = cluster_of(spec)
-    others = [row for row in queue_of(repository) if row["queue"] == queue and not row["held"]]
-    before = [row["study"] for row in others if row["study"] != spec.name]
+    queue = queue_for(spec)
+    studies = repository.studies
+    others = [s for s in studies.of_ids(studies.order()) if s.queue == queue and not s.held]
+    before = [study.name for study in others if study.name != spec.name]
     lines.append(
         f"Before it: {', '.join(before)}." if before else "Nothing runs or waits before it."
     )

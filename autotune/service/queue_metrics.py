@@ -1,5 +1,6 @@
 """Queue and daemon, for Prometheus and for probes: /metrics and /healthz, on loopback only."""
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,8 +13,8 @@ from autotune.errors import StorageError
 from autotune.service.metrics import LOOPBACK
 from autotune.views.admission import App, ThisMachine
 from autotune.views.overview import status_of
-from autotune.views.waiting_line import queue_of
-from storage import Repository
+from storage import Repository, StoredStudy, StudyState
+from storage.leases import key_of
 
 SILENT_SECONDS = 60.0
 """Silence of a daemon after which it is not healthy: it beats every two seconds."""
@@ -36,19 +37,31 @@ class QueueMetrics(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the metrics as they are now."""
-        rows = queue_of(self._repository)
-        states = ["HELD" if row["held"] else row["state"] for row in rows]
+        studies = self._repository.studies
+        found = studies.of_ids(studies.order())
+        states = ["HELD" if study.held else study.state.value for study in found]
         count = GaugeMetricFamily("autotune_studies", "Studies by state.", labels=["state"])
         for state in _STATES:
             count.add_metric([state], states.count(state))
         yield count
-        waiting = [row["created"] for row in rows if row["daemon"] is None and not row["held"]]
+        waiting = self._without_daemon(found)
         oldest = time.time() - min(waiting) if waiting else 0.0
         yield _gauge(
             "oldest_wait_seconds", "Age of the oldest study that no daemon serves.", oldest
         )
         yield _gauge("daemon_silence_seconds", "Since its last sign of life.", self._silence())
-        yield from self._of_running([row["study"] for row in rows if row["state"] == "RUNNING"])
+        running = [study.name for study in found if study.state == StudyState.RUNNING]
+        yield from self._of_running(running)
+
+    def _without_daemon(self, studies: Iterable[StoredStudy]) -> list[float]:
+        """Return when the studies were submitted that no daemon runs or is there for."""
+        holder = functools.cache(self._repository.leases.holder)
+
+        def served(study: StoredStudy) -> bool:
+            waits = study.state == StudyState.QUEUED
+            return holder(study.queue if waits else key_of(study.id)) is not None
+
+        return [one.created for one in studies if not one.held and not served(one)]
 
     def _of_running(self, names: Iterable[str]) -> Iterator[GaugeMetricFamily]:
         slots = GaugeMetricFamily("autotune_slots", "Slots of a study.", labels=["study", "kind"])
@@ -94,7 +107,7 @@ class QueueMetrics(Collector):
         if (silence := self._silence()) > SILENT_SECONDS:
             return f"the daemon has given no sign of life for {silence:.0f} s"
         try:
-            self._repository.studies.all()
+            self._repository.studies.count()
         except StorageError as error:
             return str(error)
         return ""

@@ -7,10 +7,12 @@ in their virtual environment and on their devices. Other studies are for other d
 import hashlib
 import json
 import os
-import pwd
 import sys
 
+from autotune.errors import BadInput
 from autotune.worker.processes import VISIBLE_DEVICES
+from storage import StoredStudy
+from storage.holders import user_name
 
 _DIGITS = 8
 _FIRST_PROCESS = 1
@@ -29,19 +31,35 @@ def owned(place: str) -> str:
     return f"{place} {user_name()} {hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
 
 
-def place_of(cluster: str) -> str:
+def place_of(queue: str) -> str:
     """Return the place at which the studies of a queue run."""
-    return cluster.split(" ")[0]
+    return queue.split(" ")[0]
 
 
-def owner_of(cluster: str) -> str:
+def owner_of(queue: str) -> str:
     """Return a description of a queue's owner."""
-    _, *own = cluster.split(" ")
+    _, *own = queue.split(" ")
     if not own:
         return "an earlier version of autotune"
     if own[0] != user_name():
         return f"the user {own[0]}"
     return "another Python, or of other CUDA_VISIBLE_DEVICES or processors (taskset)"
+
+
+def refuse_others(study: StoredStudy, *, force: bool) -> None:
+    """Refuse to stop or delete a study of another owner, unless that is meant.
+
+    This keeps accidents off. The border is what the database permits a role.
+
+    Raises:
+        BadInput: the study is another owner's.
+    """
+    if force or study.owner in ("", user_name()):
+        return
+    raise BadInput(
+        f"{study.name} is a study of {study.owner}; with --force it is done all the same, and the "
+        f"history tells that it was {user_name()}"
+    )
 
 
 def _processors() -> list[list[int]]:
@@ -55,11 +73,3 @@ def _processors() -> list[list[int]]:
     except OSError:  # another user's, under a security module
         return []
     return [] if own == everything else [sorted(own)]
-
-
-def user_name() -> str:
-    """Return the name of this process's account, whatever the environment says."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")
-    except KeyError:  # an account without a name, as in containers
-        return str(os.geteuid())

@@ -12,12 +12,13 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import AutotuneError, BadInput, Requeued, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
-from autotune.service.daemon import Daemon, cluster_of, this_cluster
+from autotune.service.daemon import Daemon, queue_for, this_queue
 from autotune.service.machine import VARIABLE, this_machine
-from autotune.service.queues import owned, owner_of, place_of, user_name
+from autotune.service.queues import owned, owner_of, place_of
 from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
+from storage.holders import user_name
 
 _CHANGEABLE = (
     "budget",
@@ -74,7 +75,7 @@ def submit(
         stored,
         str(workdir) if moved else None,
         file=where,
-        cluster=_local_queue(known, spec),
+        queue=_local_queue(known, spec),
         said=f"Goes on with other settings: {_change(told, before, stored)}." if told else "",
     )
     return repository.studies.named(spec.name)
@@ -83,7 +84,7 @@ def submit(
 def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | None) -> StoredStudy:
     return repository.studies.submit(
         spec.name,
-        cluster_of(spec),
+        queue_for(spec),
         withheld.kept(spec),
         str(workdir),
         file,
@@ -135,13 +136,13 @@ def resume_study(repository: Repository, name: str) -> None:
     study = repository.studies.named(name)
     if study.state != StudyState.DONE:
         spec = StudySpec.model_validate(study.spec)
-        repository.studies.enqueue(name, cluster=_local_queue(study, spec))
+        repository.studies.enqueue(name, queue=_local_queue(study, spec))
 
 
 def _local_queue(known: StoredStudy, spec: StudySpec) -> str | None:
     """Return the caller's queue on the study's host or cluster; None if the caller is elsewhere."""
-    here = cluster_of(spec)
-    return here if place_of(here) == place_of(known.cluster) else None
+    here = queue_for(spec)
+    return here if place_of(here) == place_of(known.queue) else None
 
 
 def _check_export(target: Path) -> None:
@@ -155,20 +156,20 @@ def _check_export(target: Path) -> None:
 
 
 def ensure_daemon(
-    repository: Repository, cluster: str, url: str, folder: Path
+    repository: Repository, queue: str, url: str, folder: Path
 ) -> subprocess.Popen[bytes] | None:
     """Start a daemon for a queue unless it has one; return None if none was started.
 
     While SQLite's disk is full no daemon could take the lease, so none is started.
     """
     disk = repository.database.folder
-    if repository.leases.holder(cluster) or (disk and is_full(disk)):
+    if repository.leases.holder(queue) or (disk and is_full(disk)):
         return None
-    _refuse_elsewhere(cluster)
-    place = place_of(cluster)
-    if cluster != owned(place):
+    _refuse_elsewhere(queue)
+    place = place_of(queue)
+    if queue != owned(place):
         raise BadInput(
-            f"this study is in the queue of {owner_of(cluster)}, and no daemon of that owner runs it; "
+            f"this study is in the queue of {owner_of(queue)}, and no daemon of that owner runs it; "
             "autotune resume takes it into yours"
         )
     if not folder.is_dir():
@@ -176,7 +177,7 @@ def ensure_daemon(
             f"the folder of this study, {folder}, is gone; where it is now: autotune start, and its "
             "study.yaml"
         )
-    return _spawn(cluster, url, folder)
+    return _spawn(queue, url, folder)
 
 
 def refuse_elsewhere(repository: Repository, name: str) -> None:
@@ -191,14 +192,14 @@ def refuse_elsewhere(repository: Repository, name: str) -> None:
         study = repository.studies.named(name)
     except StudyNotFound:
         return
-    served = repository.leases.serving(study) or repository.leases.holder(study.cluster)
+    served = repository.leases.serving(study) or repository.leases.holder(study.queue)
     if not served:
-        _refuse_elsewhere(study.cluster)
+        _refuse_elsewhere(study.queue)
 
 
-def _refuse_elsewhere(cluster: str) -> None:
-    place = place_of(cluster)
-    if place.startswith("host:") and place != place_of(this_cluster()):
+def _refuse_elsewhere(queue: str) -> None:
+    place = place_of(queue)
+    if place.startswith("host:") and place != place_of(this_queue()):
         raise BadInput(
             f"this study runs on {place.removeprefix('host:')}, and this is {this_machine()}; start "
             "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a "
@@ -213,8 +214,8 @@ def move_to_this_machine(repository: Repository, name: str) -> None:
     Raises:
         BadInput: a daemon elsewhere runs the study.
     """
-    cluster, here = repository.studies.named(name).cluster, this_cluster()
-    if cluster.startswith("host:") and cluster != here:
+    queue, here = repository.studies.named(name).queue, this_queue()
+    if queue.startswith("host:") and queue != here:
         repository.studies.move(name, here)
 
 
@@ -281,13 +282,13 @@ class DaemonSupervisor:
         study = self._repository.studies.named(self._study.name)
         if self._repository.leases.serving(study):
             return
-        folder, cluster = Path(study.workdir), study.cluster  # another user may have taken it over
+        folder, queue = Path(study.workdir), study.queue  # another user may have taken it over
         if self._newest:
             self._died += self._newest.returncode != 0
             self._newest = None
         if self._died >= _MOST_DEATHS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
-        self._newest = ensure_daemon(self._repository, cluster, self._url, folder)
+        self._newest = ensure_daemon(self._repository, queue, self._url, folder)
 
     def _is_there(self) -> bool:
         """Return whether the daemon that was started last lives, even without a lease.
@@ -299,13 +300,13 @@ class DaemonSupervisor:
         return newest is not None and newest.poll() is None and state(newest.pid) != "T"
 
 
-def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
+def _spawn(queue: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
     make(log.parent)
     if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
         log.replace(log.with_name(f"{log.name}.1"))
     with log.open("ab") as output:
-        return spawn_daemon(place_of(cluster), url, folder, _IDLE_SECONDS, output)
+        return spawn_daemon(place_of(queue), url, folder, _IDLE_SECONDS, output)
 
 
 def spawn_daemon(
@@ -314,8 +315,9 @@ def spawn_daemon(
     folder: Path,
     idle_seconds: float | None,
     output: BinaryIO | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon in a session of its own; return its process.
+    """Start a daemon apart from this terminal (setsid); return its process.
 
     Args:
         place: where its studies run: host:NAME or ray:ADDRESS.
@@ -324,12 +326,14 @@ def spawn_daemon(
         folder: its working directory.
         idle_seconds: time without a study after which it leaves; None: it stays.
         output: file of its messages; None: that of this process.
+        options: further options of `autotune daemon`.
 
     Raises:
         AutotuneError: it ended at once.
     """
     command = [sys.executable, "-P", "-m", "autotune", "daemon", "--cluster", place]
     command += [] if idle_seconds is None else ["--idle-exit", str(idle_seconds)]
+    command += options
     process = subprocess.Popen(
         [*command, "--storage-on-stdin"],
         stdin=subprocess.PIPE,

@@ -14,8 +14,8 @@ from autotune.config.keeping import split_otherwise
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
+from autotune.runs.one_off import OneOffRuns, why_not
 from autotune.runs.plan import Plan, launcher_of, profiled
-from autotune.runs.probe import Probe, why_not
 from autotune.worker.files import make_private
 from search_spaces import infeasible
 from storage import AttemptResult
@@ -62,14 +62,14 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         )
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
-        return _profiled_baseline(Probe(Plan(spec, launcher), folder, workdir))
+        return _profiled_baseline(OneOffRuns(Plan(spec, launcher), folder, workdir))
 
 
-def _profiled_baseline(probe: Probe) -> Diagnosis:
-    plan = probe.plan
+def _profiled_baseline(one_off: OneOffRuns) -> Diagnosis:
+    plan = one_off.plan
     plan.check_baseline()
     judge = ProfileMonitor()
-    result = probe.run("profile", plan.baseline, judge, profiled)
+    result = one_off.run("profile", plan.baseline, judge, profiled)
     if problem := why_not(result):
         raise BadInput(f"the baseline ended in {problem}")
     if not judge.seen:
@@ -77,18 +77,18 @@ def _profiled_baseline(probe: Probe) -> Diagnosis:
     observed: Any = judge.seen[0].block.observed
     beyond_reach = plan.spec.workload.beyond_reach(plan.spec.values())
     unusable = [*observed.get("unusable", ()), *beyond_reach]
-    throughput, rising = _speed(probe)
+    throughput, rising = _speed(one_off)
     return Diagnosis(
         findings({**observed, "unusable": unusable}, plan.baseline, plan.facts, rising),
         breakdown(observed["parts"]),
         throughput,
         plan.spec.unit,
         rising,
-        probe.files("profile").traces(),
+        one_off.files("profile").traces(),
     )
 
 
-def _speed(probe: Probe) -> tuple[float, float | None]:
+def _speed(one_off: OneOffRuns) -> tuple[float, float | None]:
     """Return the baseline's throughput, and the ratio of that with twice the micro-batch to it.
 
     Both are measured alternately. The ratio is None if the larger micro-batch cannot run.
@@ -96,7 +96,7 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
     Raises:
         BadInput: the baseline ends in a failure.
     """
-    plan = probe.plan
+    plan = one_off.plan
     size = 2 * plan.baseline["micro_batch"]
     doubled: dict[str, Any] | None = {**plan.baseline, "micro_batch": size}
     if plan.spec.workload.keeps_global_batch:
@@ -106,19 +106,19 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
     refused |= not plan.spec.workload.can_set("micro_batch", plan.spec.flags)
     once, twice = [], []
     for number in range(_PAIRS):
-        run = _timed(probe, f"once-{number}", plan.baseline)
+        run = _timed(one_off, f"once-{number}", plan.baseline)
         if run.throughput is None:
             raise BadInput(f"the baseline ended in {why_not(run)}")
         once.append(run.throughput)
         if doubled is not None and not refused:
-            more = _timed(probe, f"twice-{number}", doubled).throughput
+            more = _timed(one_off, f"twice-{number}", doubled).throughput
             refused = more is None
             twice.append(more or 0.0)
     return statistics.fmean(once), None if refused else sum(twice) / sum(once)
 
 
-def _timed(probe: Probe, name: str, knobs: dict[str, Any]) -> AttemptResult:
-    return probe.run(name, knobs, TimedMonitor(probe.plan.search_limits()))
+def _timed(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> AttemptResult:
+    return one_off.run(name, knobs, TimedMonitor(one_off.plan.search_limits()))
 
 
 def described(diagnosis: Diagnosis) -> Iterator[str]:

@@ -18,8 +18,8 @@ from autotune.config.keeping import COUNTED, split_otherwise
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.monitors import FitMonitor
+from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
-from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import name_lookup, process_comparison
 from autotune.standalone.own_options import shows
 from autotune.worker.node.sandbox import OVERLAY
@@ -150,12 +150,12 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
                     CheckResult("process", "ok", text)
                     for text in process_comparison.comparison(spec, launcher)
                 )
-                probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
-                baseline = baseline_of(probe)
+                one_off = OneOffRuns(Plan(spec, launcher), Path(folder), Path.cwd())
+                baseline = baseline_of(one_off)
                 yield baseline
-                yield from _protection(probe)
+                yield from _protection(one_off)
                 if spec.workload.may_ignore_knobs and baseline.level != "fail":
-                    yield from _knobs(probe, settles=baseline.level == "ok")
+                    yield from _knobs(one_off, settles=baseline.level == "ok")
     except DevicesTaken as error:
         yield CheckResult(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
@@ -168,16 +168,16 @@ def _one_rank(folder: str) -> Launcher:
 
 
 def baseline_of(
-    probe: Probe, judge: FitMonitor | None = None, shape: Shape = step_by_step
+    one_off: OneOffRuns, judge: FitMonitor | None = None, shape: Shape = step_by_step
 ) -> CheckResult:
     """Check that the baseline of a study trains.
 
     Args:
-        probe: of the study.
+        one_off: runs of the study.
         judge: of the run; None: it takes a few steps.
         shape: of the run, with reports of single steps or of moments.
     """
-    return _tried("baseline", lambda: _baseline(probe, judge or FitMonitor(), shape))
+    return _tried("baseline", lambda: _baseline(one_off, judge or FitMonitor(), shape))
 
 
 def of_machine() -> Iterator[CheckResult]:
@@ -186,14 +186,14 @@ def of_machine() -> Iterator[CheckResult]:
     yield _load()
 
 
-def _baseline(probe: Probe, judge: FitMonitor, shape: Shape) -> str:
+def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
     """Build the workload and train it for a few steps.
 
     Raises:
         AutotuneError: that is not possible.
     """
-    probe.plan.check_baseline()
-    result = probe.run(BASELINE_RUN, probe.plan.baseline, judge, shape)
+    one_off.plan.check_baseline()
+    result = one_off.run(BASELINE_RUN, one_off.plan.baseline, judge, shape)
     if problem := why_not(result):
         raise AutotuneError(problem)
     if compiled := _compiled_again([seen.block for seen in judge.seen]):
@@ -202,13 +202,13 @@ def _baseline(probe: Probe, judge: FitMonitor, shape: Shape) -> str:
     return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
 
 
-def _protection(probe: Probe) -> Iterator[CheckResult]:
+def _protection(one_off: OneOffRuns) -> Iterator[CheckResult]:
     """Yield how the user's files were protected from the baseline of a script or a command."""
-    workload = probe.plan.spec.workload
+    workload = one_off.plan.spec.workload
     if workload.may_write:
         yield CheckResult("files", "warn", "trials may change them: `workload.may_write` is true")
         return
-    record = probe.files("doctor").protection()
+    record = one_off.files("doctor").protection()
     if not workload.discards_writes or not record.is_file():
         return
     protection = json.loads(record.read_text())
@@ -240,14 +240,14 @@ def _compiled_again(blocks: Sequence[BlockReport]) -> str:
     )
 
 
-def _knobs(probe: Probe, *, settles: bool) -> Iterator[CheckResult]:
+def _knobs(one_off: OneOffRuns, *, settles: bool) -> Iterator[CheckResult]:
     """Check that each knob of the search takes effect in the script, by one value of each.
 
     Args:
-        probe: of the study.
+        one_off: runs of the study.
         settles: whether the baseline stops compiling after its first steps.
     """
-    plan = probe.plan
+    plan = one_off.plan
     # Alone, accumulation or a micro-batch cannot hold the global batch.
     free = dataclasses.replace(plan.facts, global_batch=None)
     for name, values in plan.spec.values().items():
@@ -256,7 +256,7 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[CheckResult]:
         refused = {value: infeasible(knobs, free) for value, knobs in variants.items()}
         other = next((value for value in others if not refused[value]), None)
         if other is not None:
-            takes = functools.partial(_takes, probe, name, variants[other], settles=settles)
+            takes = functools.partial(_takes, one_off, name, variants[other], settles=settles)
             yield _tried(f"knob {name}", takes)
         elif LARGEST in values:
             yield CheckResult(
@@ -280,7 +280,7 @@ def _variant(plan: Plan, name: str, value: KnobValue) -> dict[str, Any]:
     return alone
 
 
-def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> str:
+def _takes(one_off: OneOffRuns, name: str, knobs: dict[str, Any], *, settles: bool) -> str:
     """Run the script for a few steps with one knob at another value.
 
     Raises:
@@ -289,22 +289,22 @@ def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> 
     """
     value = knobs[name]
     judge = FitMonitor()
-    result = probe.run(f"doctor-{name}", knobs, judge, step_by_step)
+    result = one_off.run(f"doctor-{name}", knobs, judge, step_by_step)
     if why_not(result):
-        if split := _held(probe.plan, name, value):
-            return _takes_together(probe, name, split)
+        if split := _held(one_off.plan, name, value):
+            return _takes_together(one_off, name, split)
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
         raise _Doubt(f"{written(value)}: {compiled}")
-    workload = probe.plan.spec.workload
-    setting = workload.passed_by(name, probe.plan.spec.flags)
+    workload = one_off.plan.spec.workload
+    setting = workload.passed_by(name, one_off.plan.spec.flags)
     if setting is None:
         return f"{written(value)} takes effect, from outside"
     shown = name in COUNTED and workload.observable
     if shown and workload.keeps_global_batch:
-        return _takes_together(probe, name, knobs)
+        return _takes_together(one_off, name, knobs)
     counted = shown and not workload.samples  # its samples were counted in this run
-    if counted or (workload.observable and _is_seen(probe, name, knobs)):
+    if counted or (workload.observable and _is_seen(one_off, name, knobs)):
         return f"{written(value)} takes effect, by {setting}"
     return f"{written(value)} runs, by {setting}; whether the {workload.noun} heeds it is not seen"
 
@@ -320,16 +320,16 @@ def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:
     return split_otherwise(plan.baseline, name, value)
 
 
-def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
+def _takes_together(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> str:
     """Survey the script with its global batch split otherwise.
 
     Raises:
         AutotuneError: it trains with other numbers, or fails.
     """
     run = f"doctor-{name}-together"
-    if why := why_not(result := probe.run(run, knobs, FitMonitor(), surveyed)):
+    if why := why_not(result := one_off.run(run, knobs, FitMonitor(), surveyed)):
         raise AutotuneError(f"{written(knobs[name])}: {result.cause or why}")
-    seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
+    seen = SurveyResult.from_text(one_off.files(run).survey(0).read_text())
     micro_batch, steps = (knobs[name] for name in COUNTED)
     if (seen.micro_batch, seen.accumulation_steps) != (micro_batch, steps):
         raise AutotuneError(
@@ -341,7 +341,7 @@ def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
     )
 
 
-def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
+def _is_seen(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> bool:
     """Return whether a survey shows the value of a knob.
 
     The micro-batch and the accumulation show in the samples of a step; a script with the sequence
@@ -350,9 +350,9 @@ def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
     if name not in COUNTED and (name not in CATALOGUE or CATALOGUE[name].named is None):
         return False  # nothing would show it
     run = f"doctor-{name}-seen"
-    if why_not(probe.run(run, knobs, FitMonitor(), surveyed)):
+    if why_not(one_off.run(run, knobs, FitMonitor(), surveyed)):
         return False
-    seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
+    seen = SurveyResult.from_text(one_off.files(run).survey(0).read_text())
     if name not in COUNTED:
         return shows(seen, name, knobs[name])
     wanted = global_batch(knobs, 1)

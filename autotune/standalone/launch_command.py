@@ -24,8 +24,7 @@ def taken_apart(command: Sequence[str]) -> Launched:
     Raises:
         NoScript: no script is in it.
         BadInput: a program refuses its arguments or is not known, or trials cannot follow what it
-            does
-        with the script; the message says what to type instead.
+            does with the script; the message says what to type instead.
     """
     env: dict[str, str] = {}
     words, python = tuple(command), tuple[str, ...]()

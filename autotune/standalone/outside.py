@@ -4,11 +4,11 @@ They are in force in a run of a few steps, and kept if each has acted on the mod
 comes from.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.errors import BadInput
+from autotune.standalone.own_options import SearchTime
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE, Facts
 from search_spaces.constraints import unmet_needs
@@ -78,15 +78,14 @@ def find_outside(run: RunScript, wanted: Values, seconds: float) -> Outside:
         wanted: result of `candidates`, without knobs that an option turns.
         seconds: after which no further run begins.
     """
-    end = time.monotonic() + seconds
+    searching = SearchTime(seconds)
     quick = {name: values for name, values in wanted.items() if name not in _ALONE}
     found = _try_together(run, quick) if quick else Outside()
     beside = {_PRECISION: "bf16"} if _PRECISION in found.values else {}
     for name in ("compile", _FLOAT8):
         if name not in wanted:
             continue
-        if time.monotonic() > end:
-            late = f"{name}: not tried, as init took too long"
+        if late := searching.late(name):
             found = Outside(found.values, (*found.doubts, late))
             continue
         one = _try_together(run, {name: wanted[name]}, beside if name == _FLOAT8 else {})

@@ -72,6 +72,18 @@ class OwnOptions:
         return [value for value in wanted if value not in own.refused]
 
 
+class SearchTime:
+    """Time of a search by trial, after which no further run begins."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def late(self, knob: str, flag: str = "") -> str:
+        """Return that a knob, or its option, was not tried for lack of time; empty if there is time."""
+        what = f"{flag} was not tried" if flag else "not tried"
+        return f"{knob}: {what}, as init took too long" if time.monotonic() >= self._end else ""
+
+
 def find_own_options(
     run: RunWith,
     seen: SurveyResult,
@@ -95,14 +107,14 @@ def find_own_options(
         for knob, several in tried.items()
     )
     say(f"Trying options that are named for a knob: {listed}.")
-    search, end = _OptionSearch(run, seen), time.monotonic() + seconds
-    late = []
+    search, searching = _OptionSearch(run, seen), SearchTime(seconds)
+    untried = []
     for knob, several in tried.items():
-        if time.monotonic() < end:
-            search.try_knob(several)
+        if late := searching.late(knob, several[0].option.flag):
+            untried.append(late)
         else:
-            late.append(f"{knob}: {several[0].option.flag} was not tried, as init took too long")
-    return OwnOptions(search.turned, (*search.doubts, *late))
+            search.try_knob(several)
+    return OwnOptions(search.turned, (*search.doubts, *untried))
 
 
 class _OptionSearch:

@@ -21,7 +21,7 @@ def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
         spec: settings of the study.
         launcher: open launcher.
     """
-    launch = spec.workload.launched_by(launcher.workers)
+    launch = spec.workload.launched_by(launcher.ranks)
     if launch is None:
         return
     site, ranks = launcher.site, launcher.site.ranks_per_node

@@ -19,8 +19,8 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
 from autotune.runs.monitors import TimedMonitor
+from autotune.runs.one_off import OneOffRuns
 from autotune.runs.plan import Plan, launcher_of
-from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
 from launchers import Launcher
 from launchers.replay.tables import (
@@ -157,15 +157,15 @@ def record(
         tempfile.TemporaryDirectory() as logs,
         launcher_of(spec, Path(logs)) as launcher,
     ):
-        probe = Probe(Plan(spec, launcher), Path(logs), workdir)
-        space = probe.plan.space()
+        one_off = OneOffRuns(Plan(spec, launcher), Path(logs), workdir)
+        space = one_off.plan.space()
         names = sorted(space.varying)
         if not names:
             raise BadInput("search_space: nothing varies; give at least one knob two values")
         chosen = configurations(space, spec, names, most)
         journal = Journal(output.with_suffix(".runs.csv"), names)
         _check_origin(output, spec, launcher, journal.runs)
-        recorder = _Recorder(probe, space, journal)
+        recorder = _Recorder(one_off, space, journal)
         for number in range(passes + refine):
             several = chosen
             if number >= passes:
@@ -193,9 +193,9 @@ def configurations(
 
 
 class _Recorder:
-    def __init__(self, probe: Probe, space: Space, journal: Journal) -> None:
-        self._probe = probe
-        self._spec = probe.plan.spec
+    def __init__(self, one_off: OneOffRuns, space: Space, journal: Journal) -> None:
+        self._one_off = one_off
+        self._spec = one_off.plan.spec
         self._space = space
         self._journal = journal
 
@@ -223,11 +223,11 @@ class _Recorder:
         """
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
-            judge = TimedMonitor(self._probe.plan.search_limits())
-            result = self._probe.run(name, self._space.complete(params), judge)
+            judge = TimedMonitor(self._one_off.plan.search_limits())
+            result = self._one_off.run(name, self._space.complete(params), judge)
             if result.state != AttemptState.LOST:
                 break
-        if disk.has_failed(result, self._probe.folder):
+        if disk.has_failed(result, self._one_off.folder):
             raise LauncherError(f"a disk is full: {result.cause}; {_GO_ON}")
         if result.state == AttemptState.LOST and result.fault.excuses:
             raise LauncherError(f"{result.cause}; {_GO_ON}")
@@ -268,7 +268,7 @@ def _write_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
     origin = {
         "study": withheld.kept(spec, all_fields=False),
         "environment": launcher.site.environment,
-        "workers": launcher.workers,
+        "workers": launcher.ranks,
         "runs": len(runs),
         "speed_of_passes": [round(speed, 4) for speed in pass_speeds(runs).values()],
         "noise": run_noise(at_one_speed(runs)),

@@ -25,13 +25,14 @@ from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
+from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded
 from launchers.replay.tables import THROUGHPUT, Origin, Table, read_origin, read_table
 from search_spaces.knob import written
-from storage import Database, Repository, Worker
+from storage import Database, LeaseHolder, Repository
 
 _CLUSTER = "simulation"
 _LEASE_SECONDS = 1e6
@@ -165,8 +166,8 @@ def _other_measurements(
         yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
     if wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
-    if (wanted.resources.known_workers or launcher.workers) != launcher.workers:
-        yield f"resources.workers: it was recorded with {launcher.workers}"
+    if (wanted.resources.known_workers or launcher.ranks) != launcher.ranks:
+        yield f"resources.workers: it was recorded with {launcher.ranks}"
 
 
 def _beyond(
@@ -220,13 +221,12 @@ def _run(
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
     stored = withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
-    claim = repository.studies.claim(Worker(_CLUSTER, _CLUSTER, 0, _LEASE_SECONDS))
+    claim = repository.studies.claim(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
-    tuner = Tuner(
-        StudyContext(study, Plan(spec, launcher), lease, repository, environment), Signals()
-    )
+    context = StudyContext(study, Plan(spec, launcher), lease, repository, environment)
+    tuner = Tuner(context, Signals(), notes)
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(

@@ -65,7 +65,7 @@ def write_of_command(
 
     Raises:
         BadInput: the file exists or cannot be written, or the command cannot be tuned; there is no
-        study then.
+            study then.
         LauncherError: there is no place to run it.
     """
     from autotune.standalone import init_command

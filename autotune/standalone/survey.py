@@ -12,8 +12,8 @@ from autotune.analysis.wording import counted
 from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
+from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
-from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
@@ -116,7 +116,9 @@ def survey(
     ):
         for notice in launcher.notices():
             say(f"Note: {notice}")
-        runner = _Runner(Probe(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say)
+        runner = _Runner(
+            OneOffRuns(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say
+        )
         seen = runner.at({})
         if not seen.spawns:
             return _study_of(seen, runner, write)
@@ -134,16 +136,16 @@ def _study_of(
     seen: SurveyResult, runner: "_Runner", write: Callable[[Findings], StudySpec]
 ) -> StudySpec:
     """Return the study of a script that was seen to train, once its baseline has run."""
-    launched, probe, began = runner.launched, runner.probe, time.monotonic()
-    launcher = probe.plan.launcher
+    launched, one_off, began = runner.launched, runner.one_off, time.monotonic()
+    launcher = one_off.plan.launcher
     seen = _with_settings(seen, launched, runner.workdir)
-    _check(seen, launched, probe.plan, runner.output())
-    found = find_batch_settings(runner.at, seen, launcher.workers, runner.say)
+    _check(seen, launched, one_off.plan, runner.output())
+    found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
     facts = facts_of(launcher.site)
     own = find_own_options(
         runner.given,
         seen,
-        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.workers)),
+        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.ranks)),
         runner.say,
         _seconds_for_trying(time.monotonic() - began + runner.usual),
     )
@@ -151,10 +153,10 @@ def _study_of(
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
     seen = _of_all_nodes(seen, found, launched)
-    workers, device = launcher.workers * launched.nodes, launcher.site.device
+    workers, device = launcher.ranks * launched.nodes, launcher.site.device
     study = write(Findings(seen, workers, device, launched, facts, found, own, acting))
     if launched.nodes == 1:
-        _check_start(probe.of(study), launched, seen, runner.say)
+        _check_start(one_off.of(study), launched, seen, runner.say)
     return study
 
 
@@ -184,7 +186,7 @@ def cpus_of_rank(workers: int) -> int:
 
 
 def _check_start(
-    probe: Probe, launched: Launched, seen: SurveyResult, say: Callable[[str], None]
+    one_off: OneOffRuns, launched: Launched, seen: SurveyResult, say: Callable[[str], None]
 ) -> None:
     """Run the baseline of a study for as long as the shortest trial takes.
 
@@ -192,11 +194,13 @@ def _check_start(
         BadInput: the study could not start.
     """
     say(f"Running {launched.target} once more, as the study will ...")
-    with reported(say, lambda: probe.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
-        judge = LastingMonitor(probe.plan.least_timed)
-        check = doctor.baseline_of(probe, judge, in_moments)
+    with reported(say, lambda: one_off.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
+        judge = LastingMonitor(one_off.plan.least_timed)
+        check = doctor.baseline_of(one_off, judge, in_moments)
     if check.level == "fail" and (taken := steps_taken(check.text)):
-        raise BadInput(_too_short(launched, taken, judge.seconds_of_step(taken), probe.plan, seen))
+        raise BadInput(
+            _too_short(launched, taken, judge.seconds_of_step(taken), one_off.plan, seen)
+        )
     if check.level == "fail":
         raise BadInput(
             f"{launched.target} was seen to train, but a study of it could not start, so none is "
@@ -246,20 +250,20 @@ class _Runner:
     """Runner of the script with some settings changed."""
 
     def __init__(
-        self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
+        self, one_off: OneOffRuns, launched: Launched, workdir: Path, say: Callable[[str], None]
     ) -> None:
-        self.probe = probe
+        self.one_off = one_off
         self.workdir = workdir
         self.say = say
         self.launched = launched
         self._runs = 0
-        self._startup = probe.plan.spec.measurement.startup_deadline
+        self._startup = one_off.plan.spec.measurement.startup_deadline
         self.usual = 0.0
         self._last = ""
 
     def output(self) -> str:
         """Return the end of what rank 0 printed in the last run."""
-        return self.probe.files(self._last).tail(0, _TAIL_BYTES)
+        return self.one_off.files(self._last).tail(0, _TAIL_BYTES)
 
     def given(self, other: OtherWord) -> SurveyResult:
         """Return what rank 0 has seen with another word for an option; raises as `at`."""
@@ -298,7 +302,7 @@ class _Runner:
         changed = ", ".join(f"{flag} {written(value)}" for flag, value in told.items())
         how = " from outside" if knobs else ""
         self.say(f"Looking at {target}{changed and f' with {changed}{how}'} ...")
-        files = self.probe.files(name)
+        files = self.one_off.files(name)
         given = fields.given(
             self.launched.args,
             own,
@@ -310,8 +314,8 @@ class _Runner:
         limit = self._limit(_COMPILING if compiles else 1.0)
         with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
-            configuration = {**self.probe.plan.baseline, **knobs}
-            result = self.probe.run(name, configuration, FitMonitor(), shape)
+            configuration = {**self.one_off.plan.baseline, **knobs}
+            result = self.one_off.run(name, configuration, FitMonitor(), shape)
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self.usual = self.usual or result.wall_seconds

@@ -81,8 +81,7 @@ def taken_off(words: Sequence[str]) -> Passed | None:
     Raises:
         NoScript: no python follows.
         BadInput: trials cannot follow what the program does with the script; the message says what
-            to
-        type.
+            to type.
     """
     name = Path(words[0]).name
     if name == "env":

@@ -78,7 +78,7 @@ class AttemptCache:
         """Record the result of an attempt.
 
         Raises:
-            LeaseLost: another daemon has the study.
+            StaleLease: another daemon has the study.
         """
         self._known = None
         self._records.finish(self._lease, attempt.id, result, blocks, environment_id)

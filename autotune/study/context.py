@@ -108,7 +108,7 @@ class StudyContext:
             self.study.id,
             self.environment_id,
             workload=self.workload,
-            world_size=self.plan.launcher.workers,
+            world_size=self.plan.launcher.ranks,
         )
         return known.sigma_run if known else None
 
@@ -120,7 +120,7 @@ class StudyContext:
             self.environment_id,
             noise,
             workload=self.workload,
-            world_size=self.plan.launcher.workers,
+            world_size=self.plan.launcher.ranks,
         )
 
     def costs(self) -> Costs:

@@ -1,29 +1,51 @@
 """Sync of a study's note and attributes with optuna-dashboard."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from autotune.analysis.conclusion import StudyFacts, build_verdict
-from autotune.analysis.levels import Levels, levelled
+from autotune.analysis.levels import AT_HOME, Level, Levels
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import counted, difference
 from autotune.study.context import StudyContext
-from autotune.views.figure_text import range_text, ratio_text
-from autotune.views.notes import study_note, trial_note
-from autotune.views.verdict_text import text_of
-from storage import Purpose, TrialLedger
+from storage import AttemptResult, Attempts, Purpose, StoredAttempt, TrialLedger
 
 EVERY_SECONDS = 1.0
 """Shortest interval: each update takes some ten milliseconds of a short trial."""
 
 
-class DashboardSync:
-    """Note and attributes of one study, written when they have changed."""
+class DashboardTexts(Protocol):
+    """Texts for optuna-dashboard; the module `autotune.views.notes` has them."""
 
-    def __init__(self, context: StudyContext, ledger: TrialLedger) -> None:
+    def trial_note(
+        self,
+        attempt: StoredAttempt,
+        result: AttemptResult,
+        unit: str,
+        *,
+        own: Collection[str] = (),
+        confirmed: Sequence[float] = (),
+        level: Level = AT_HOME,
+    ) -> str:
+        """Return the note of a trial."""
+
+    def study_note(self, verdict: Verdict, own: Collection[str] = ()) -> str:
+        """Return the note of a study."""
+
+    def attributes(
+        self, verdict: Verdict, attempts: Attempts, baseline: Mapping[str, Any], unit: str
+    ) -> Iterable[tuple[str, str]]:
+        """Return names and texts of the attributes of a study."""
+
+
+class DashboardSync:
+    """Notes and attributes of one study, written when they have changed."""
+
+    def __init__(self, context: StudyContext, ledger: TrialLedger, texts: DashboardTexts) -> None:
         self._context = context
         self._ledger = ledger
+        self._texts = texts
         self._unit = context.plan.spec.unit
         self._note = ""
         self._updated = -EVERY_SECONDS
@@ -53,29 +75,13 @@ class DashboardSync:
         """Show an answer; a verdict also in the notes of those that were measured again for it."""
         if not verdict.provisional:
             self._note_finalists(verdict)
-        self._ledger.set_attributes(dict(self._attributes(verdict)))
-        note = study_note(verdict, self._context.plan.spec.job_knobs)
+        attempts, plan = self._context.attempts(), self._context.plan
+        shown = self._texts.attributes(verdict, attempts, plan.baseline, self._unit)
+        self._ledger.set_attributes(dict(shown))
+        note = self._texts.study_note(verdict, plan.spec.job_knobs)
         if note != self._note:
             self._ledger.note(note)
             self._note = note
-
-    def _attributes(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
-        """Yield the five attributes that fit beside the best trial on one page."""
-        yield "verdict", text_of(verdict)
-        if verdict.trial is None or verdict.throughput is None:
-            return
-        changed = difference(verdict.knobs or {}, self._context.plan.baseline)
-        yield "recommended", f"trial {verdict.trial}: {changed}"
-        how = "provisional" if verdict.provisional else "confirmed"
-        yield "throughput", f"{how}: {range_text(verdict.own_rates, self._unit)}"
-        if verdict.speedup:
-            yield "speed-up", f"{how}: {ratio_text(verdict.speedup)}"
-        searched = levelled(self._context.attempts()).searched().complete()
-        best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
-        yield (
-            "highest value",
-            f"trial {best.trial}: seen once, the luckiest of {counted(len(searched), 'trial')}",
-        )
 
     def _note_finalists(self, verdict: Verdict) -> None:
         attempts = self._context.attempts()
@@ -83,8 +89,26 @@ class DashboardSync:
         levels = Levels.of(attempts)
         for finalist in verdict.finalists:
             own = searched[finalist.trial]
-            level = levels.at(own.environment)
-            result, rates = level.applied(own.result), verdict.telling(finalist)
-            shown = self._context.plan.spec.job_knobs
-            note = trial_note(own, result, self._unit, own=shown, confirmed=rates, level=level)
+            level, rates = levels.at(own.environment), verdict.telling(finalist)
+            note = self.trial_note(own, level.applied(own.result), level, confirmed=rates)
             self._ledger.note(note, trial=finalist.trial)
+
+    def trial_note(
+        self,
+        attempt: StoredAttempt,
+        result: AttemptResult,
+        level: Level,
+        *,
+        confirmed: Sequence[float] = (),
+    ) -> str:
+        """Return the note of a trial.
+
+        Args:
+            result: of the attempt, as if it had run where the baseline did.
+            level: factor of its node, by which the result has been multiplied already.
+            confirmed: its throughput by round, if it was measured again.
+        """
+        own = self._context.plan.spec.job_knobs
+        return self._texts.trial_note(
+            attempt, result, self._unit, own=own, confirmed=confirmed, level=level
+        )

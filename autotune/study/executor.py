@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.errors import DiskFull, LauncherError, StorageUnreachable
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import ObservedBlock
 from autotune.runs.monitors import RunMonitor
 from autotune.study.context import StudyContext
@@ -26,9 +27,6 @@ from storage import (
     StoredBlock,
     disk,
 )
-
-MOST_LAUNCHES = 3
-"""Losses in a row of an agent or a daemon after which an attempt is to blame, and not launched again."""
 
 _MOST_SLOTS = 10_000
 """Most threads; they are started one by one, as runs are."""
@@ -235,7 +233,7 @@ class TrialExecutor:
         daemon_died = any(one.fault == Fault.DAEMON for one in lost)
         elsewhere = daemon_died or len({one.cause for one in lost}) > 1
         one_node = not self._context.plan.launcher.several_nodes
-        return len(lost) >= MOST_LAUNCHES and (one_node or elsewhere)
+        return len(lost) >= MEASUREMENT.most_launches and (one_node or elsewhere)
 
     def abandon(self) -> None:
         """End what runs without recording it, and wait until it is gone."""
@@ -267,7 +265,8 @@ def check_there(workdir: Path) -> None:
 
 def _not_launched(attempt: StoredAttempt) -> TrialReport:
     """Return the report of an attempt that has been the end of its daemon each time."""
-    cause = f"its daemon or its agent died each of the {MOST_LAUNCHES} times that it was launched"
+    times = MEASUREMENT.most_launches
+    cause = f"its daemon or its agent died each of the {times} times that it was launched"
     return TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0)
 
 

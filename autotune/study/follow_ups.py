@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from optuna.trial import FrozenTrial
 
-from autotune.analysis.confirmation import ranked
+from autotune.analysis.finalists import ranked
 from autotune.analysis.proof import Proof
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
-from autotune.study.initial_trials import DEAR, Room, Suggestion, compiled, experts, halves
-from autotune.study.schedule import Schedule
+from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
+from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
@@ -28,18 +28,18 @@ class FollowUps:
     """Suggestions of one study after its opening, by its records."""
 
     def __init__(
-        self, context: StudyContext, space: Space, schedule: Schedule, ledger: TrialLedger
+        self, context: StudyContext, space: Space, time: TimeBudget, ledger: TrialLedger
     ) -> None:
         self._context = context
         self._space = space
-        self._schedule = schedule
+        self._time = time
         self._ledger = ledger
         self._told = len(context.attempts().searched()) > 1
 
     @property
     def left_out(self) -> bool:
         """True if there is no time for some values that have to be compiled."""
-        return any(self._unaffordable(self._schedule.proof(self._context.attempts())))
+        return any(self._unaffordable(self._time.proof(self._context.attempts())))
 
     def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> None:
         """Enqueue what is to be tried next, unless something waits; and say it."""
@@ -48,7 +48,7 @@ class FollowUps:
         own = attempts.baseline()
         if own is None or own.result.throughput is None:
             return
-        proof = self._schedule.proof(attempts)
+        proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
         tried = [dict(trial.params) for trial in trials]
         suggestions = self._next(trials, attempts, proof)
@@ -62,8 +62,8 @@ class FollowUps:
         yield from self._parts(trials, attempts)
         yield from self._bundle(attempts)
         tried = [attempt.knobs for attempt in attempts.searched()]
-        found = compiled(self._space, _best(attempts), tried)
-        if found and self._schedule.lacks(self._space.complete(found.params), proof) <= 0:
+        found = with_compilation(self._space, _best(attempts), tried)
+        if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
 
     def _bundle(self, attempts: Attempts) -> Iterator[Suggestion]:
@@ -102,7 +102,7 @@ class FollowUps:
                 continue
             for value in _values(self._space, name):
                 knobs = {**today, **compiling, name: value}
-                if value != today[name] and (lacking := self._schedule.lacks(knobs, proof)) > 0:
+                if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
 
 

@@ -9,10 +9,9 @@ from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.policy import SEARCH
 from autotune.search.space import Space
-from autotune.study.context import BASELINE, StudyContext
-from autotune.study.executor import TrialExecutor
-from autotune.study.run_planner import PlannedAttempt, RunPlanner
-from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from autotune.study.context import BASELINE
+from autotune.study.run_planner import PlannedAttempt
+from autotune.study.runner import Runner
 from launchers.site import device_names
 from search_spaces import CATALOGUE, KnobValue
 from storage import AttemptState, Purpose, Recommended, StoredAttempt, TrialLedger
@@ -52,7 +51,7 @@ class Place:
     def of(cls, recommended: Recommended) -> "Place":
         """Return the place of a recommendation."""
         environment = recommended.body["provenance"]["environment"]
-        workload = said(recommended.spec["workload"])
+        workload = fields_set(recommended.spec["workload"])
         return cls(workload, recommended.body["world_size"], kinds_of_device(environment))
 
 
@@ -78,7 +77,7 @@ class Room:
         )
 
 
-def said(workload: Mapping[str, Any]) -> dict[str, Any]:
+def fields_set(workload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a study's workload that are set: an earlier version knew fewer."""
     return {name: value for name, value in workload.items() if value}
 
@@ -184,7 +183,7 @@ def _promising(
             yield name, value
 
 
-def compiled(
+def with_compilation(
     space: Space, best: Mapping[str, KnobValue], tried: Sequence[Mapping[str, KnobValue]]
 ) -> Suggestion | None:
     """Return the best configuration so far with the next knob that has to be compiled, if any.
@@ -232,33 +231,17 @@ def halves(
 class InitialTrials:
     """Opening of a study, which goes on from wherever the records stand."""
 
-    def __init__(
-        self,
-        context: StudyContext,
-        space: Space,
-        limit: TimeLimit = NO_LIMIT,
-        *,
-        looks: bool = True,
-    ) -> None:
-        """Prepare the opening of a study.
-
-        Args:
-            limit: time of the look.
-            looks: whether there is time for a look at all.
-        """
-        self._limit = limit
-        self._looks = looks
-        self._context = context
-        self._plan = context.plan
+    def __init__(self, runner: Runner, space: Space) -> None:
+        self._runner = runner
+        self._context = runner.context
+        self._plan = runner.context.plan
         self._space = space
 
-    def run(
-        self, executor: TrialExecutor, planner: RunPlanner, ledger: TrialLedger
-    ) -> list[Suggestion]:
+    def run(self, ledger: TrialLedger) -> list[Suggestion]:
         """Enqueue what is to be tried before the sampler is asked; return what is new of it."""
         if self._context.attempts().of(Purpose.SEARCH):
             return []
-        suggestions = self._experts(self._look(executor, planner))
+        suggestions = self._experts(self._look())
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._plan.spec.budget.trials
@@ -286,16 +269,18 @@ class InitialTrials:
         memory = self._plan.memory_of_rank()
         return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
 
-    def _look(self, executor: TrialExecutor, planner: RunPlanner) -> dict[str, Any] | None:
+    def _look(self) -> dict[str, Any] | None:
         """Return what is observed of the baseline's profile; None if it does not run.
 
         Empty for a command, or without time for a profile.
         """
-        if not (self._plan.spec.workload.observable and self._looks):
+        time = self._runner.time
+        if not (self._plan.spec.workload.observable and time.pays_to_look()):
             return {}
+        limit = time.for_opening()
         while (profile := self._profile()) is None:
             baseline = PlannedAttempt(BASELINE, self._plan.baseline, Purpose.PROFILE)
-            executor.run(planner.monitored(baseline, self._limit, ProfileMonitor()))
+            self._runner.run_monitored(baseline, ProfileMonitor(), limit)
         if profile.result.state == AttemptState.PRUNED:
             return {}  # its steps are too long for a look
         return self._observed(profile)
@@ -317,7 +302,7 @@ class InitialTrials:
 
     def _remembered(self) -> Suggestion | None:
         site = self._plan.launcher.site
-        workload = said(self._plan.spec.workload.model_dump(mode="json"))
+        workload = fields_set(self._plan.spec.workload.model_dump(mode="json"))
         place = Place(workload, site.ranks, kinds_of_device(site.environment))
         earlier = self._context.repository.recommendations.of_others(self._context.study.id)
         return remembered(self._space, self._plan.baseline, earlier, place)

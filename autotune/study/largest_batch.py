@@ -11,8 +11,8 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
+from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.monitors import FitMonitor
-from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.policy import SEARCH
 from autotune.search.splits import divisors
 from autotune.study.context import BASELINE, StudyContext
@@ -118,7 +118,7 @@ class LargestBatch:
         with TrialExecutor(self._context, pool, self._check) as executor:
             while (size := self._next(attempts)) is not None:
                 attempt = PlannedAttempt(BASELINE, self._knobs(size), Purpose.FIT)
-                limit, monitor = self._limit(attempts), FitMonitor(FEW_BLOCKS)
+                limit, monitor = self._limit(attempts), FitMonitor(MEASUREMENT.blocks_of_fit)
                 executor.run(planner.monitored(attempt, limit, monitor))
                 attempts = self._context.attempts()
         runs = _runs(attempts)
@@ -183,7 +183,7 @@ class LargestBatch:
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Return whether the share of the budget for these runs is spent."""
         budget, seconds = self._context.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
-        hours = seconds * self._context.plan.launcher.workers / 3600
+        hours = seconds * self._context.plan.launcher.ranks / 3600
         return any(
             limit is not None and spent >= SEARCH.fit_budget * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))

@@ -9,7 +9,7 @@ from autotune.analysis.costs import Costs
 from autotune.analysis.processes import UNSTEADY
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
-from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
+from autotune.measurement.policy import MEASUREMENT
 from autotune.study.context import StudyContext
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit
@@ -22,19 +22,7 @@ from storage import (
     StoredAttempt,
 )
 
-_MEMORY_SHARE = 0.8
-"""Share of the memory that interleaved runs may take by their peaks: near the limit allocators behave
-otherwise."""
 _GIB = 2**30
-_LONGEST_STEP = 1.0
-"""Seconds of a step above which two blocks are no neighbours any more."""
-_BLOCKS = 4
-"""Fewest blocks of each run: two cycles, or nothing is known of how far the runs differ."""
-_WORTH_TRIALS = 8.0
-"""Trials in warm workers that the launch of the first pair may cost. A trial beside the baseline tells
-about what three or four by themselves do, and a search has some eight."""
-_VAIN = 2
-"""Trials in a row that fail beside the baseline, until no more are paired."""
 
 
 class Residency:
@@ -59,7 +47,7 @@ class Residency:
         if not self._context.on_device and len({one["cpu_affinity"] for one in knobs}) > 1:
             return "they differ in cpu_affinity, and each run in turn has processors of its own"
         longest = max(map(self._context.costs().step, knobs))
-        if longest > _LONGEST_STEP:
+        if longest > MEASUREMENT.longest_turn_step:
             return f"a step of {longest:.1f} s is too long for turns"
         return self._shortage(peak_bytes, slots)
 
@@ -74,7 +62,7 @@ class Residency:
             there = plan.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
-        if needed <= _MEMORY_SHARE * there:
+        if needed <= MEASUREMENT.resident_share * there:
             return ""
         shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
         return f"by their peaks they need {shares} that a rank has"
@@ -203,7 +191,7 @@ class PairingPolicy:
     def _too_dear(self) -> str:
         """Return why the first pair is not worth its launch; empty if it is."""
         costs = self._context.costs()
-        launches, trials = 2 * costs.startup, _WORTH_TRIALS * costs.trained
+        launches, trials = 2 * costs.startup, MEASUREMENT.pair_worth * costs.trained
         if launches <= trials:
             return ""
         return (
@@ -221,16 +209,16 @@ class PairingPolicy:
 def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Return seconds of the shortest interleaved run after its launch."""
     step = costs.step(knobs)
-    turn = max(INTERLEAVED_BLOCK_SECONDS, step) + untimed_steps(step) * step
-    return costs.first_step(knobs) + 2 * _BLOCKS * turn
+    turn = max(MEASUREMENT.interleaved_block, step) + untimed_steps(step) * step
+    return costs.first_step(knobs) + 2 * MEASUREMENT.fewest_turns * turn
 
 
 def _in_vain(attempts: Attempts) -> bool:
     """Return whether the latest paired trials were all lost: two may not fit at once."""
     newest_first = reversed(list(attempts.of(Purpose.SEARCH)))
     paired = (one.result.state for one in newest_first if attempts.paired_baseline_of(one))
-    latest = list(itertools.islice(paired, _VAIN))
-    return latest == [AttemptState.LOST] * _VAIN
+    vain = MEASUREMENT.pairs_in_vain
+    return list(itertools.islice(paired, vain)) == [AttemptState.LOST] * vain
 
 
 def _failed_before(trial: int, attempts: Attempts) -> bool:

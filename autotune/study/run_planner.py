@@ -9,9 +9,11 @@ from typing import Any
 from autotune.analysis.levels import Levels
 from autotune.measurement.noise import run_noise, total_half_width
 from autotune.measurement.onset import OnsetBound
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
+from autotune.runs.one_off import Shape, as_timed
 from autotune.runs.paired import PairedSchedule
 from autotune.runs.plan import (
     few_steps,
@@ -21,7 +23,6 @@ from autotune.runs.plan import (
     stepwise,
     within,
 )
-from autotune.runs.probe import Shape, as_timed
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import PairingPolicy
 from autotune.study.slot_pool import SEARCHING, SlotPool
@@ -38,9 +39,6 @@ _SHAPES: dict[Purpose, Shape] = {
     Purpose.EPOCHS: in_short_epochs,
 }
 """Shapes of the requests of runs that are not timed."""
-_MOST_DOUBT = 0.3
-"""Largest relative half-width of a rate: a trial of a step or two has no interval of its own, yet is not
-further off."""
 
 
 class Mode(StrEnum):
@@ -313,7 +311,7 @@ def _incumbent_low(attempts: Attempts, df: float) -> float:
     """
     results = [a.result for a in attempts.searched().complete()]
     lows = [
-        r.throughput * (1 - min(_half_width(r, df), _MOST_DOUBT))
+        r.throughput * (1 - min(_half_width(r, df), MEASUREMENT.widest_rate))
         for r in results
         if r.throughput is not None
     ]
@@ -321,5 +319,5 @@ def _incumbent_low(attempts: Attempts, df: float) -> float:
 
 
 def _half_width(result: AttemptResult, df: float) -> float:
-    own = _MOST_DOUBT if result.block_half_width is None else result.block_half_width
+    own = MEASUREMENT.widest_rate if result.block_half_width is None else result.block_half_width
     return total_half_width(own, result.sigma_run or 0.0, df)

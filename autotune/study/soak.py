@@ -9,10 +9,8 @@ import random
 from autotune.analysis.confirmation import Confirmation
 from autotune.measurement.policy import PROOF
 from autotune.runs.monitors import TimedMonitor
-from autotune.study.context import StudyContext
-from autotune.study.executor import TrialExecutor
-from autotune.study.run_planner import PlannedAttempt, RunPlanner
-from autotune.study.schedule import Schedule
+from autotune.study.run_planner import PlannedAttempt
+from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Purpose
 
@@ -23,22 +21,10 @@ _ALL_BLOCKS = 1_000_000
 class SoakPair:
     """Soak runs of winner and baseline, which go on from wherever the records stand."""
 
-    def __init__(
-        self,
-        context: StudyContext,
-        planner: RunPlanner,
-        executor: TrialExecutor,
-        schedule: Schedule,
-    ) -> None:
-        """Prepare the runs.
-
-        Args:
-            executor: idle.
-        """
-        self._context = context
-        self._planner = planner
-        self._executor = executor
-        self._schedule = schedule
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._context = runner.context
+        self._time = runner.time
 
     def run(self, confirmation: Confirmation) -> None:
         """Measure both, where the winner beats the baseline and there is time."""
@@ -56,20 +42,20 @@ class SoakPair:
 
     def _seconds(self) -> float:
         """Return the length of each run."""
-        rest = PROOF.soak_of_rest * self._schedule.left - self._context.costs().startup
-        return min(PROOF.longest_soak, PROOF.soak_of_study * self._schedule.elapsed, rest)
+        rest = PROOF.soak_of_rest * self._time.left - self._context.costs().startup
+        return min(PROOF.longest_soak, PROOF.soak_of_study * self._time.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
-        noise = self._planner.noise.sigma_run
+        noise = self._runner.planner.noise.sigma_run
         limits = self._context.plan.confirm_limits(sigma_run=noise)
         limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
-        limit = TimeLimit(most, most) if self._schedule.limited else NO_LIMIT
+        limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT
         while not self._measured(confirmation, trial):
             attempt = PlannedAttempt(trial, knobs, Purpose.LONG)
-            self._executor.run(self._planner.monitored(attempt, limit, TimedMonitor(limits)))
+            self._runner.run_monitored(attempt, TimedMonitor(limits), limit)
 
     def _measured(self, confirmation: Confirmation, trial: int) -> bool:
-        own = self._context.attempts().of(Purpose.LONG).of_trial(trial)
-        return bool(own.with_knobs(confirmation.candidates[trial].knobs).recorded())
+        knobs = confirmation.candidates[trial].knobs
+        return self._runner.recorded(Purpose.LONG, trial, knobs)

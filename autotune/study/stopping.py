@@ -1,4 +1,4 @@
-"""Stopping rule of the search: another trial must be worth its cost. Pure.
+"""End of the search: its budget is spent, or another trial is not worth its cost. Pure.
 
 A trial takes seconds on all ranks; a gain takes its share off the seconds of the job, on as many. So a
 trial is worth it as long as its expected gain is above its seconds over those of the job (Xie et al.
@@ -12,20 +12,62 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from scipy import special
 
-from autotune.config import StudySpec
-from autotune.search.observations import NORMAL_95, measured
+from autotune.config import BudgetSpec, StudySpec
+from autotune.search.observations import NORMAL_95, value_of
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
-from autotune.study.budget import SearchEnd
-from storage import SearchEndCause
+from storage import Attempts, AttemptState, Purpose, SearchEndCause
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """Prediction of the sampler's model from trials; None without a model, or with too few trials."""
 
 _SECONDS_PER_HOUR = 3600.0
+_FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
+
+
+@dataclass(frozen=True)
+class SearchEnd:
+    """Reason why a search ends: the cause as data, and in words."""
+
+    cause: SearchEndCause
+    text: str
+
+
+class Budget:
+    """Budget of one study in trials and device hours; a `TimeBudget` has its time."""
+
+    def __init__(self, limits: BudgetSpec, world_size: int) -> None:
+        """Take in the limits, for trials with this many ranks."""
+        self._limits = limits
+        self._world_size = world_size
+
+    def why_enough(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
+        """Return why the budget ends the search; None while it does not."""
+        limits = self._limits
+        begun = [trial for trial in trials if trial.state != TrialState.WAITING]
+        if limits.trials is not None and _launched(begun, attempts) >= limits.trials:
+            text = f"the budget of {limits.trials} trials is spent"
+            return SearchEnd(SearchEndCause.TRIALS, text)
+        if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
+            text = f"the budget of {limits.device_hours:g} device hours is spent"
+            return SearchEnd(SearchEndCause.DEVICE_HOURS, text)
+        ends = [trial.user_attrs.get("end") for trial in begun if trial.state.is_finished()]
+        if len(ends) >= SEARCH.broken_after and all(end in _FAILURES for end in ends):
+            return SearchEnd(SearchEndCause.ALL_FAIL, "every trial ends in an error")
+        return None
+
+    def _device_hours(self, attempts: Attempts) -> float:
+        searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
+        spent = sum(a.result.wall_seconds for a in searching)
+        return spent * self._world_size / _SECONDS_PER_HOUR
+
+
+def _launched(trials: Sequence[FrozenTrial], attempts: Attempts) -> int:
+    launched = {a.trial for a in attempts.of(Purpose.SEARCH)}
+    return sum(trial.number in launched for trial in trials)
 
 
 @dataclass(frozen=True)
@@ -160,7 +202,7 @@ class ExpectedGainStopping:
         later = len(ended) // 2
         if len(ended) < SEARCH.long_search:
             return ""
-        rates = [measured(trial) or 0.0 for trial in ended]
+        rates = [value_of(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
         each = self._economics.least_gain or self._economics.cost(seconds)
         worth = max(later * each, self._economics.visible(sigma))
@@ -175,5 +217,5 @@ class ExpectedGainStopping:
 
 def _holds(prediction: Prediction, trials: Sequence[FrozenTrial]) -> bool:
     """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
-    told = max(1, sum(measured(trial) is not None for trial in trials))
+    told = max(1, sum(value_of(trial) is not None for trial in trials))
     return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise)) / told

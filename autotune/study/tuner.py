@@ -10,28 +10,26 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.conclusion import StudyFacts, build_verdict
-from autotune.analysis.confirmation import Selection
-from autotune.analysis.contenders import error_of
-from autotune.analysis.levels import Levels, errors_of_early
+from autotune.analysis.finalists import Selection
+from autotune.analysis.levels import Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, too_slow
-from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
+from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
-from autotune.study.budget import Budget, SearchEnd
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync
+from autotune.study.dashboard_sync import DashboardSync, DashboardTexts
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.follow_ups import FollowUps
 from autotune.study.initial_trials import InitialTrials
 from autotune.study.objective_values import ObjectiveValues
 from autotune.study.run_planner import RunPlanner
-from autotune.study.schedule import Schedule
+from autotune.study.runner import Runner
 from autotune.study.slot_pool import SlotPool
-from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
-from autotune.views.notes import trial_note
+from autotune.study.stopping import Budget, ExpectedGainStopping, SearchEnd, TrialEconomics
+from autotune.study.time_budget import TimeBudget
 from search_spaces.constraints import refused_global_batch
 from storage import (
     AttemptResult,
@@ -61,7 +59,7 @@ class Signals:
     """Signals to a running study from outside its thread."""
 
     stop: threading.Event = field(default_factory=threading.Event)
-    lease_lost: threading.Event = field(default_factory=threading.Event)
+    lease_stale: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
     """Another study has the machine: the time does not count."""
     opening: threading.Event = field(default_factory=threading.Event)
@@ -71,11 +69,11 @@ class Signals:
         """Raise the signal that was given, if one was.
 
         Raises:
-            LeaseLost: another daemon has the study.
+            StaleLease: another daemon has the study.
             Stopped: it is to stop.
         """
-        if self.lease_lost.is_set():
-            raise LeaseLost("another daemon has taken over; this one writes no more")
+        if self.lease_stale.is_set():
+            raise StaleLease("another daemon has taken over; this one writes no more")
         if self.stop.is_set():
             raise Stopped
 
@@ -83,14 +81,19 @@ class Signals:
 class Tuner:
     """Loop of a study, from wherever its records stand to its verdict."""
 
-    def __init__(self, context: StudyContext, signals: Signals) -> None:
+    def __init__(self, context: StudyContext, signals: Signals, texts: DashboardTexts) -> None:
+        """Prepare the loop, before anything runs.
+
+        Args:
+            texts: texts for optuna-dashboard.
+        """
         self._context = context
         self._plan = context.plan
         self._spec = context.plan.spec
         self._signals = signals
-        self._workers = context.plan.launcher.workers
-        self._budget = Budget(self._spec.budget, self._workers)
-        self._schedule = Schedule(context)
+        self._ranks = context.plan.launcher.ranks
+        self._budget = Budget(self._spec.budget, self._ranks)
+        self._time = TimeBudget(context)
         self._space = self._plan.space()
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
@@ -114,8 +117,8 @@ class Tuner:
         self._planner = RunPlanner(context, self._pool)
         self._ledger = self._open_ledger()
         self._values = ObjectiveValues(self._ledger, self.unit)
-        self._follow_ups = FollowUps(context, self._space, self._schedule, self._ledger)
-        self.dashboard = DashboardSync(context, self._ledger)
+        self._follow_ups = FollowUps(context, self._space, self._time, self._ledger)
+        self.dashboard = DashboardSync(context, self._ledger, texts)
 
     def run(self) -> Verdict:
         """Search, confirm, conclude.
@@ -123,7 +126,7 @@ class Tuner:
         Raises:
             BadInput: the baseline cannot run here, with the reason.
             BaselineFails: it fails again and again, for a reason of its own.
-            Stopped, LeaseLost: see Signals.
+            Stopped, StaleLease: see Signals.
         """
         self._check_baseline()
         try:
@@ -143,21 +146,20 @@ class Tuner:
         """Run opening, search and finals; return how the finalists were chosen."""
         planner = self._planner
         planner.noise = self._calibration.noise(self._context.attempts())
-        limit = self._schedule.for_opening()
-        looks = self._schedule.pays_to_look()
-        opening = InitialTrials(self._context, self._space, limit, looks=looks)
-        for suggestion in opening.run(executor, planner, self._ledger):
+        runner = Runner(self._context, planner, executor, self._time)
+        opening = InitialTrials(runner, self._space)
+        for suggestion in opening.run(self._ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        finals = Finals(self._context, planner, executor, self._schedule)
+        finals = Finals(runner)
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
         finals.run()
         return finals.selection
 
     def _facts(self, selection: Selection | None) -> StudyFacts:
-        proof = self._schedule.proof(self._context.attempts())
-        wall_time = self._schedule.wall_time
+        proof = self._time.proof(self._context.attempts())
+        wall_time = self._time.wall_time
         return StudyFacts(
             self._context.study.name,
             ended=True,
@@ -201,7 +203,7 @@ class Tuner:
 
     def _check_baseline(self) -> None:
         fixed = self._plan.facts.global_batch
-        if fixed and (refused := refused_global_batch(fixed, self._workers)):
+        if fixed and (refused := refused_global_batch(fixed, self._ranks)):
             raise BadInput(f"objective.global_batch: {refused}")
         self._plan.check_baseline()
 
@@ -244,13 +246,13 @@ class Tuner:
             searching: True if trials are to come, for which noise and levels are wanted.
         """
         attempts, today = self._context.attempts(), self._plan.baseline
-        limit = self._schedule.for_trial(attempts)
+        limit = self._time.for_trial(attempts)
         if limit.hard > 0 and (failed := baseline.to_be_tried_again(attempts)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
-        limit = self._schedule.for_calibration(attempts)
+        limit = self._time.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
-        if own is None or not searching or not self._schedule.may_calibrate(attempts):
+        if own is None or not searching or not self._time.may_calibrate(attempts):
             return False
         if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial
@@ -287,7 +289,7 @@ class Tuner:
             return end
         self._follow_ups.enqueue(trials, attempts)
         trials = self._ledger.trials()
-        self._sampler.afford(self._schedule.affordable(attempts))
+        self._sampler.afford(self._time.affordable(attempts))
         if end := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
             return end
         if not self._sampler.has_more(trials):
@@ -301,9 +303,7 @@ class Tuner:
 
     def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
         """Return why there may be no other trial, whatever it would bring; None if there may."""
-        return self._budget.why_enough(trials, attempts) or self._schedule.why_enough_searched(
-            attempts
-        )
+        return self._budget.why_enough(trials, attempts) or self._time.why_enough_searched(attempts)
 
     def _why_enough(
         self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float
@@ -340,7 +340,7 @@ class Tuner:
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
-        limit = self._schedule.for_trial(attempts, knobs)
+        limit = self._time.for_trial(attempts, knobs)
         executor.submit(self._planner.search(trial.number, knobs, limit))
 
     def _learn_noise(self) -> None:
@@ -360,7 +360,7 @@ class Tuner:
         """Tell Optuna a result, levelled to the node of the baseline's own trial."""
         level = Levels.of(self._context.attempts()).at(attempt.environment)
         told = level.applied(result)
-        note = trial_note(attempt, told, self.unit, own=self._spec.job_knobs, level=level)
+        note = self.dashboard.trial_note(attempt, told, level)
         value = self._values.of(told, self._context.attempts())
         self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
 

@@ -152,7 +152,7 @@ def bottlenecks(
         facts = recorded_facts(study.facts)
     else:
         environment = repository.environments.of_attempt(profile.id) or {"devices": []}
-        facts = _guessed(environment, blocks[0].workers)
+        facts = _guessed(environment, blocks[0].world_size)
     observed: dict[str, Any] = dict(blocks[0].observed)
     observed["unusable"] = [*observed.get("unusable", ()), *unusable]
     return findings(observed, baseline, facts)

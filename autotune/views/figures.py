@@ -350,7 +350,7 @@ class _Collector:
         if self._study.facts:
             return int(self._study.facts["world_size"])
         first = self._attempts.measured().first
-        return self._repository.attempts.blocks(first.id)[0].workers if first else 1
+        return self._repository.attempts.blocks(first.id)[0].world_size if first else 1
 
     def _answer(self, rounds: list[Round]) -> StudyAnswer:
         verdict, own = self._verdict, self._attempts.baseline()

@@ -1,12 +1,13 @@
-"""Output of a study and its trials."""
+"""Output of a study and its trials, and what was done with it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.paths import StudyPaths
 from autotune.views.progress import ProgressLines
-from storage import Repository, StoredStudy
+from storage import Repository, StoredEvent, StoredStudy
 
 
 def study_log(repository: Repository, name: str) -> Iterator[str]:
@@ -42,6 +43,21 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
         if not files and attempt.recorded:
             dropped = f"Its output is not here (`logs: {study.spec.get('logs', 'failed')}`)."
             yield attempt.result.log_tail.rstrip() or dropped
+
+
+def history_table(events: Sequence[StoredEvent]) -> str:
+    """Return events, a line each."""
+    if not events:
+        return "nothing was done yet"
+    lines = [f"{'time':19} {'study':24} {'what':14} {'by':24} {'command':8} detail"]
+    for event in events:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        role = f" ({event.role})" if event.role not in (None, event.account) else ""
+        by = f"{event.account}@{event.host}{role}"
+        lines.append(
+            f"{at} {event.study:24} {event.what:14} {by:24} {event.command or '-':8} {event.detail}"
+        )
+    return "\n".join(lines)
 
 
 def _printed(file: Path) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.analysis.levels import AT_HOME, Level
+from autotune.analysis.levels import AT_HOME, Level, levelled
 from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Finalist, Verdict
 from autotune.analysis.wording import counted, difference, quantity
@@ -13,7 +13,7 @@ from autotune.views.figure_text import range_text, ratio_text
 from autotune.views.verdict_text import text_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
-from storage import AttemptResult, StoredAttempt
+from storage import AttemptResult, Attempts, StoredAttempt
 
 _MIB = 2**20
 
@@ -82,6 +82,29 @@ def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
         shown = _configuration(verdict.knobs, verdict.baseline_knobs, own)
         lines += [*shown, ""]
     return "\n".join([*lines, *finalists_and_refused(verdict)])
+
+
+def attributes(
+    verdict: Verdict, attempts: Attempts, baseline: Mapping[str, Any], unit: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the five attributes of a study that fit beside the best trial on one page.
+
+    Args:
+        baseline: a value for every knob.
+        unit: of rates.
+    """
+    yield "verdict", text_of(verdict)
+    if verdict.trial is None or verdict.throughput is None:
+        return
+    yield "recommended", f"trial {verdict.trial}: {difference(verdict.knobs or {}, baseline)}"
+    how = "provisional" if verdict.provisional else "confirmed"
+    yield "throughput", f"{how}: {range_text(verdict.own_rates, unit)}"
+    if verdict.speedup:
+        yield "speed-up", f"{how}: {ratio_text(verdict.speedup)}"
+    searched = levelled(attempts).searched().complete()
+    best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
+    how_often = f"seen once, the luckiest of {counted(len(searched), 'trial')}"
+    yield "highest value", f"trial {best.trial}: {how_often}"
 
 
 def finalists_and_refused(verdict: Verdict) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,39 @@ _UNFINISHED = ("RUNNING", "QUEUED")
 def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
+    waits = study.state == StudyState.QUEUED
+    return standing_of(repository, study, repository.quotas.reasons() if waits else no_quota)
+
+
+def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
+    """Return the standing of studies with their place in the order, for JSON.
+
+    Args:
+        last: number of the newest studies to return; None: all.
+    """
+    quota = repository.quotas.reasons()
+    places = {study_id: at for at, study_id in enumerate(repository.studies.order(), 1)}
+    return [
+        {**standing_of(repository, study, quota), "order": places.get(study.id)}
+        for study in repository.studies.all(last)
+    ]
+
+
+def no_quota(_: str) -> str:
+    """Return the reason of an owner without a quota."""
+    return ""
+
+
+def standing_of(
+    repository: Repository, study: StoredStudy, quota: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return the standing of a study, for JSON.
+
+    Args:
+        quota: returns, for an owner, which quota is exhausted; empty: none.
+    """
     spec = StudySpec.model_validate(study.spec)
     lease = repository.leases.serving(study)
-    messages = repository.messages.of(study.id)
-    last = messages[-1] if messages else None
     served = study.state == StudyState.RUNNING and lease is not None
     attempts = repository.attempts.of(study.id)
     known = Attempts(attempts, spec.full_baseline(), spec.harmless)
@@ -36,18 +65,16 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     verdict = Verdict.from_dict(study.verdict) if study.verdict else None
     seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
-    waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
-    disk = repository.database.folder
-    waiting = last.text if last and waits else _postponed(study)
-    if disk and is_full(disk) and not study.state.ended:
-        waiting = f"{full(disk)}, and nothing can be recorded before there is some."
+    waiting = waiting_of(repository, study, quota(study.owner))
     runs = served and not waiting
     signs = signs_of(repository, study.id, attempts, time.time()) if runs else NO_SIGNS
     return {
         "study": study.name,
         "state": study.state.value,
+        "owner": study.owner or None,
+        "created": study.created,
         "storage": str(repository.database),
-        "cluster": study.cluster,
+        "queue": study.queue,
         "waiting": waiting,
         "retry_at": study.retry_at,
         "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
@@ -71,12 +98,26 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     }
 
 
-def _postponed(study: StoredStudy) -> str | None:
+def waiting_of(repository: Repository, study: StoredStudy, quota: str) -> str | None:
+    """Return why a study waits, although it has a daemon or could have one; None if it does not.
+
+    Args:
+        quota: quota of its owner that is exhausted; empty: none.
+    """
+    disk = repository.database.folder
+    if disk and is_full(disk) and not study.state.ended:
+        return f"{full(disk)}, and nothing can be recorded before there is some."
+    last = repository.messages.last(study.id) if study.state == StudyState.RUNNING else None
+    waits = last is not None and last.kind == MessageKind.WAITING
+    return last.text if last and waits else _postponed(study, quota)
+
+
+def _postponed(study: StoredStudy, quota: str) -> str | None:
     """Return why a queued study is not begun, or tried again later, and when; None if neither."""
     if study.held:
         return f"held; autotune release {study.name}"
     if study.retry_at is None:
-        return None
+        return (quota or None) if study.state == StudyState.QUEUED else None
     at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))
     left = duration(study.retry_at - time.time())
     return f"{study.error}; tried again at {at}, in {left}; autotune resume {study.name}: at once"
@@ -149,9 +190,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the studies, a line each."""
     if not rows:
         return "no studies yet"
-    lines = [f"{'study':30} {'state':18} {'trials':>6}  over yours"]
+    lines = [
+        f"{'study':30} {'owner':12} {'age':>9} {'order':>5} {'state':18} {'trials':>6}  over yours"
+    ]
     for row in rows:
-        lines.append(f"{row['study']:30} {_state(row):18} {row['trials']:>6}  {_speedup(row)}")
+        age = duration(max(0.0, time.time() - row["created"]))
+        lines.append(
+            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row['order'] or '-':>5} "
+            f"{_state(row):18} {row['trials']:>6}  {_speedup(row)}"
+        )
         lines += [f"  {row['waiting']}"] if row["waiting"] else []
     return "\n".join(lines)
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.measurement.bottleneck import peak_flops
 from autotune.measurement.contention import straggler_ratio
-from autotune.measurement.peaks import peak_flops
 from storage import Attempts, AttemptState, StoredBlock
 
 _HIGH = 0.95
@@ -155,7 +155,7 @@ def _flops(
     if not counted or not counted[0]:
         return None
     rate = sum(b.samples for b in kept) / sum(b.seconds for b in kept)
-    return float(counted[0]) * rate / kept[0].workers
+    return float(counted[0]) * rate / kept[0].world_size
 
 
 def _peak_flops(devices: Sequence[dict[str, Any]], precision: str) -> float | None:

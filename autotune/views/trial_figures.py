@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.confirmation import ranked
-from autotune.analysis.contenders import expected_by_trial
+from autotune.analysis.finalists import expected_by_trial, ranked
 from autotune.analysis.trial_ratios import TrialRatio, changed_knobs, trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.estimate import Ratio

@@ -1,50 +1,64 @@
 """The studies that run or wait, in the order in which daemons take them: why each waits, how long."""
 
-from collections.abc import Mapping
+import functools
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.wording import duration
-from autotune.config import StudySpec
-from autotune.views.overview import status_of
-from storage import Repository, StoredStudy, StudyState
+from autotune.views.overview import waiting_of
+from storage import LeaseState, Quota, Repository, StoredStudy, StudyState
+from storage.leases import key_of
 
 _NO_OWNER = "-"
 
 
-def queue_of(repository: Repository) -> list[dict[str, Any]]:
+def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any]]:
     """Return the studies that run or wait, for JSON.
 
     `seconds_left` is what a running study may still take by its `wall_time`, `starts_in` when a
     waiting one begins if those before it in its queue take all of theirs, one after another; each is
     None where that is not known.
+
+    Args:
+        order: ids of the studies, see storage.Studies.order.
     """
     rows: list[dict[str, Any]] = []
     ahead: dict[str, dict[str, Any]] = {}
-    for study in repository.studies.waiting_in_order():
-        row = _row(repository, study, ahead.get(study.cluster))
+    reasons = repository.quotas.reasons()
+    holder = functools.cache(repository.leases.holder)
+    for number, study in enumerate(repository.studies.of_ids(order), 1):
+        quota = reasons(study.owner) if study.state == StudyState.QUEUED else ""
+        daemon = holder(key_of(study.id))
+        if daemon is None and study.state == StudyState.QUEUED:
+            daemon = holder(study.queue)
+        waiting = waiting_of(repository, study, quota)
+        row = {"order": number, **_row(study, daemon, waiting, ahead.get(study.queue))}
+        row["starts_in"] = None if quota else row["starts_in"]
         rows.append(row)
-        if not study.held:
-            ahead[study.cluster] = row
+        if not study.held and not quota:
+            ahead[study.queue] = row
     return rows
 
 
 def _row(
-    repository: Repository, study: StoredStudy, before: Mapping[str, Any] | None
+    study: StoredStudy,
+    daemon: LeaseState | None,
+    waiting: str | None,
+    before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    standing = status_of(repository, study.name)
-    wall_time = StudySpec.model_validate(study.spec).budget.wall_time
-    served = study.state == StudyState.RUNNING and standing["daemon"] is not None
-    runs = served and not standing["waiting"]
+    wall_time = study.spec.get("budget", {}).get("wall_time")
+    runs = study.state == StudyState.RUNNING and daemon is not None and not waiting
     starts = 0.0 if runs or before is None else _ends(before)
     return {
         "study": study.name,
         "owner": study.owner or None,
-        "queue": study.cluster,
+        "queue": study.queue,
         "state": study.state.value,
         "priority": study.priority,
         "held": study.held,
-        "daemon": standing["daemon"],
-        "reason": _reason(study, standing, None if runs else before),
+        "daemon": {"host": daemon.machine, "pid": daemon.pid} if daemon else None,
+        "reason": None if runs else _reason(study, waiting, before, served=daemon is not None),
         "seconds_left": None if wall_time is None else max(0.0, wall_time - study.elapsed),
         "starts_in": None if study.held else starts,
         "created": study.created,
@@ -59,14 +73,14 @@ def _ends(row: Mapping[str, Any]) -> float | None:
 
 
 def _reason(
-    study: StoredStudy, standing: Mapping[str, Any], before: Mapping[str, Any] | None
+    study: StoredStudy, waiting: str | None, before: Mapping[str, Any] | None, *, served: bool
 ) -> str | None:
-    """Return why a study does not run at present; None if it does."""
+    """Return why a study does not run at present; None if it is about to."""
     if study.held:
         return f"held; autotune release {study.name}"
-    if standing["waiting"]:
-        return str(standing["waiting"])
-    if standing["daemon"] is None:
+    if waiting:
+        return waiting
+    if not served:
         return f"no daemon runs it; autotune resume {study.name} starts one"
     if before is not None:
         return f"behind {before['study']} of {before['owner'] or 'an unknown owner'}"
@@ -78,15 +92,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "nothing runs or waits"
     lines = [
-        f"{'study':30} {'owner':12} {'state':9} {'prio':>4} {'time left':>10} {'starts in':>10}"
+        f"{'':>3} {'study':30} {'owner':12} {'age':>9} {'state':9} {'prio':>4} {'time left':>10} "
+        f"{'starts in':>10}"
     ]
     for row in rows:
         state = "HELD" if row["held"] else row["state"]
+        age = duration(max(0.0, time.time() - row["created"]))
         lines.append(
-            f"{row['study']:30} {row['owner'] or _NO_OWNER:12} {state:9} "
+            f"{row['order']:>3} {row['study']:30} {row['owner'] or _NO_OWNER:12} {age:>9} {state:9} "
             f"{row['priority']:>4} {_time(row['seconds_left']):>10} {_time(row['starts_in']):>10}"
         )
         lines += [f"  {row['reason']}"] if row["reason"] else []
+    return "\n".join(lines)
+
+
+def quota_table(quotas: Sequence[Quota]) -> str:
+    """Return quotas, a line each."""
+    if not quotas:
+        return "no quotas: studies of each owner run as they come"
+    lines = [f"{'owner':20} {'studies':>8} {'device hours':>13} {'days':>6}"]
+    for one in quotas:
+        hours, days = ("-", "-") if one.device_hours is None else (one.device_hours, one.days)
+        studies = "-" if one.studies is None else one.studies
+        lines.append(f"{one.owner:20} {studies:>8} {hours:>13} {days:>6}")
     return "\n".join(lines)
 
 

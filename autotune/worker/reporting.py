@@ -24,7 +24,7 @@ def report(
         samples: number over all ranks.
         tokens: number over all ranks, for a study that counts tokens.
         seconds: time that they have taken; None: since the last report. The first report then only
-        starts the clock.
+            starts the clock.
     """
     global _last
     path = os.environ.get(VARIABLE)

@@ -14,7 +14,7 @@ from typing import Any
 from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
-from autotune.runs.probe import Shape, as_timed
+from autotune.runs.one_off import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
 from launchers import Launcher, Resources, section_of
 from search_spaces import Facts, defaults
@@ -229,7 +229,7 @@ class Trials:
             factory=work.factory,
             args=work.args,
             knobs=knobs,
-            world_size=self.launcher.workers,
+            world_size=self.launcher.ranks,
             seed=0,
             device=slot.device,
             devices_per_rank=slot.devices_per_rank,

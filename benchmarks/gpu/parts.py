@@ -16,9 +16,9 @@ import overhead
 import yaml
 from optuna.distributions import CategoricalDistribution
 
+from autotune.measurement.bottleneck import peak_flops
 from autotune.measurement.noise import RepeatedRun as NoiseRun
 from autotune.measurement.noise import run_noise
-from autotune.measurement.peaks import peak_flops
 from autotune.runs.monitors import FitMonitor
 from autotune.search.grid import Grid
 from autotune.search.memory_model import MemoryModel

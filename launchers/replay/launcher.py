@@ -82,7 +82,7 @@ class ReplayLauncher(Launcher):
             refusal: returns why a configuration cannot be replayed; empty: it can.
             variation: variation of the speed of each slot's machine.
         """
-        self.workers = workers
+        self.ranks = workers
         self._behaviour = behaviour
         self._seed = seed
         self._refusal = refusal

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from optuna.storages._cached_storage import _CachedStorage
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage import TrialLedger
 from storage.attempts import AttemptRecords
-from storage.environments import Environments
+from storage.environments import Environments, NoiseRecords
 from storage.leases import Leases
 from storage.messages import Messages
-from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 
@@ -108,7 +107,7 @@ class Mortal:
 
     def _check(self, name: str) -> None:
         if self.dead:
-            raise LeaseLost("dead") if name in HEARTBEATS else Died
+            raise StaleLease("dead") if name in HEARTBEATS else Died
 
 
 @contextlib.contextmanager

@@ -8,13 +8,13 @@ from typing import Any
 import optuna
 
 from autotune.config import load
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import submit
 from autotune.worker.protocol import Knobs
 from launchers.replay import Behaviour, ReplayLauncher
 from launchers.replay.behaviours import running_at
 from storage import Database, Repository, StoredAttempt
-from tests.support.records import Records
+from tests.support.records import Records, end_lease
 from tests.support.steering import write_study
 
 SPACE: dict[str, list[Any]] = {"micro_batch": [1, 2, 4, 8, 16], "accumulation_steps": [1, 2]}
@@ -79,7 +79,7 @@ class Replayed(Records):
     def serve(self) -> None:
         """Have a new daemon run what is in the queue."""
         repository = Repository(self.repository.database)  # which keeps nothing but connections
-        daemon = Daemon(repository, this_cluster(), open_launcher=self.machine.open)
+        daemon = Daemon(repository, this_queue(), open_launcher=self.machine.open)
         daemon.serve(idle_seconds=0.0)
 
     def run(self, **changes: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Replayed(Records):
     def bury_daemon(self) -> None:
         """End the leases of a daemon that is dead."""
         for lease in self.leases():
-            self.repository.leases.reclaim(lease)
+            end_lease(self.repository, lease)
 
 
 def configuration(attempt: StoredAttempt) -> tuple[int, int]:

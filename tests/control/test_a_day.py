@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import LauncherError, StorageUnreachable
 from autotune.service import daemon as service
 from autotune.service import retrying
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
@@ -19,6 +19,7 @@ from storage.leases import key_of
 from tests.control.deaths import Died, mortal
 from tests.control.replayed import PLAIN, Replayed
 from tests.control.test_deaths import METHODS
+from tests.support.records import end_lease
 
 STUDIES = 10
 """Of each user."""
@@ -74,7 +75,7 @@ class Day:
         shift = next(self._shifts)
         self._patch.setenv("CUDA_VISIBLE_DEVICES", DEVICES[user])
         repository = Repository(self._database)
-        self._daemon = Daemon(repository, this_cluster(), self._open)
+        self._daemon = Daemon(repository, this_queue(), self._open)
         self.story.append(f"{user}'s daemon starts")
         if shift not in KILLED:
             self._daemon.serve(idle_seconds=0.0)
@@ -83,9 +84,9 @@ class Day:
             self._daemon.serve(idle_seconds=0.0)
         self.story.append(f"{user}'s daemon is killed")
         for study in repository.studies.all():
-            for key in (key_of(study.id), study.cluster):
+            for key in (key_of(study.id), study.queue):
                 if lease := repository.leases.holder(key):
-                    repository.leases.reclaim(lease)
+                    end_lease(repository, lease)
 
     def _open(self, *_: object) -> ReplayLauncher:
         if self._upgraded is not None and self._daemon is self._upgraded:

@@ -17,7 +17,7 @@ from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.export import publish
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.follow import conclusion
 from autotune.study import dashboard_sync
 from autotune.views.current_verdict import current_verdict
@@ -71,7 +71,7 @@ class Interrupted:
     def serve(self) -> None:
         repository = Repository(self.played.repository.database)
         self.played.on(self)
-        self.daemon = Daemon(repository, this_cluster(), self.played.machine.open)
+        self.daemon = Daemon(repository, this_queue(), self.played.machine.open)
         self.daemon.serve(idle_seconds=0.0)
 
 

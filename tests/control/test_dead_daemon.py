@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from autotune.service.follow import detached
 from autotune.views.overview import describe, status_of, table
-from storage import StudyState, Worker
+from storage import LeaseHolder, StudyState
 from storage.holders import this_host
 from tests.control.replayed import Replayed
 from tests.support.steering import Command
@@ -23,8 +23,8 @@ def daemon(played: Replayed) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lease and runs the study, for all that the records say."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     played.submit()
-    worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
-    assert played.repository.studies.claim(worker) is not None
+    holder = LeaseHolder(this_host(), process.pid, 600.0)
+    assert played.repository.studies.claim(this_queue(), holder) is not None
     yield process
     process.kill()
     process.wait()

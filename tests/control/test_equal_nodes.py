@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.config import StudySpec
-from autotune.service.daemon import Daemon, cluster_of
+from autotune.service.daemon import Daemon, queue_for
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Behaviour, Launch, ReplayLauncher, ReplaySlot
 from storage import Repository, StoredAttempt
@@ -121,7 +121,7 @@ def test_a_study_goes_on_with_the_kind_that_it_has_begun_on(
         launcher={"kind": "ray", "address": "head:1"}, resources={"device": asked}, **SHORT
     )
     machine = played.machine = Cluster()
-    cluster = cluster_of(StudySpec.model_validate(played.study().spec))
+    cluster = queue_for(StudySpec.model_validate(played.study().spec))
 
     def daemon() -> Daemon:
         return Daemon(Repository(played.repository.database), cluster, machine.open)

@@ -8,10 +8,10 @@ import pytest
 from optuna.storages._cached_storage import _CachedStorage
 from sqlalchemy import text
 
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from launchers import Rival
 from launchers.replay import Answer, Launch, ReplayLauncher
-from storage import StudyState, Worker
+from storage import LeaseHolder, StudyState
 from storage.holders import this_host
 from tests.control.replayed import PLAIN, Machine, Replayed
 
@@ -89,8 +89,8 @@ def test_only_the_predecessor_itself_is_not_waited_for(played: Replayed, same: b
 
     with subprocess.Popen(["sleep", "600"]) as process:
         played.submit(**SHORT)
-        worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
-        before = played.repository.studies.claim(worker)
+        holder = LeaseHolder(this_host(), process.pid, 600.0)
+        before = played.repository.studies.claim(this_queue(), holder)
         assert before is not None
         played.repository.leases.release(before.lease)
         if not same:

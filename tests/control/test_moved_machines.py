@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import BadInput, LeaseLost
+from autotune.errors import BadInput, StaleLease
 from autotune.service import machine
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from autotune.service.queues import place_of
 from autotune.service.submission import DaemonSupervisor, move_to_this_machine
-from storage import StudyState, Worker
+from storage import LeaseHolder, StudyState
 from tests.control.replayed import Replayed
 from tests.support.steering import ask
 
@@ -55,7 +55,7 @@ def test_it_goes_on_where_it_is_moved_to(played: Replayed, container: pytest.Mon
     played.serve()
     assert played.study().state == StudyState.QUEUED, "the queue of the old one is not this one's"
     move_to_this_machine(played.repository, played.name)
-    assert place_of(played.study().cluster) == "host:9b2e77"
+    assert place_of(played.study().queue) == "host:9b2e77"
     played.serve()
     played.assert_complete(trials=3)
 
@@ -66,7 +66,7 @@ def test_a_machine_with_a_name_of_its_own_keeps_its_studies(
     container.setenv(machine.VARIABLE, "training-box")
     played.submit(**SHORT)
     container.setattr(socket, "gethostname", lambda: "9b2e77")
-    assert place_of(this_cluster()) == "host:training-box"
+    assert place_of(this_queue()) == "host:training-box"
     played.serve()
     played.assert_complete(trials=3)
 
@@ -76,7 +76,7 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
 ) -> None:
     played.submit(**SHORT)
     repository = played.repository
-    claim = repository.studies.claim(Worker(this_cluster(), "4f1c0a elsewhere", 1, 60.0))
+    claim = repository.studies.claim(this_queue(), LeaseHolder("4f1c0a elsewhere", 1, 60.0))
     assert claim is not None
     left = claim.lease
     container.setattr(socket, "gethostname", lambda: "9b2e77")
@@ -85,10 +85,10 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
     assert told.returncode == 2
     assert "process 1 on 4f1c0a runs played; stop it first: autotune stop played" in told.stderr
     assert re.search(r"try again in \d+ s", told.stderr)
-    assert place_of(played.study().cluster) == "host:4f1c0a"
+    assert place_of(played.study().queue) == "host:4f1c0a"
     repository.leases.renew(left, 0.0)  # it has not renewed its lease since
     move_to_this_machine(repository, played.name)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         repository.messages.say(left, played.study().id, "late")
     played.serve()
     played.assert_complete(trials=3)
@@ -112,4 +112,4 @@ def test_hosts_that_are_called_the_same_are_two(
 def test_a_name_that_cannot_be_one_is_refused(container: pytest.MonkeyPatch, name: str) -> None:
     container.setenv(machine.VARIABLE, name)
     with pytest.raises(BadInput, match="at most 200 printable characters without spaces"):
-        this_cluster()
+        this_queue()

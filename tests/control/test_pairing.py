@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.contenders import error_of
 from autotune.analysis.estimates import leader
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.levels import error_of
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch

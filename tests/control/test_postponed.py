@@ -9,7 +9,7 @@ import pytest
 
 from autotune.errors import LauncherError, NotHere
 from autotune.service import retrying
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
 from launchers.replay import Answer, Launch, ReplayLauncher
@@ -126,7 +126,7 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
     found: list[object] = []
 
     repository = Repository(played.repository.database)
-    daemon = Daemon(repository, this_cluster(), Down(times=100).open)
+    daemon = Daemon(repository, this_queue(), Down(times=100).open)
     claim = repository.studies.claim
 
     def looked_at(*given: Any, **options: Any) -> Any:
@@ -149,7 +149,7 @@ def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
 ) -> None:
     monkeypatch.setattr(retrying, "FIRST_SECONDS", 60.0)
     played.submit(**SHORT)
-    daemon = Daemon(played.repository, this_cluster(), Down(times=100).open)
+    daemon = Daemon(played.repository, this_queue(), Down(times=100).open)
     here = InProcessRunner(played.repository, played.study(), daemon)
     here()
     wait_for(lambda: played.study().retry_at is not None, "the study waits for its next try")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
-from autotune.service.daemon import this_cluster
-from autotune.service.queues import user_name
-from storage import Database, Worker
-from storage.holders import this_host
+from autotune.service.daemon import this_queue
+from storage import Database, LeaseHolder
+from storage.holders import this_host, user_name
 from tests.control.replayed import Replayed
 from tests.support.steering import ask
 
@@ -44,8 +44,8 @@ def do(studies: dict[str, Replayed], *arguments: str) -> str:
 
 
 def test_queue_tells_order_owner_reason_and_estimate(studies: dict[str, Replayed]) -> None:
-    worker = Worker(this_cluster(), this_host(), 1, 60.0)
-    claim = studies["first"].repository.studies.claim(worker)
+    holder = LeaseHolder(this_host(), 1, 60.0)
+    claim = studies["first"].repository.studies.claim(this_queue(), holder)
     assert claim is not None
     first, second, third = queue(studies)
     assert [row["study"] for row in (first, second, third)] == [*NAMES]
@@ -53,7 +53,9 @@ def test_queue_tells_order_owner_reason_and_estimate(studies: dict[str, Replayed
     assert (first["state"], first["reason"], first["starts_in"]) == ("RUNNING", None, 0.0)
     assert (second["starts_in"], third["starts_in"]) == (60.0, 120.0)
     assert second["reason"].startswith("no daemon")
-    lease = studies["first"].repository.leases.acquire(this_cluster(), this_host(), 1, 60.0)
+    lease = studies["first"].repository.leases.acquire(
+        this_queue(), LeaseHolder(this_host(), 1, 60.0)
+    )
     assert lease is not None
     assert queue(studies)[1]["reason"] == f"behind first of {user_name()}"
     studies["first"].repository.leases.release(lease)
@@ -83,3 +85,64 @@ def test_dry_run_starts_nothing(studies: dict[str, Replayed]) -> None:
     assert "Before it: first, second." in told
     assert studies["third"].study().state == "QUEUED"
     assert studies["third"].lease() is None
+
+
+def test_history_tells_account_and_command(studies: dict[str, Replayed]) -> None:
+    do(studies, "hold", "first")
+    do(studies, "release", "first")
+    studies["first"].repository.studies.request_stop("first")
+    found = json.loads(do(studies, "history", "first", "--json"))
+    assert [(e["what"], e["command"]) for e in found] == [
+        ("submitted", ""),
+        ("held", "hold"),
+        ("released", "release"),
+        ("stopped", ""),
+    ]
+    assert {event["account"] for event in found} == {user_name()}
+    assert len(do(studies, "history", "--last", "3").splitlines()) == 4
+
+
+@pytest.mark.parametrize("command", ["stop", "delete"])
+def test_study_of_another_owner_is_left_alone_without_force(
+    studies: dict[str, Replayed], command: str
+) -> None:
+    one = studies["first"]
+    with one.repository.database.writing() as connection:
+        connection.execute(text("update autotune_study set owner = 'alice'"))
+    if command == "delete":
+        one.repository.studies.request_stop("first")
+    before = one.study().state
+    told = ask(command, "first", "--storage", one.url, cwd=one.folder)
+    assert told.returncode == 2
+    assert "alice" in told.stderr
+    assert one.study().state == before
+    do(studies, command, "first", "--force")
+    names = [study.name for study in one.repository.studies.all()]
+    assert ("first" in names) == (command == "stop")
+
+
+def test_study_that_waits_for_a_quota_says_so(studies: dict[str, Replayed]) -> None:
+    do(studies, "quota", user_name(), "--studies", "1")
+    holder = LeaseHolder(this_host(), 1, 60.0)
+    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    first, second, third = queue(studies)
+    assert (first["order"], second["order"], third["order"]) == (1, 2, 3)
+    assert first["reason"] is None
+    assert second["reason"].startswith(f"quota of {user_name()}: 1 of 1 studies")
+    assert second["starts_in"] is None
+    status = json.loads(do(studies, "status", "second", "--json"))
+    assert status["waiting"] == second["reason"]
+    [set_] = json.loads(do(studies, "quota", "--json"))
+    assert (set_["owner"], set_["studies"]) == (user_name(), 1)
+    do(studies, "quota", user_name(), "--remove")
+    assert json.loads(do(studies, "quota", "--json")) == []
+
+
+def test_list_shows_owner_and_place_of_the_newest(
+    studies: dict[str, Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.cli.studies.MOST_ROWS", 2)
+    rows = json.loads(do(studies, "list", "--json"))
+    assert [(row["study"], row["order"]) for row in rows] == [("second", 2), ("third", 3)]
+    assert {row["owner"] for row in rows} == {user_name()}
+    assert len(json.loads(do(studies, "list", "--json", "--all"))) == 3

@@ -5,9 +5,9 @@ import urllib.request
 
 import pytest
 
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
-from storage import Worker
+from storage import LeaseHolder
 from tests.control.replayed import Replayed
 
 
@@ -35,7 +35,7 @@ def test_metrics_count_studies_and_tell_what_runs(played: Replayed, page: Page) 
     assert 'autotune_studies{state="QUEUED"} 1.0' in found
     [oldest] = [line for line in found if line.startswith("autotune_oldest_wait_seconds ")]
     assert float(oldest.split()[1]) >= 0
-    played.repository.studies.claim(Worker(this_cluster(), "here", 1, 60.0))
+    played.repository.studies.claim(this_queue(), LeaseHolder("here", 1, 60.0))
     found = page.get("/metrics").splitlines()
     assert 'autotune_studies{state="RUNNING"} 1.0' in found
     assert 'autotune_waiting{study="played"} 0.0' in found

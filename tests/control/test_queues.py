@@ -7,9 +7,9 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.service import queues
-from autotune.service.daemon import LEASE_SECONDS, Daemon, this_cluster
+from autotune.service.daemon import LEASE_SECONDS, Daemon, this_queue
 from autotune.service.submission import DaemonSupervisor, resume_study
-from storage import Worker
+from storage import LeaseHolder
 from tests.control.replayed import Replayed
 from tests.support.waiting import wait_for
 
@@ -57,7 +57,7 @@ def test_whoever_asks_for_it_next_has_it_in_their_queue(
     with pytest.raises(BadInput, match="autotune resume takes it into yours"):
         DaemonSupervisor(played.repository, played.study(), played.url)()
     resume_study(played.repository, played.name)
-    assert played.study().cluster == this_cluster()
+    assert played.study().queue == this_queue()
     played.serve()
     played.assert_complete(trials=2)
 
@@ -66,26 +66,26 @@ def test_what_a_daemon_runs_stays_with_it(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.submit(**SHORT)
-    mine = this_cluster()
-    assert played.repository.studies.claim(Worker(mine, "there", 1, LEASE_SECONDS))
+    mine = this_queue()
+    assert played.repository.studies.claim(mine, LeaseHolder("there", 1, LEASE_SECONDS))
     other("devices", monkeypatch)
     resume_study(played.repository, played.name)
-    assert played.study().cluster == mine
+    assert played.study().queue == mine
 
 
 def test_one_that_an_earlier_version_has_queued_is_taken_over(played: Replayed) -> None:
     played.submit(**SHORT)
-    played.repository.studies.enqueue(played.name, cluster=queues.place_of(this_cluster()))
+    played.repository.studies.enqueue(played.name, queue=queues.place_of(this_queue()))
     with pytest.raises(BadInput, match="an earlier version of autotune"):
         DaemonSupervisor(played.repository, played.study(), played.url)()
     resume_study(played.repository, played.name)
-    assert played.study().cluster == this_cluster()
+    assert played.study().queue == this_queue()
 
 
 @pytest.mark.slow
 def test_a_daemon_that_stays_is_found_while_it_has_nothing_to_do(played: Replayed) -> None:
     """Else `start` would start another one beside it."""
-    daemon = Daemon(played.repository, this_cluster(), played.machine.open)
+    daemon = Daemon(played.repository, this_queue(), played.machine.open)
     thread = threading.Thread(target=daemon.serve)
     thread.start()
     try:

@@ -10,7 +10,7 @@ from autotune.views.overview import describe, status_of
 from autotune.views.progress import ProgressLines
 from launchers.replay import Launch
 from launchers.replay.behaviours import noisy, running_at, where
-from storage import Worker
+from storage import LeaseHolder
 from tests.control.replayed import Replayed
 
 SPACE = {"micro_batch": [4, 8, 16], "bucket_cap_mb": [5, 25, 100], "log_interval": [1, 10]}
@@ -230,7 +230,7 @@ def test_headline_says_what_goes_on_before_the_first_run(played: Replayed) -> No
     study = played.repository.studies.named(played.name)
     lines = ProgressLines(played.repository, study)
     assert "; queued; next: " in lines.headline()
-    played.repository.studies.claim(Worker(study.cluster, "here", 1, 60.0))
+    played.repository.studies.claim(study.queue, LeaseHolder("here", 1, 60.0))
     assert "; starting the processes of the trials; next: " in lines.headline()
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from autotune.errors import Requeued
-from autotune.service.daemon import Daemon, this_cluster
-from autotune.service.queues import user_name
+from autotune.service import daemon as service
+from autotune.service.daemon import Daemon, this_queue
 from autotune.service.submission import InProcessRunner
 from launchers import Rival
 from launchers.replay import Answer, Launch, ReplayLauncher
-from storage import Database, Repository, Worker
-from storage.holders import this_host
+from storage import Database, Lease, LeaseHolder, Repository
+from storage.holders import this_host, user_name
+from storage.leases import Leases
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.support.waiting import wait_for
 
@@ -49,8 +50,7 @@ def test_studies_of_one_queue_run_at_the_same_time_in_two_daemons(
     other.submit(**SHORT)
     machine = Machine(meeting)
     daemons = [
-        Daemon(Repository(played.repository.database), this_cluster(), machine.open)
-        for _ in range(2)
+        Daemon(Repository(played.repository.database), this_queue(), machine.open) for _ in range(2)
     ]
     threads = [threading.Thread(target=d.serve, kwargs={"idle_seconds": 0.0}) for d in daemons]
     for thread in threads:
@@ -72,11 +72,11 @@ def test_study_that_waits_for_devices_tells_for_whose_study_and_how_long(
 
     with subprocess.Popen(["sleep", "600"]) as process:
         other.submit(**{**SHORT, "budget": {"wall_time": 90}})
-        worker = Worker(this_cluster(), this_host(), process.pid, 600.0)
-        assert other.repository.studies.claim(worker) is not None
+        holder = LeaseHolder(this_host(), process.pid, 600.0)
+        assert other.repository.studies.claim(this_queue(), holder) is not None
         played.submit(**SHORT)
         only = played.study().id
-        Daemon(played.repository, this_cluster(), Busy().open, only=only).serve(idle_seconds=0.0)
+        Daemon(played.repository, this_queue(), Busy().open, only=only).serve(idle_seconds=0.0)
         process.kill()
     told = f"process measures on processor 0: study other of {user_name()}, at most 90 s more."
     assert told in played.said()
@@ -88,7 +88,7 @@ def test_process_for_one_study_leaves_the_rest_of_the_queue(
     other.submit(**SHORT)
     played.submit(**SHORT)
     only = played.study().id
-    daemon = Daemon(played.repository, this_cluster(), played.machine.open, only=only)
+    daemon = Daemon(played.repository, this_queue(), played.machine.open, only=only)
     daemon.serve(idle_seconds=0.0)
     played.assert_complete(trials=2)
     assert other.study().state == "QUEUED"
@@ -105,7 +105,7 @@ def test_study_of_a_process_that_is_told_to_leave_is_queued_again(played: Replay
 
     played.submit(**SHORT)
     only = played.study().id
-    daemon = Daemon(played.repository, this_cluster(), Machine(slow).open, only=only)
+    daemon = Daemon(played.repository, this_queue(), Machine(slow).open, only=only)
     here = InProcessRunner(played.repository, played.study(), daemon)
     here()
     assert running.wait(60)
@@ -123,3 +123,22 @@ def test_study_of_a_process_that_is_told_to_leave_is_queued_again(played: Replay
     assert played.study().state == "QUEUED"
     played.serve()
     played.assert_complete(trials=2)
+
+
+def test_daemon_that_leaves_by_itself_takes_no_lease_while_it_is_idle(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    acquire = Leases.acquire
+
+    def watched(leases: Leases, key: str, holder: LeaseHolder) -> Lease | None:
+        asked.append(key)
+        return acquire(leases, key, holder)
+
+    monkeypatch.setattr(Leases, "acquire", watched)
+    monkeypatch.setattr(service, "_IDLE_POLL_SECONDS", 0.01)
+    Daemon(played.repository, this_queue(), played.machine.open).serve(idle_seconds=0.2)
+    assert asked == []
+    played.submit(**SHORT)
+    played.serve()
+    assert asked == [this_queue()]

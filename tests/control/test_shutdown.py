@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from launchers.replay import Answer, Launch
 from storage import Repository
 from tests.control.replayed import PLAIN, Replayed
@@ -23,7 +23,7 @@ class Told:
         self._what = what
         self._launches = 0
         self._daemon = Daemon(
-            Repository(played.repository.database), this_cluster(), played.machine.open
+            Repository(played.repository.database), this_queue(), played.machine.open
         )
 
     def __call__(self, launch: Launch) -> Answer:

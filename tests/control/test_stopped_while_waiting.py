@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.service import daemon as service
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from launchers import NO_RIVAL, Rival
 from launchers.replay import ReplayLauncher
 from storage import Repository
@@ -31,7 +31,7 @@ def test_a_stop_is_heard_between_two_renewals_of_the_lease(
             asked.wait(0.02)
 
     played.submit()
-    daemon = Daemon(Repository(played.repository.database), this_cluster(), never)
+    daemon = Daemon(Repository(played.repository.database), this_queue(), never)
     serving = threading.Thread(target=daemon.serve, kwargs={"idle_seconds": 0.0}, daemon=True)
     serving.start()
     assert opening.wait(60)

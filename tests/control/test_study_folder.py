@@ -1,5 +1,6 @@
 """What a study leaves in its folder, and what becomes of it."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -189,3 +190,16 @@ def test_a_log_that_cannot_be_read_is_no_failure(played: Replayed) -> None:
     told = ask("logs", played.name, "--trial", "0", "--storage", played.url, cwd=played.folder)
     assert (told.returncode, told.stderr) == (0, "")
     assert "It cannot be read: Is a directory." in told.stdout
+
+
+def test_clean_of_old_folders_leaves_a_younger_one(played: Replayed) -> None:
+    played.run(**SHORT)
+    command = ("clean", "--older-than", "1d", "--storage", played.url)
+    ask(*command, cwd=played.folder, check=True)
+    folder = paths(played).folder
+    assert folder.is_dir()
+    for one in (*folder.iterdir(), folder):
+        os.utime(one, (0, 0))
+    told = ask(*command, cwd=played.folder, check=True)
+    assert told.stdout.split() == [str(folder)]
+    assert not folder.exists()

@@ -30,8 +30,7 @@ from autotune.errors import StorageUnreachable
 from autotune.worker.protocol import PROTOCOL
 from storage import Database, MessageKind, Repository, StoredAttempt, StoredStudy
 from tests.contract.launchers import sites
-from tests.faults.test_postgres_outage import bring_back
-from tests.support.postgres import own_server
+from tests.support.postgres import bring_back, own_server
 from tests.support.steering import TINY_WORKLOAD, StudyFolder, ask, processes_in
 from tests.support.waiting import wait_for
 

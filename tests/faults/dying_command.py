@@ -16,9 +16,8 @@ from optuna.storages._cached_storage import _CachedStorage
 from autotune.__main__ import main
 from storage import TrialLedger
 from storage.attempts import AttemptRecords
-from storage.environments import Environments
+from storage.environments import Environments, NoiseRecords
 from storage.messages import Messages
-from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 

@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.daemon import Daemon, this_queue
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from tests.faults.dying_command import plant_death
@@ -88,6 +88,6 @@ def serve(url: str, *death: str) -> None:
         when, method, call = death
         plant_death(when, method, int(call))
     daemon = Daemon(
-        Repository(Database(url)), this_cluster(), open_launcher=lambda *_: ReplayLauncher(trial)
+        Repository(Database(url)), this_queue(), open_launcher=lambda *_: ReplayLauncher(trial)
     )
     daemon.serve(idle_seconds=0.0)

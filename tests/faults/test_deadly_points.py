@@ -8,7 +8,7 @@ import pytest
 from autotune.config import load
 from autotune.service.daemon import LEASE_SECONDS
 from autotune.service.submission import submit as enqueue
-from storage import Lease
+from storage import Lease, LeaseHolder
 from storage.holders import this_host
 from storage.leases import key_of
 from tests.faults.replaying import ReplayedFolder
@@ -113,7 +113,7 @@ def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -
     leases, key = tiny.repository.leases, key_of(tiny.study().id)
 
     def taken_over() -> Lease | None:
-        return leases.acquire(key, this_host(), os.getpid(), LEASE_SECONDS)
+        return leases.acquire(key, LeaseHolder(this_host(), os.getpid(), LEASE_SECONDS))
 
     lease = wait_for(taken_over, "the lease can be taken")
     assert took() < 2 * LEASE_SECONDS

@@ -1,7 +1,5 @@
 """PostgreSQL with a password goes away in mid study and comes back."""
 
-import contextlib
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import inspect, text
 
-from tests.support.postgres import own_server
+from tests.support.postgres import bring_back, own_server
 from tests.support.steering import Command, StudyFolder, processes_in, study_folder
 from tests.support.waiting import wait_for
 
@@ -81,18 +79,6 @@ def outage(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ou
             watcher.join()
             bring_back(server)
         yield found
-
-
-def bring_back(server: Any) -> None:
-    """Start it again, whatever is left of the one that was stopped."""
-
-    def runs() -> bool:
-        with contextlib.suppress(AssertionError, subprocess.SubprocessError):
-            server.ensure_postgres_running()
-            return True
-        return False
-
-    wait_for(runs, "PostgreSQL runs again")
 
 
 def daemon_in(tiny: StudyFolder) -> bool:

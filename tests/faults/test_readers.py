@@ -10,9 +10,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import RandomSampler
 
 from autotune.config import load
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from autotune.service.submission import submit
-from storage import AttemptResult, Database, Lease, Repository, TrialLedger, Worker
+from storage import AttemptResult, Database, Lease, LeaseHolder, Repository, TrialLedger
 from tests.contract.storage.making import block
 from tests.support.fault_table import Tally
 from tests.support.steering import write_study
@@ -80,7 +80,7 @@ def test_no_lock_error_surfaces(tmp_path: Path, tally: Tally, results: int, proc
     url = f"sqlite:///{tmp_path}/autotune.db"
     repository = Repository(Database(url))
     study = submit(repository, load(write_study(tmp_path)), tmp_path)
-    claim = repository.studies.claim(Worker(this_cluster(), "here", 1, 600))
+    claim = repository.studies.claim(this_queue(), LeaseHolder("here", 1, 600))
     assert claim is not None
     lease = claim.lease
     ledger = TrialLedger(repository.database, study.name, RandomSampler(0), lease)

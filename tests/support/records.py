@@ -6,11 +6,13 @@ from collections import Counter
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import update
 
 from autotune.errors import StudyNotFound
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
 from storage.leases import key_of
+from storage.models import LeaseRow
 
 NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
 FAILED = TrialState.FAIL
@@ -27,6 +29,16 @@ OPTUNA_STATE = {
 def in_order(*attempts: StoredAttempt) -> list[StoredAttempt]:
     """Such as were made by hand, begun one after another."""
     return [dataclasses.replace(one, id=number) for number, one in enumerate(attempts, 1)]
+
+
+def end_lease(repository: Repository, state: LeaseState) -> None:
+    """Have a lease run out at once, unless it has changed hands."""
+    with repository.database.writing() as connection:
+        connection.execute(
+            update(LeaseRow)
+            .where(LeaseRow.key == state.key, LeaseRow.epoch == state.epoch)
+            .values(expires=0.0, boot_expires=0.0)
+        )
 
 
 class Records:
@@ -63,9 +75,9 @@ class Records:
     def leases(self) -> list[LeaseState]:
         """Those that are held, of the study first, and then of its queue."""
         try:
-            keys = [key_of(self.study().id), this_cluster()]
+            keys = [key_of(self.study().id), this_queue()]
         except StudyNotFound:
-            keys = [this_cluster()]
+            keys = [this_queue()]
         return [held for key in keys if (held := self.repository.leases.holder(key))]
 
     def lease(self) -> LeaseState | None:

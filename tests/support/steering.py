@@ -18,7 +18,7 @@ import yaml
 from autotune import cli
 from autotune.errors import StudyNotFound
 from storage import LeaseState, StoredAttempt
-from tests.support.records import Records
+from tests.support.records import Records, end_lease
 from tests.support.waiting import wait_for
 
 TINY_WORKLOAD = Path(__file__).parents[1] / "workloads" / "tiny.py"
@@ -214,7 +214,7 @@ class StudyFolder(Records):
         """End the leases of a daemon that is dead."""
         for lease in self.leases():
             assert not alive(lease.pid)
-            self.repository.leases.reclaim(lease)
+            end_lease(self.repository, lease)
 
     def status(self) -> dict[str, Any]:
         """`autotune status --json`."""

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from autotune.analysis.confirmation import Candidate, Confirmation
+from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.processes import Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, compare
+from autotune.measurement.arms import ONE_SIDED, Arm, welch_contrast
 from autotune.measurement.contrasts import Variance
 
 WAITS, COMPUTES = Variance(0.2**2, 2.0), Variance(0.005**2, 2.0)
@@ -16,7 +17,7 @@ NOTHING = Variance(0.0, 0.0)
 
 def test_comparison_without_priors_is_that_of_welch() -> None:
     one, other = Arm([math.e**2, math.e**4], NOTHING), Arm([1.0, math.e, math.e**2], NOTHING)
-    found = compare(one, other)
+    found = welch_contrast(one, other)
     assert found.value == pytest.approx(2.0)
     assert found.error == pytest.approx(math.sqrt(2.0 / 2 + 1.0 / 3))
     assert found.df == pytest.approx((1 + 1 / 3) ** 2 / (1 / 1 + (1 / 9) / 2))
@@ -25,14 +26,14 @@ def test_comparison_without_priors_is_that_of_welch() -> None:
 def test_unsteady_baseline_does_not_widen_the_rate_of_the_winner() -> None:
     winner = Arm([420.0, 421.0], COMPUTES)
     baseline = Arm([210.0, 290.0, 250.0, 330.0], WAITS)
-    rate, gain = winner.rate, compare(winner, baseline).ratio(ONE_SIDED)
+    rate, gain = winner.rate, welch_contrast(winner, baseline).ratio(ONE_SIDED)
     assert rate.high / rate.low < 1.04
     assert gain.high / gain.low > 1.3
 
 
 def test_more_runs_of_the_unsteady_arm_narrow_the_interval() -> None:
     winner, runs = Arm([420.0, 421.0], COMPUTES), [210.0, 290.0, 250.0, 330.0]
-    few, many = (compare(winner, Arm(n * runs, WAITS)).beyond(ONE_SIDED) for n in (1, 3))
+    few, many = (welch_contrast(winner, Arm(n * runs, WAITS)).beyond(ONE_SIDED) for n in (1, 3))
     assert many < 0.6 * few
 
 
@@ -42,7 +43,7 @@ def test_interval_of_unsteady_and_steady_arm_holds_the_truth(runs: int) -> None:
     for _ in range(1000):
         one = Arm([math.exp(0.4 + draw.gauss(0, 0.004)) for _ in range(2)], COMPUTES)
         other = Arm([math.exp(draw.gauss(0, 0.2)) for _ in range(runs + 1)], WAITS)
-        ratio = compare(one, other).ratio(ONE_SIDED)
+        ratio = welch_contrast(one, other).ratio(ONE_SIDED)
         held += ratio.low <= math.exp(0.4) <= ratio.high
     assert 0.93 <= held / 1000 <= 0.995
 

@@ -16,7 +16,7 @@ from autotune.config import StudySpec, commands, load
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.formats import FORMATS
-from autotune.export.recommended_command import recommended
+from autotune.export.formats.command_line import recommended
 from autotune.export.tuned_job import script_job
 from autotune.worker.protocol import BlockPlan
 from autotune.worker.rank.command_run import Blocks

@@ -15,6 +15,7 @@ from storage import (
     AttemptState,
     Database,
     Lease,
+    LeaseHolder,
     Purpose,
     Repository,
     StoredBlock,
@@ -34,7 +35,7 @@ def repository(tmp_path: Path) -> Iterator[Repository]:
 
 @pytest.fixture
 def lease(repository: Repository) -> Lease:
-    taken = repository.leases.acquire("host:here", "here", 1, 60.0)
+    taken = repository.leases.acquire("host:here", LeaseHolder("here", 1, 60.0))
     assert taken is not None
     return taken
 

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.analysis.findings import Finding, findings
 from autotune.search.space import Space
-from autotune.study.initial_trials import Place, Room, compiled, experts, halves, remembered
+from autotune.study.initial_trials import Place, Room, experts, halves, remembered, with_compilation
 from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import Recommended
@@ -130,19 +130,22 @@ def test_micro_batch_grows_further_only_where_memory_is_known_to_hold_it():
 
 def test_compile_comes_on_top_of_the_best_and_float8_after_it():
     best = {**TODAY, "micro_batch": 32}
-    first = compiled(device_space(), best, [TODAY, best])
+    first = with_compilation(device_space(), best, [TODAY, best])
     assert first is not None
     assert (first.params["micro_batch"], first.params["compile"]) == (32, "default")
     assert first.params["float8"] == "none"
     faster = {**best, "compile": "default"}
-    second = compiled(device_space(), faster, [TODAY, best, faster])
+    second = with_compilation(device_space(), faster, [TODAY, best, faster])
     assert second is not None
     assert second.params == {**first.params, "float8": "tensorwise"}
-    assert compiled(device_space(), faster, [faster, {**faster, "float8": "tensorwise"}]) is None
+    assert (
+        with_compilation(device_space(), faster, [faster, {**faster, "float8": "tensorwise"}])
+        is None
+    )
 
 
 def test_float8_is_not_suggested_where_compile_has_failed():
-    assert compiled(device_space(), TODAY, [TODAY, {**TODAY, "compile": "default"}]) is None
+    assert with_compilation(device_space(), TODAY, [TODAY, {**TODAY, "compile": "default"}]) is None
 
 
 def test_bundle_that_failed_is_split_until_one_change_is_left():

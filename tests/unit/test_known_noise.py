@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from autotune.analysis.contenders import error_of
-from autotune.analysis.levels import errors_of_early, with_known_noise
+from autotune.analysis.levels import error_of, errors_of_early, with_known_noise
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 from tests.support.records import in_order

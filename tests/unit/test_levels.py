@@ -6,7 +6,7 @@ import math
 import pytest
 
 from autotune.analysis.batches import best_per_batch
-from autotune.analysis.confirmation import ranked
+from autotune.analysis.finalists import ranked
 from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.outcomes import SearchBest
 from search_spaces import defaults

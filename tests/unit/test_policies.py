@@ -15,10 +15,54 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurement-appendix.md"
 POLICIES = {"Search": SEARCH, "Measurement": MEASUREMENT, "Proof": PROOF}
 HEADING = "## Numbers of the decisions\n"
-CONSTANTS = {"_JITTER", "_MOST_NUMBERED", "_ROOT_2PI", "NORMAL_95"}
-"""Numbers that are no choice: of mathematics and of the machine."""
-OF_A_MESSAGE = {"_COUNTED", "_DRAWN", "_DRAWN_PER_VALUE"}
+CONSTANTS = {
+    "CONFIDENCE",
+    "LAST_STAGE",
+    "NORMAL_95",
+    "ONE_SIDED",
+    "VERSION",
+    "_BF16_STEP",
+    "_FURTHEST",
+    "_GIB",
+    "_GRID",
+    "_HALVINGS",
+    "_HOURS_OF_A_DAY",
+    "_JITTER",
+    "_LEAST_RATE",
+    "_MINUTE, _HOUR, _DAY",
+    "_MOST_NUMBERED",
+    "_NODES",
+    "_NO_NOISE",
+    "_PEAKS",
+    "_SECONDS_PER_HOUR",
+    "_STAGE",
+    "_TERA",
+    "_TINY",
+    "_TRIAL, _BASELINE",
+}
+"""Numbers that are no choice: of mathematics, units, the machine and the records."""
+OF_A_MESSAGE = {
+    "_COUNTED",
+    "_DRAWN",
+    "_DRAWN_PER_VALUE",
+    "_MOST_TOLD",
+    "_ROUNDED_TO",
+    "_SHOWN",
+    "_SMALLEST_PERCENTAGE",
+}
 """Numbers that decide what is printed, and nothing of a study."""
+OF_A_LOOP = {
+    "EVERY_SECONDS",
+    "_ALL_BLOCKS",
+    "_END_AGAIN_SECONDS",
+    "_FASTEST_STEP",
+    "_MOST_SLOTS",
+    "_POLL_SECONDS",
+    "_TELL_SECONDS",
+}
+"""Intervals of polling, and limits that nothing real reaches."""
+DECIDING = ["search", "measurement", "analysis", "runs", "study"]
+"""Packages of which every number that decides is in a policy."""
 
 
 def page() -> str:
@@ -44,26 +88,42 @@ def test_tables_of_policies_in_the_docs_are_current() -> None:
 
 
 def outside(package: str) -> Iterator[str]:
-    """Yield the module-level names of a package that hold a number."""
-    for path in sorted((ROOT / package).glob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+    """Yield the names that hold a number in the modules and classes of a package.
+
+    A number of a class that a caller may set otherwise (a field with a default) is none of them.
+    """
+    for path in sorted((ROOT / "autotune" / package).glob("*.py")):
+        module = ast.parse(path.read_text())
+        classes = (node for node in module.body if isinstance(node, ast.ClassDef))
+        own = (line for node in classes for line in node.body if isinstance(line, ast.Assign))
+        for node in (*module.body, *own):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 if _is_number(node.value):
-                    yield ast.unparse(target)
+                    yield ast.unparse(target).strip("()")
 
 
-def _is_number(node: ast.expr) -> bool:
+def _is_number(node: ast.expr | None) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_number(node.left) or _is_number(node.right)
-    if isinstance(node, ast.Tuple):
+    if isinstance(node, ast.UnaryOp):
+        return _is_number(node.operand)
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(map(_is_number, node.elts))
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    if isinstance(node, ast.Dict):
+        return any(map(_is_number, node.values))
+    is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    return is_number and node.value != 0  # none at all is no choice
 
 
-@pytest.mark.parametrize("package", ["autotune/search"])
+@pytest.mark.parametrize("package", DECIDING)
 def test_package_has_no_number_of_a_decision_outside_its_policy(package: str) -> None:
-    assert {*outside(package)} <= CONSTANTS | OF_A_MESSAGE
+    assert {*outside(package)} <= CONSTANTS | OF_A_MESSAGE | OF_A_LOOP
+
+
+def test_list_of_other_numbers_names_only_numbers_that_are_there() -> None:
+    there = {name for package in DECIDING for name in outside(package)}
+    assert there >= CONSTANTS | OF_A_MESSAGE | OF_A_LOOP
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,14 @@ def test_a_changed_script_is_said(tmp_path: Path) -> None:
     assert job.differences == (f"{tmp_path}/train.py has changed since it was tuned",)
 
 
+@dataclass
+class Batch:
+    """Batch of a data set that has a class of its own for it."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
@@ -287,6 +296,7 @@ def test_a_changed_script_is_said(tmp_path: Path) -> None:
         ([torch.zeros(1, 50, dtype=torch.long), torch.zeros(4)], 1),
         ({"x": [[1, 2], [3, 4], [5, 6]]}, 3),
         ([[1, 2, 3], [4, 5, 6]], 2),
+        (Batch(torch.zeros(6, 3), torch.zeros(6)), 6),
     ],
 )
 def test_samples_of_a_batch(batch: Any, expected: int) -> None:

@@ -118,7 +118,7 @@ def test_noise_is_the_standard_error_that_trials_carry():
 
     # With two degrees of freedom Student's interval is 4.3 standard errors wide.
     several = [told(standard_error=0.01, half_width=0.043), told(half_width=0.0196), told()]
-    seen = Observations.of(several, GRID, rate=True)
+    seen = Observations.of(several, GRID)
     np.testing.assert_allclose(seen.noise, [0.01, 0.01, 0.03])
 
 

@@ -101,13 +101,13 @@ def test_a_restless_trial_counts_after_the_longest_warm_up_and_is_marked():
 def test_a_trial_that_cannot_catch_up_is_lost():
     watch = StopRule(dataclasses.replace(LIMITS, incumbent_low=1000.0))
     feed(watch, [0.2, 0.2, 0.21, 0.2, 0.19, 0.2] * 5)
-    assert watch.lost
+    assert watch.hopeless
 
 
 def test_a_trial_that_might_win_is_not_lost():
     watch = StopRule(dataclasses.replace(LIMITS, incumbent_low=495.0))
     feed(watch, [0.2] * 20)
-    assert not watch.lost
+    assert not watch.hopeless
 
 
 def test_tokens():
@@ -144,7 +144,7 @@ def test_a_trial_is_judged_from_its_first_step_on(times, settling, taken):
     """The incumbent takes a second for a step of ten samples."""
     watch = StopRule(dataclasses.replace(RACING, settling=settling))
     assert steps(watch, [1.5 * times, times]) == taken
-    assert watch.lost == (taken is not None)
+    assert watch.hopeless == (taken is not None)
     watch.close()
     assert len(watch.kept) == 1
 
@@ -152,7 +152,7 @@ def test_a_trial_is_judged_from_its_first_step_on(times, settling, taken):
 def test_a_first_step_in_which_something_is_compiled_tells_nothing():
     watch = StopRule(RACING)
     steps(watch, [60.0], observed={"compilations": 3})
-    assert not watch.lost
+    assert not watch.hopeless
 
 
 def test_without_an_earlier_run_only_the_prior_tells_what_a_first_step_is_like():

@@ -11,8 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.config import BudgetSpec
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
-from autotune.study.budget import Budget
-from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
+from autotune.study.stopping import Budget, ExpectedGainStopping, TrialEconomics
 from storage import Attempts, AttemptState, SearchEndCause
 
 SIGMA = 0.01

@@ -16,11 +16,10 @@ from storage import (
     AttemptResult,
     AttemptState,
     Database,
+    LeaseHolder,
     Purpose,
     Repository,
     StoredStudy,
-    StudyState,
-    Worker,
 )
 from tests.support.steering import processes_in, write_study
 from tests.support.waiting import wait_for
@@ -143,13 +142,13 @@ def measurement(**changes: Any) -> dict[str, Any]:
 
 def measured(repository: Repository, rate: float | None = 100.0) -> StoredStudy:
     """The study has run: its one trial has this rate."""
-    claim = repository.studies.claim(Worker(submission.this_cluster(), "here", 1, 60.0))
+    claim = repository.studies.claim(submission.this_queue(), LeaseHolder("here", 1, 60.0))
     assert claim is not None
     lease, study = claim.lease, claim.study
     attempt = repository.attempts.begin(lease, study.id, 0, {"micro_batch": 2}, Purpose.SEARCH)
     state = AttemptState.ERROR if rate is None else AttemptState.COMPLETE
     repository.attempts.finish(lease, attempt.id, AttemptResult(state, throughput=rate), [])
-    repository.studies.finish(lease, study.id, StudyState.FAILED, error="over")
+    repository.studies.fail(lease, study.id, "over")
     repository.leases.release(lease)
     return repository.studies.named(study.name)
 

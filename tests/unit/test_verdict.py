@@ -9,9 +9,10 @@ import pytest
 
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
-from autotune.analysis.confirmation import Candidate, Confirmation, replay
+from autotune.analysis.confirmation import Confirmation, replay
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.estimates import leader
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes
 from autotune.analysis.shortfall import rounds_missing

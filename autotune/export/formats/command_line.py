@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.config import arguments
+from autotune.config import arguments, commands
 from autotune.errors import BadInput
+from autotune.export import config_copies
 from autotune.export.best import BestConfig
 from autotune.export.formats.telling import Said, told
-from autotune.export.recommended_command import is_of_command, recommended
 from search_spaces import CATALOGUE, defaults
 from search_spaces.knob import VARIABLES
 from search_spaces.words import Fields, Knobs, Words
@@ -17,6 +17,8 @@ ACTING = tuple(
     name for name, knob in CATALOGUE.items() if knob.inject and knob.inject.through == VARIABLES
 )
 """Knobs that libraries read from the environment."""
+HERE = "."
+"""Folder that replaces a trial's folder outside a study."""
 
 
 def env(best: BestConfig) -> Said:
@@ -74,12 +76,30 @@ def argv(best: BestConfig) -> Said:
             "argv is for studies over a script, whose workload.flags name its arguments; this one is "
             "over a workload"
         )
-    if is_of_command(best):
+    if best.is_of_command:
         return Said(f"{shlex.join(recommended(best))}\n", {})
     flags: dict[str, str] = best.script["flags"]
     found, unsaid = told(best, {name: _argument(name, best.script) for name in flags})
     words = [word for some in found.values() for word in some]
     return Said(f"{shlex.join(words)}\n" if words else "", unsaid)
+
+
+def recommended(best: BestConfig) -> tuple[str, ...]:
+    """Return the command of a study with the recommended values; `{folder}` is the present one.
+
+    Copies of the settings files that it is given are written below .autotune.
+
+    Raises:
+        BadInput: the file is not of a command, or a settings file has no such field.
+    """
+    if best.script is None or not best.is_of_command:
+        raise BadInput("best.yaml is of no command of its own: give your launch command after `--`")
+    flags: dict[str, str] = best.script["flags"]
+    words = commands.argv(best.script["command"], best.knobs, HERE)
+    turned = {name: value for name, value in best.script["turned"].items() if name in flags}
+    return config_copies.write_and_give(
+        words, flags, turned, variables={}, in_process=False
+    ).arguments
 
 
 def _argument(name: str, script: dict[str, Any]) -> Words:

@@ -42,7 +42,7 @@ def check_several(knobs: Knobs, plain: Sequence[Optimizer]) -> None:
 
     Raises:
         ValueError: it replaces a single optimizer, and there are several, or a schedule holds a
-        reference to it.
+            reference to it.
     """
     replaced = {
         "parallelism": knobs["parallelism"] == "zero1",

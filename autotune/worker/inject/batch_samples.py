@@ -1,5 +1,6 @@
-"""Number of samples in a batch of any structure."""
+"""Tensors and number of samples of a batch of any structure."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -42,8 +43,8 @@ def _numbers(part: Any) -> list[int]:
     """Return the numbers of samples that this part of a batch may have, the likeliest first."""
     if isinstance(part, torch.Tensor):
         return [part.shape[0]] if part.dim() else []
-    if isinstance(part, Mapping):
-        return _agreed(part.values())
+    if isinstance(part, Mapping) or is_dataclass(part):
+        return _agreed(_parts(part))
     if not isinstance(part, list | tuple) or not part:
         return []
     fields, entries = _agreed(part), [len(part)]
@@ -74,11 +75,24 @@ def _agreed(parts: Iterable[Any]) -> list[int]:
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch, in its order."""
+    """Yield all tensors of a batch, or of a model's result, in its order."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        yield from tensors(list(batch.values()))
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from tensors(part)
+        return
+    for part in _parts(batch):
+        yield from tensors(part)
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, list | tuple):
+        return batch
+    if is_dataclass(batch):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    return ()
+
+
+def is_dataclass(part: Any) -> bool:
+    """Return whether an object is one of a dataclass, and no dataclass itself."""
+    return dataclasses.is_dataclass(part) and not isinstance(part, type)

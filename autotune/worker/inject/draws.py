@@ -37,8 +37,7 @@ class Source:
         known: the loader knows how many samples a batch has, and nothing else of it is counted.
         guessed: its samples are counted by tensors, as the loader does not know them.
         agrees: tensors of an iterable data set have shown as many samples as the loader asks for;
-            then
-        they also count the last batch.
+            then they also count the last batch.
         text: counts its tokens; None where they are not counted.
         rows: samples of the batch before.
         shorter: the batch before had fewer than those before it: the last one, or batches vary.

@@ -31,7 +31,7 @@ class Epochs:
     Attributes:
         compared: epochs at whose beginning workers of an earlier one were there.
         stale: names of values that the script had changed in their dataset by then; workers do not
-        see the changes.
+            see the changes.
     """
 
     def __init__(self, most_batches: int = 0) -> None:

@@ -8,7 +8,7 @@ of channels_last stay.
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from autotune.worker.effects import feeding, kernels, precision
 from autotune.worker.effects.blocks import blocks
 from autotune.worker.effects.float8 import converted, takes_float8
+from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.roots import PLACE, Call
@@ -110,7 +111,7 @@ class RootChanges:
     def _look_at_products(self, found: Any) -> None:
         """Take in the format of the products that a result comes from; compiled code hides them."""
         wanted = precision.AUTOCAST_DTYPES[self._knobs["precision"]]
-        formats = product_formats(_tensors(found))
+        formats = product_formats(tensors(found))
         if wanted in formats or (compiled_frames() and not formats):
             self._met.add("precision")
 
@@ -189,26 +190,6 @@ def _of_images(call: Call) -> Call:
     return run
 
 
-def _is_dataclass(found: Any) -> bool:
-    return dataclasses.is_dataclass(found) and not isinstance(found, type)
-
-
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a model's result."""
-    if isinstance(found, torch.Tensor):
-        yield found
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(found, Mapping):
-        parts = found.values()
-    elif isinstance(found, list | tuple):
-        parts = found
-    elif _is_dataclass(found):
-        parts = (getattr(found, field.name) for field in dataclasses.fields(found))
-    for part in parts:
-        yield from _tensors(part)
-
-
 def _mapped(found: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a copy of a model's result with a function applied to its tensors.
 
@@ -219,7 +200,7 @@ def _mapped(found: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
         for key, value in found.items():
             changed[key] = _mapped(value, function)
         return changed
-    if _is_dataclass(found):
+    if is_dataclass(found):
         replaced = copy.copy(found)
         for field in dataclasses.fields(found):
             value = _mapped(getattr(found, field.name), function)

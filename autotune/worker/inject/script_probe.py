@@ -67,8 +67,7 @@ class ScriptProbe:
         built: objects that the script has built.
         records_loss: whether the loss of the following backward passes will be read.
         first_backward: collectives that the process had begun when the first backward pass began;
-            None
-        before there is one.
+            None before there is one.
         leader: optimizer that stepped first; its steps are those of the training.
         accumulation: micro-batches of its steps.
     """
@@ -150,8 +149,7 @@ class ScriptProbe:
             went_on: called whenever the script makes progress.
             taken: called after every step of the leader.
             at_gradients: called when the gradients of such a step are complete: before it, or after
-                one
-            that computes them by itself.
+                one that computes them by itself.
         """
         self._watch_loaders(went_on)
         self._watch_backward(went_on)

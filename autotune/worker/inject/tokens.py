@@ -20,8 +20,7 @@ class Tokens:
 
     Attributes:
         padded: whether counted entries may be padding: rows have varying lengths, and nothing in a
-            batch
-        shows how much of them is text.
+            batch shows how much of them is text.
     """
 
     def __init__(self) -> None:

@@ -33,8 +33,7 @@ class NameLookup(threading.Thread):
 
     Attributes:
         seconds: duration by the thread's own clock, as a waiting thread may run again later;
-            infinite
-        until the lookup has ended.
+            infinite until the lookup has ended.
     """
 
     def __init__(self, address: str) -> None:

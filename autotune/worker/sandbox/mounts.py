@@ -65,8 +65,7 @@ class Cover:
     Attributes:
         path: of the folder.
         how: OVERLAY; MEMORY, an overlay whose upper layer is in memory; or AS_IT_IS, a mount that
-            has
-        to appear again where a covered folder above hides it.
+            has to appear again where a covered folder above hides it.
     """
 
     path: str

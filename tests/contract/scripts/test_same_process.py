@@ -56,7 +56,7 @@ def told_in_trial(
                 trial(
                     folder,
                     "",
-                    world_size=launcher.workers,
+                    world_size=launcher.ranks,
                     knobs=knobs(**changes),
                     import_paths=(),
                     script=Script(

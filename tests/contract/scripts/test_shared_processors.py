@@ -27,7 +27,7 @@ def test_ranks_beyond_the_processors_run_as_under_their_launcher(
     monkeypatch.chdir(SCRIPTS)
     launched = taken_apart(["torchrun", "--nproc-per-node", str(RANKS), "plain_ddp.py"])
     with launcher_of(_spec(launched, Allowed()), tmp_path / "agents") as launcher:
-        assert launcher.workers == RANKS
+        assert launcher.ranks == RANKS
         assert len(launcher.notices()) == 1
         assert not launcher.notices(), "it is said once"
         bench = Bench(launcher.slots[0], tmp_path)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage import Claim, Database, Lease, Repository, StoredStudy, Worker
+from storage import Claim, Database, Lease, LeaseHolder, Repository, StoredStudy
 from storage.models import Base
 from tests.contract.storage.making import CLUSTER, LONG, submit, taken
 
@@ -38,7 +38,7 @@ def repository(database: Database) -> Repository:
 def claimed(repository: Repository) -> Claim:
     """A study that a daemon has claimed, and its lease."""
     submit(repository, "first")
-    found = repository.studies.claim(Worker(CLUSTER, "here", 1, LONG))
+    found = repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG))
     assert found is not None
     return found
 

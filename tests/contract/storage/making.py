@@ -7,19 +7,20 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from storage import Lease, Repository, StoredBlock, StoredStudy, Worker
+from storage import Lease, LeaseHolder, Repository, StoredBlock, StoredStudy, StudyState
 from storage.models import Base, LeaseRow
+from tests.support.records import end_lease
 
 CLUSTER = "host:here"
 LONG = 60.0
 
 
-def submit(repository: Repository, name: str, cluster: str = CLUSTER) -> StoredStudy:
-    return repository.studies.submit(name, cluster, {"name": name}, "/somewhere")
+def submit(repository: Repository, name: str, queue: str = CLUSTER) -> StoredStudy:
+    return repository.studies.submit(name, queue, {"name": name}, "/somewhere")
 
 
-def taken(repository: Repository, cluster: str = CLUSTER, seconds: float = LONG) -> Lease:
-    lease = repository.leases.acquire(cluster, "here", 1, seconds)
+def taken(repository: Repository, queue: str = CLUSTER, seconds: float = LONG) -> Lease:
+    lease = repository.leases.acquire(queue, LeaseHolder("here", 1, seconds))
     assert lease is not None
     return lease
 
@@ -30,14 +31,30 @@ def taken_over(repository: Repository) -> Lease:
         keys = list(connection.scalars(select(LeaseRow.key).where(LeaseRow.epoch > 0)))
     held = [state for key in keys if (state := repository.leases.state(key)) is not None]
     for state in held:
-        repository.leases.reclaim(state)
+        end_lease(repository, state)
     return taken(repository, max(keys))  # those of studies come behind those of hosts
+
+
+def end(
+    repository: Repository,
+    lease: Lease,
+    study: StoredStudy,
+    state: StudyState = StudyState.DONE,
+    verdict: dict[str, Any] | None = None,
+) -> None:
+    """End a study as its daemon does."""
+    if verdict is not None or state == StudyState.DONE:
+        repository.studies.conclude(lease, study, verdict or {})
+    if state == StudyState.STOPPED:
+        repository.studies.stop(lease, study.id)
+    if state == StudyState.FAILED:
+        repository.studies.fail(lease, study.id, "why")
 
 
 def claim(repository: Repository, lease: Lease) -> StoredStudy | None:
     """The study that the holder of a lease, of a queue or of a study, runs next."""
     queue = CLUSTER if lease.key.startswith("study:") else lease.key
-    found = repository.studies.claim(Worker(queue, "here", 1, LONG), before=lease)
+    found = repository.studies.claim(queue, LeaseHolder("here", 1, LONG), before=lease)
     return found.study if found else None
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from search_spaces import defaults
 from storage import AttemptFeed, AttemptResult, Lease, Purpose, Repository, StoredStudy
 from tests.contract.storage.making import at_once, block, claim, database_time, rows, submit
@@ -124,7 +124,7 @@ class TestAttempts:
         attempt = repository.attempts.begin(lease, study.id, 0, {})
         repository.attempts.finish(lease, attempt.id, AttemptResult("CRASH"), [block(0)])
         before = rows(repository)
-        with pytest.raises(LeaseLost, match=str(attempt.id)):
+        with pytest.raises(StaleLease, match=str(attempt.id)):
             repository.attempts.finish(
                 lease, attempt.id, AttemptResult("COMPLETE", throughput=9.0), [block(1)]
             )
@@ -134,7 +134,7 @@ class TestAttempts:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         before = rows(repository)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StaleLease):
             repository.attempts.finish(lease, 12345, AttemptResult("COMPLETE"), [])
         assert rows(repository) == before
 
@@ -151,7 +151,7 @@ class TestAttempts:
                     AttemptResult("COMPLETE", throughput=float(number)),
                     [block(index=number)],
                 )
-            except LeaseLost:
+            except StaleLease:
                 return False
             return True
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import LeaseLost
-from storage import Lease, Repository, Retry, StoredStudy, clocks, database
+from autotune.errors import StaleLease
+from storage import Lease, LeaseHolder, Repository, Retry, StoredStudy, clocks, database
 from tests.contract.storage.making import CLUSTER, LONG, claim, rows, taken
 from tests.support.waiting import wait_for
 
@@ -45,11 +45,11 @@ time_t time(time_t *t) {
 """
 DAEMON = """
 import sys, time
-from storage import Database, Repository
-url, cluster = sys.argv[1:]
-leases = Repository(Database(url)).leases
-print(round(time.time()), leases.acquire(cluster, "off", 1, 60.0), leases.holder(cluster) is not None)
-print(leases.acquire("its own", "off", 1, 60.0).epoch)
+from storage import Database, LeaseHolder, Repository
+url, queue = sys.argv[1:]
+leases, holder = Repository(Database(url)).leases, LeaseHolder("off", 1, 60.0)
+print(round(time.time()), leases.acquire(queue, holder), leases.holder(queue) is not None)
+print(leases.acquire("its own", holder).epoch)
 """
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 
@@ -97,7 +97,7 @@ def test_a_daemon_whose_clock_is_wrong_takes_no_lease_and_loses_none(
     state = repository.leases.state("its own")
     assert state is not None
     assert 0 < state.seconds_left <= 60
-    assert repository.leases.acquire("its own", "here", 1, LONG) is None
+    assert repository.leases.acquire("its own", LeaseHolder("here", 1, LONG)) is None
 
 
 def test_a_clock_that_is_set_back_does_not_prolong_a_lease(
@@ -105,7 +105,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_a_lease(
 ) -> None:
     first = taken(sqlite, seconds=5)
     set_clock(monkeypatch, -HOUR)
-    assert sqlite.leases.acquire(CLUSTER, "other", 2, LONG) is None
+    assert sqlite.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None
     wait_for(lambda: sqlite.leases.holder(CLUSTER) is None, "it has run out")
     assert taken(sqlite).epoch == first.epoch + 1
 
@@ -115,7 +115,7 @@ def test_a_clock_that_is_set_forwards_ends_none(
 ) -> None:
     lease = taken(sqlite)
     set_clock(monkeypatch, HOUR)
-    assert sqlite.leases.acquire(CLUSTER, "other", 2, LONG) is None
+    assert sqlite.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None
     assert sqlite.leases.holder(CLUSTER) is not None
     sqlite.leases.renew(lease, LONG)
     set_clock(monkeypatch, 0)
@@ -171,7 +171,7 @@ def test_an_epoch_that_a_restored_database_gives_out_again_is_not_the_same(
     now = taken(repository, lease.key)
     assert now.epoch == late.epoch
     before = rows(repository)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         repository.messages.say(late, study.id, "late")
     assert rows(repository) == before
     repository.messages.say(now, study.id, "mine")

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage import (
     AttemptResult,
     Lease,
+    LeaseHolder,
     Repository,
     SlotHealth,
     StoredNoise,
     StoredStudy,
-    StudyState,
-    Worker,
 )
+from storage.holders import user_name
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -46,9 +46,7 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "attempts.finish": lambda r, lease, study, attempt: r.attempts.finish(
         lease, attempt, AttemptResult("COMPLETE", throughput=1.0), [block()]
     ),
-    "studies.finish": lambda r, lease, study, attempt: r.studies.finish(
-        lease, study, StudyState.DONE, verdict={"kind": "better"}, error="late"
-    ),
+    "studies.fail": lambda r, lease, study, attempt: r.studies.fail(lease, study, "late"),
     "studies.add_elapsed": lambda r, lease, study, attempt: r.studies.add_elapsed(
         lease, study, 1.0
     ),
@@ -104,7 +102,7 @@ class TestFence:
         submit(repository, "second")
         taken_over(repository)
         before = rows(repository)
-        with pytest.raises(LeaseLost, match=lease.key):
+        with pytest.raises(StaleLease, match=lease.key):
             FENCED[write](repository, lease, study.id, attempt.id)
         assert rows(repository) == before
 
@@ -129,7 +127,7 @@ class TestFence:
             Lease(lease.key, lease.epoch),
         ]
         for forged in forgeries:
-            with pytest.raises(LeaseLost):
+            with pytest.raises(StaleLease):
                 repository.messages.say(forged, study.id, "forged")
         assert rows(repository) == before
 
@@ -143,7 +141,7 @@ class TestFence:
             for written in range(10_000):
                 try:
                     repository.messages.say(lease, study.id, "still here")
-                except LeaseLost:
+                except StaleLease:
                     return written
             raise AssertionError("never noticed")
 
@@ -160,15 +158,16 @@ class TestFence:
 def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: Repository) -> None:
     """It may only be frozen; nobody has taken its lease, so that alone would let it write."""
     submit(repository, "moved")
-    claimed = repository.studies.claim(Worker(CLUSTER, "here", 1, LONG))
+    claimed = repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG))
     assert claimed is not None
     lease, study = claimed.lease, claimed.study
-    repository.studies.enqueue("moved", cluster="elsewhere")
-    assert repository.studies.named("moved").cluster == CLUSTER, "its daemon lives"
+    repository.studies.enqueue("moved", queue="elsewhere")
+    assert repository.studies.named("moved").queue == CLUSTER, "its daemon lives"
     repository.leases.renew(lease, 0.0)
-    repository.studies.enqueue("moved", cluster="elsewhere")
-    assert repository.studies.named("moved").cluster == "elsewhere"
-    with pytest.raises(LeaseLost):
+    repository.studies.enqueue("moved", queue="elsewhere")
+    moved = repository.studies.named("moved")
+    assert (moved.queue, moved.owner) == ("elsewhere", user_name())
+    with pytest.raises(StaleLease):
         repository.attempts.begin(lease, study.id, 0, {})
     theirs = claim(repository, taken(repository, "elsewhere"))
     assert theirs is not None

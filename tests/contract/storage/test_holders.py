@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage import Repository
+from storage import LeaseHolder, Repository
 from storage.holders import is_gone, started, this_host
 from tests.contract.storage.making import CLUSTER, LONG, submit
 from tests.support.waiting import wait_for
@@ -25,9 +25,9 @@ def test_a_killed_holder_holds_nothing(
     repository: Repository, sleeper: subprocess.Popen[bytes]
 ) -> None:
     study = submit(repository, "first")
-    repository.leases.acquire(CLUSTER, this_host(), sleeper.pid, LONG)
+    repository.leases.acquire(CLUSTER, LeaseHolder(this_host(), sleeper.pid, LONG))
     assert repository.leases.holder(CLUSTER) is not None
-    assert repository.leases.acquire(CLUSTER, this_host(), os.getpid(), LONG) is None
+    assert repository.leases.acquire(CLUSTER, LeaseHolder(this_host(), os.getpid(), LONG)) is None
     sleeper.kill()
     # Not waited for: a zombie is dead, too.
     wait_for(lambda: repository.leases.holder(CLUSTER) is None, "the holder is seen to be dead", 10)
@@ -37,7 +37,7 @@ def test_a_killed_holder_holds_nothing(
     assert state.seconds_left > 0
     repository.studies.request_stop(study.name)
     assert repository.studies.named(study.name).state == "STOPPED"
-    lease = repository.leases.acquire(CLUSTER, this_host(), os.getpid(), LONG)
+    lease = repository.leases.acquire(CLUSTER, LeaseHolder(this_host(), os.getpid(), LONG))
     assert lease is not None
     assert (lease.epoch, lease.predecessor) == (2, sleeper.pid)
     assert repository.leases.holder(CLUSTER) is not None

@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
 from sqlalchemy import inspect, text
 
-from autotune.errors import LeaseLost
+from autotune.errors import StaleLease
 from storage import AttemptResult, Lease, Repository, TrialLedger
 from tests.contract.storage.making import CLUSTER, taken_over
 
@@ -75,7 +75,7 @@ def test_a_daemon_that_lost_its_lease_writes_nothing(
     ledger = two_trials(repository, name, lease)
     taken_over(repository)
     before = optunas(repository)
-    with pytest.raises(LeaseLost, match=CLUSTER):
+    with pytest.raises(StaleLease, match=CLUSTER):
         WRITES[write](ledger)
     assert optunas(repository) == before
 
@@ -94,7 +94,7 @@ def test_a_study_is_not_made_too_late(repository: Repository, lease: Lease, name
     two_trials(repository, name, lease)
     taken_over(repository)
     before = optunas(repository)
-    with pytest.raises(LeaseLost, match=CLUSTER):
+    with pytest.raises(StaleLease, match=CLUSTER):
         TrialLedger(repository.database, f"{name}-other", None, lease)
     assert optunas(repository) == before
 
@@ -106,7 +106,7 @@ def test_one_that_wakes_while_it_asks_leaves_half_a_trial_and_no_more(
     successors: list[Lease] = []
     sampler = Waking(lambda: successors.append(taken_over(repository)))
     late = TrialLedger(repository.database, name, sampler, lease)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StaleLease):
         late.ask(KNOBS)
     [lease_now] = successors
     ledger = TrialLedger(repository.database, name, optuna.samplers.RandomSampler(0), lease_now)

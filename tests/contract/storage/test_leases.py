@@ -1,12 +1,12 @@
-"""Leases: one holder of each cluster, by the database's clock."""
+"""Leases: one holder of each queue, by the database's clock."""
 
 import time
 
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import LeaseLost
-from storage import Repository
+from autotune.errors import StaleLease
+from storage import LeaseHolder, Repository
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -14,7 +14,6 @@ from tests.contract.storage.making import (
     database_time,
     rows,
     taken,
-    taken_over,
 )
 from tests.support.waiting import wait_for
 
@@ -22,19 +21,19 @@ from tests.support.waiting import wait_for
 class TestLease:
     def test_only_one_holds_it(self, repository: Repository) -> None:
         taken(repository, "here")
-        assert repository.leases.acquire("here", "other", 2, LONG) is None
-        assert repository.leases.acquire("here", "here", 1, LONG) is None
+        assert repository.leases.acquire("here", LeaseHolder("other", 2, LONG)) is None
+        assert repository.leases.acquire("here", LeaseHolder("here", 1, LONG)) is None
         assert taken(repository, "there").key == "there"
 
     def test_a_refused_daemon_leaves_the_holder_as_it_was(self, repository: Repository) -> None:
         taken(repository)
         before = rows(repository)
-        repository.leases.acquire(CLUSTER, "other", 2, 1000 * LONG)
+        repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, 1000 * LONG))
         assert rows(repository) == before
 
     def test_it_tells_who_holds_it(self, repository: Repository) -> None:
         assert repository.leases.state(CLUSTER) is None
-        repository.leases.acquire(CLUSTER, "ünïcode host", 4_000_000, 30.0)
+        repository.leases.acquire(CLUSTER, LeaseHolder("ünïcode host", 4_000_000, 30.0))
         state = repository.leases.state(CLUSTER)
         assert state is not None
         assert (state.key, state.host, state.pid) == (CLUSTER, "ünïcode host", 4_000_000)
@@ -42,7 +41,7 @@ class TestLease:
 
     def test_it_runs_out(self, repository: Repository) -> None:
         first = taken(repository, seconds=5)
-        assert repository.leases.acquire(CLUSTER, "other", 2, LONG) is None
+        assert repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None
 
         def left() -> float:
             state = repository.leases.state(CLUSTER)
@@ -50,7 +49,7 @@ class TestLease:
             return state.seconds_left
 
         wait_for(lambda: left() < 0, "it has run out")
-        second = repository.leases.acquire(CLUSTER, "other", 2, LONG)
+        second = repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG))
         assert second is not None
         assert second.epoch > first.epoch
         state = repository.leases.state(CLUSTER)
@@ -90,7 +89,7 @@ class TestLease:
         for _ in range(4):
             time.sleep(0.9)
             repository.leases.renew(lease, 3)
-            assert repository.leases.acquire(CLUSTER, "other", 2, LONG) is None
+            assert repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None
 
     def test_renewing_does_not_add_to_what_is_left(self, repository: Repository) -> None:
         lease = taken(repository, seconds=1000)
@@ -102,13 +101,13 @@ class TestLease:
     def test_one_that_ran_out_goes_on_if_nobody_took_it(self, repository: Repository) -> None:
         lease = taken(repository, seconds=0.0)
         repository.leases.renew(lease, LONG)
-        assert repository.leases.acquire(CLUSTER, "other", 2, LONG) is None
+        assert repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None
 
     def test_a_lost_one_cannot_be_renewed(self, repository: Repository) -> None:
         lost = taken(repository, seconds=0.0)
         taken(repository)
         before = rows(repository)
-        with pytest.raises(LeaseLost, match=CLUSTER):
+        with pytest.raises(StaleLease, match=CLUSTER):
             repository.leases.renew(lost, LONG)
         assert rows(repository) == before
 
@@ -127,30 +126,12 @@ class TestLease:
         repository.leases.release(lost)
         assert rows(repository) == before
 
-    def test_that_of_a_dead_holder_can_be_reclaimed(self, repository: Repository) -> None:
-        dead = taken(repository)
-        state = repository.leases.state(CLUSTER)
-        assert state is not None
-        repository.leases.reclaim(state)
-        successor = taken(repository)
-        assert successor.epoch > dead.epoch
-
-    def test_reclaiming_what_has_changed_hands_has_no_effect(self, repository: Repository) -> None:
-        taken(repository)
-        taken(repository, "elsewhere")
-        seen = repository.leases.state(CLUSTER)
-        assert seen is not None
-        taken_over(repository)
-        before = rows(repository)
-        repository.leases.reclaim(seen)
-        assert rows(repository) == before
-
     def test_of_many_who_want_it_at_once_one_gets_it(self, repository: Repository) -> None:
         for number in range(4):
-            cluster = f"host:{number}"
+            queue = f"host:{number}"
             for _ in range(2):  # the first time there is no row yet
                 results = at_once(
-                    lambda _, c=cluster: repository.leases.acquire(c, "here", 1, LONG)
+                    lambda _, q=queue: repository.leases.acquire(q, LeaseHolder("here", 1, LONG))
                 )
                 winners = [lease for lease in results if lease]
                 assert len(winners) == 1

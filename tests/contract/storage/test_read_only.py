@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import StorageUnreachable
-from autotune.service.daemon import this_cluster
+from autotune.service.daemon import this_queue
 from launchers.replay import Answer, Launch
 from storage import Database, Repository
 from tests.contract.storage.making import CLUSTER, LONG, taken
@@ -85,6 +85,6 @@ def test_a_study_waits_and_goes_on(server: Any, database: Database, tmp_path: Pa
             over.join()
     assert len(launches) > 2
     played.assert_complete(trials=2)
-    state = played.repository.leases.state(this_cluster())
+    state = played.repository.leases.state(this_queue())
     assert state is not None
     assert state.epoch == 1, "the daemon knew its own lease again"

@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import text, update
 
-from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from autotune.errors import BadInput, StaleLease, StudyNotFound
 from search_spaces import Facts
 from storage import (
     AttemptResult,
     AttemptState,
     Fault,
     Lease,
+    LeaseHolder,
     Purpose,
     Repository,
     Retry,
     StoredStudy,
     StudyState,
-    Worker,
 )
 from storage.leases import key_of
 from storage.models import LeaseRow, StudyRow
@@ -32,11 +32,13 @@ from tests.contract.storage.making import (
     block,
     claim,
     database_time,
+    end,
     rows,
     submit,
     taken,
     taken_over,
 )
+from tests.support.records import end_lease
 from tests.support.waiting import wait_for
 
 
@@ -62,7 +64,7 @@ class TestStudies:
 
         found = repository.studies.named("first")
         assert found == given
-        assert (found.name, found.cluster, found.workdir) == ("first", CLUSTER, "/a folder/ü")
+        assert (found.name, found.queue, found.workdir) == ("first", CLUSTER, "/a folder/ü")
         assert found.spec == spec
         assert found.state is StudyState.QUEUED
         assert (found.stop_requested, found.error, found.verdict) == (False, None, None)
@@ -114,7 +116,7 @@ class TestStudies:
     def test_an_ended_study_goes_on(
         self, repository: Repository, lease: Lease, study: StoredStudy, state: StudyState
     ) -> None:
-        repository.studies.finish(lease, study.id, state, verdict={"kind": "better"}, error="why")
+        end(repository, lease, study, state, {"kind": "better"})
         repository.studies.request_stop("first")
         repository.studies.enqueue("first")
 
@@ -259,12 +261,12 @@ class TestStudies:
     ) -> None:
         submit(repository, "second")
         repository.studies.request_stop("first")
-        repository.studies.finish(lease, study.id, StudyState.DONE, verdict={"sentence": "2x"})
+        end(repository, lease, study, verdict={"sentence": "2x"})
         found = repository.studies.named("first")
         assert (found.state, found.verdict) == (StudyState.DONE, {"sentence": "2x"})
         assert (found.stop_requested, found.error) == (False, None)
 
-        repository.studies.finish(lease, study.id, StudyState.FAILED, error="no agent")
+        repository.studies.fail(lease, study.id, "no agent")
         found = repository.studies.named("first")
         assert (found.state, found.error) == (StudyState.FAILED, "no agent")
         assert found.verdict == {"sentence": "2x"}
@@ -275,7 +277,7 @@ class TestStudies:
     ) -> None:
         # A finalist that failed in its second round has one ratio, hence no upper bound.
         verdict = {"finalists": [{"ratio_to_recommended": {"value": 0.9, "high": math.inf}}]}
-        repository.studies.finish(lease, study.id, StudyState.DONE, verdict=verdict)
+        end(repository, lease, study, verdict=verdict)
         found = repository.studies.named("first").verdict
         assert found is not None
         ratio = found["finalists"][0]["ratio_to_recommended"]
@@ -300,7 +302,7 @@ class TestQueue:
             assert study.state is StudyState.RUNNING
             assert repository.studies.named(study.name) == study
             claimed.append(study.name)
-            repository.studies.finish(lease, study.id, StudyState.DONE)
+            end(repository, lease, study)
         assert claimed == ["b", "a", "c"]
 
     def test_a_study_that_was_left_running_comes_first(
@@ -319,7 +321,7 @@ class TestQueue:
             claimed = claim(repository, successor)
             assert claimed is not None
             assert claimed.name == "left behind"
-        repository.studies.finish(successor, claimed.id, StudyState.DONE)
+        end(repository, successor, claimed)
         claimed = claim(repository, successor)
         assert claimed is not None
         assert claimed.name == "old"
@@ -332,12 +334,12 @@ class TestQueue:
         assert claimed is not None
         assert claim(repository, here) is None
 
-    def test_workers_of_one_queue_have_a_study_each(self, repository: Repository) -> None:
+    def test_daemons_of_one_queue_have_a_study_each(self, repository: Repository) -> None:
         for number in range(6):
             submit(repository, str(number))
 
         def taken_by(number: int) -> str | None:
-            found = repository.studies.claim(Worker(CLUSTER, "here", number, LONG))
+            found = repository.studies.claim(CLUSTER, LeaseHolder("here", number, LONG))
             return found.study.name if found else None
 
         found = at_once(taken_by)
@@ -348,16 +350,16 @@ class TestQueue:
         submit(repository, "first")
         submit(repository, "second")
         first, second = [
-            repository.studies.claim(Worker(CLUSTER, "here", pid, LONG)) for pid in (1, 2)
+            repository.studies.claim(CLUSTER, LeaseHolder("here", pid, LONG)) for pid in (1, 2)
         ]
         assert first is not None and second is not None
         repository.studies.request_stop("first")
         assert repository.studies.add_elapsed(second.lease, second.study.id, 1.0) is False
         state = repository.leases.state(first.lease.key)
         assert state is not None
-        repository.leases.reclaim(state)
+        end_lease(repository, state)
         assert claim(repository, taken(repository)) is not None
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StaleLease):
             repository.studies.add_elapsed(first.lease, first.study.id, 1.0)
         repository.studies.add_elapsed(second.lease, second.study.id, 1.0)
 
@@ -368,7 +370,7 @@ class TestQueue:
             repository.studies.submit(name, CLUSTER, {}, "/w", owner=owner)
         repository.studies.arrange("d", priority=1)
         used = repository.studies.submit("used", "host:elsewhere", {}, "/w", owner="ann")
-        run = repository.studies.claim(Worker("host:elsewhere", "there", 1, LONG))
+        run = repository.studies.claim("host:elsewhere", LeaseHolder("there", 1, LONG))
         assert run is not None
         attempt = repository.attempts.begin(run.lease, used.id, 0, {})
         done = AttemptResult("COMPLETE", throughput=1.0, wall_seconds=60.0)
@@ -376,13 +378,14 @@ class TestQueue:
         repository.studies.arrange("e", held=True)
 
         names = []
-        while found := repository.studies.claim(Worker(CLUSTER, "here", 1, LONG)):
+        while found := repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG)):
             names.append(found.study.name)
         assert names == ["d", "b", "c", "a"]
-        waiting = [study.name for study in repository.studies.waiting_in_order()]
+        studies = repository.studies
+        waiting = [study.name for study in studies.of_ids(studies.order())]
         assert waiting.index("e") == len(waiting) - 1
         repository.studies.arrange("e", held=False)
-        assert repository.studies.claim(Worker(CLUSTER, "here", 1, LONG)) is not None
+        assert repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG)) is not None
 
     def test_only_what_waits_can_be_held(self, repository: Repository, study: StoredStudy) -> None:
         with pytest.raises(BadInput, match="is RUNNING, and only a study that waits"):
@@ -392,7 +395,7 @@ class TestQueue:
     def test_ended_studies_are_not_claimed(
         self, repository: Repository, lease: Lease, study: StoredStudy, state: StudyState
     ) -> None:
-        repository.studies.finish(lease, study.id, state)
+        end(repository, lease, study, state)
         before = rows(repository)
         assert claim(repository, lease) is None
         assert rows(repository) == before
@@ -430,7 +433,7 @@ class TestQueue:
         attempt = repository.attempts.begin(lease, study.id, 0, {})
         claim(repository, lease)  # the same daemon, after an outage: its lease is still good
         before = rows(repository)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StaleLease):
             repository.attempts.finish(lease, attempt.id, AttemptResult("COMPLETE"), [block()])
         assert rows(repository) == before
 
@@ -465,7 +468,7 @@ class TestRetry:
         claimed = claim(repository, lease)
         assert claimed is not None
         assert (claimed.error, claimed.retry_at, claimed.retries) == (None, None, 3)
-        repository.studies.finish(lease, study.id, StudyState.DONE)
+        end(repository, lease, study)
         assert repository.studies.named("first").retries == 0
 
     def test_whoever_asks_has_it_tried_at_once(

@@ -20,6 +20,7 @@ from storage import (
     AttemptResult,
     Database,
     Fault,
+    LeaseHolder,
     MessageCode,
     MessageKind,
     Purpose,
@@ -28,7 +29,6 @@ from storage import (
     StoredBlock,
     StudyState,
     TrialLedger,
-    Worker,
 )
 from storage.database import parse
 from storage.leases import key_of
@@ -160,6 +160,9 @@ insert into autotune_study (name, cluster, spec, workdir, state, stop_requested,
         elapsed, retries, created)
     values ('second', 'host:here alice 12ab34cd', '{}', '/w', 'QUEUED', false, false, 0.0, 0, 200.0);
 """,
+    "0013": """
+update autotune_study set priority = 4, held = true where name = 'second';
+""",
 }
 
 
@@ -235,8 +238,8 @@ def test_database_of_each_version_is_read_without_being_changed(older: str, engi
     for write in (
         lambda: repository.studies.submit("another", "host:here", {}, "/w"),
         lambda: repository.studies.request_stop("first"),
-        lambda: repository.leases.acquire("host:here", "here", 9, 60.0),
-        lambda: repository.studies.claim(Worker("host:here", "here", 9, 60.0)),
+        lambda: repository.leases.acquire("host:here", LeaseHolder("here", 9, 60.0)),
+        lambda: repository.studies.claim("host:here", LeaseHolder("here", 9, 60.0)),
     ):
         with pytest.raises(StorageError, match="`autotune storage upgrade` brings it"):
             write()
@@ -265,7 +268,7 @@ def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> 
 def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_path: Path) -> None:
     repository = Repository(Database(f"sqlite:///{tmp_path}/first.db"))
     repository.studies.submit("first", "host:here", {"name": "first"}, "/w")
-    claimed = repository.studies.claim(Worker("host:here", "here", 9, 60.0))
+    claimed = repository.studies.claim("host:here", LeaseHolder("here", 9, 60.0))
     assert claimed is not None
     attempt = repository.attempts.begin(claimed.lease, claimed.study.id, 0, {"micro_batch": 2})
     TrialLedger(repository.database, "first").trials()
@@ -276,7 +279,7 @@ def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_
     assert restored.studies.named("first") == repository.studies.named("first")
     assert [a.id for a in restored.attempts.of(claimed.study.id)] == [attempt.id]
     assert len(restored.database.optuna().get_all_studies()) == 1
-    taken = restored.studies.claim(Worker("host:here", "here", 10, 60.0))
+    taken = restored.studies.claim("host:here", LeaseHolder("here", 10, 60.0))
     assert taken is not None and taken.lease.epoch == claimed.lease.epoch + 1
     assert restored.attempts.begin(taken.lease, taken.study.id, 0, {}).id > attempt.id
     assert restored.studies.submit("second", "host:here", {}, "/w").id > taken.study.id
@@ -386,6 +389,18 @@ def test_upgrade_from_leases_of_queues_gives_each_study_its_own(repository: Repo
     assert [state and (state.epoch, state.pid) for state in states] == [(3, 7), None]
 
 
+@pytest.mark.parametrize("older", ["0013"], indirect=True)
+def test_upgrade_from_columns_named_cluster_keeps_queue_lease_and_place(
+    repository: Repository,
+) -> None:
+    first, second = repository.studies.all()
+    assert (first.queue, second.queue) == ("host:here", "host:here alice 12ab34cd")
+    assert (second.priority, second.held) == (4, True)
+    state = repository.leases.state(key_of(first.id))
+    assert state is not None and (state.epoch, state.pid) == (3, 7)
+    assert (repository.events.of(), repository.quotas.all()) == ([], [])
+
+
 @FROM_EACH_VERSION
 def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
     repository: Repository,
@@ -399,7 +414,7 @@ def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
 
 @FROM_EACH_VERSION
 def test_the_study_goes_on(repository: Repository) -> None:
-    claimed = repository.studies.claim(Worker("host:here", "here", 9, 60.0))
+    claimed = repository.studies.claim("host:here", LeaseHolder("here", 9, 60.0))
     assert claimed is not None
     lease = claimed.lease
     assert (lease.epoch, lease.predecessor) == (4, 7)

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from autotune.errors import StorageUnreachable
-from storage import Database, Repository
+from storage import Database, LeaseHolder, Repository
 from tests.support.waiting import stopwatch
 from tests.unit.database.opening import execute, opened, raw
 
@@ -114,7 +114,7 @@ class TestLocks:
         lost_soon = "&options=-c%20idle_in_transaction_session_timeout%3D700ms"
         with opened(postgres_url) as database, opened(postgres_url + lost_soon) as lost:
             repository = Repository(database)
-            lease = repository.leases.acquire("c", "h", 1, 60.0)
+            lease = repository.leases.acquire("c", LeaseHolder("h", 1, 60.0))
             assert lease is not None
             seen = False
             with contextlib.suppress(DBAPIError), lost.writing() as held:
@@ -136,7 +136,7 @@ class TestLocks:
         impatient = "&options=-c%20lock_timeout%3D300ms"
         with opened(postgres_url) as database, opened(postgres_url + impatient) as other:
             repository = Repository(other)
-            lease = repository.leases.acquire("c", "h", 1, 60.0)
+            lease = repository.leases.acquire("c", LeaseHolder("h", 1, 60.0))
             assert lease is not None
             with database.writing() as held:
                 held.execute(text("update autotune_lease set pid = 1"))

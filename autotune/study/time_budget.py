@@ -11,50 +11,31 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.analysis.compilation import graph
-from autotune.analysis.confirmation import (
-    ALIKE,
-    FEWEST_ALONE,
-    FEWEST_ROUNDS,
+from autotune.analysis.confirmation import ALIKE, FEWEST_ALONE, FEWEST_ROUNDS
+from autotune.analysis.finalists import (
+    may_be_faster,
+    most_promising_first,
     of_same_batch,
-    shown,
+    rivals,
+    timed_trials,
 )
-from autotune.analysis.contenders import may_be_faster, most_promising_first, rivals
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
-from autotune.study.budget import SearchEnd
+from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import Residency
+from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, SearchEndCause, StoredAttempt
-
-_OPENING_SHARE = 0.1
-"""For the look at the baseline, before anything is known."""
-_FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
-"""Soft and hard share of the wall time for the baseline's own trial: its steps are of unknown length."""
-_CALIBRATION_SHARE, _CALIBRATION_SHARE_ON_DEVICE = 0.25, 0.1
-_FEWEST_TRIALS = 8
-"""Among which the search divides its time, where that is short."""
-_REPEATS_IF_UNSTEADY = 3
-"""Runs of the baseline besides the rounds, and its own trial, for which the search leaves time where its
-processes lie apart: with six in all a gain of a half is beyond doubt (judgement)."""
-_GOOD_ROUNDS = 5
-"""Rounds of the confirmation that more finalists, or longer runs, are not worth."""
-_SLACK = 0.05
-"""Share of the wall time by which what was begun in time may end later."""
-_OVERRUN = 1.25
-"""A run may take so many times what was planned before it is ended."""
-_LONGER_LAUNCH = 2.0
-"""A trial may take so many times the shortest run, as launches differ, where the search has the time."""
-_SHORTEST_LOOK = 15.0
-"""Seconds, of which a look at a script that starts anew for it mostly shows something."""
 
 Knobs = Mapping[str, Any]
 
 
-class Schedule:
+class TimeBudget:
     """Time budget of one study, some of which an earlier daemon may have spent."""
 
     def __init__(self, context: StudyContext) -> None:
@@ -68,8 +49,10 @@ class Schedule:
         self._residency = Residency(context)
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
-        self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
-        self.rounds = min(context.plan.spec.measurement.rounds, _GOOD_ROUNDS)
+        self._calibration_share = (
+            SEARCH.calibration_on_device if on_device else SEARCH.calibration_share
+        )
+        self.rounds = min(context.plan.spec.measurement.rounds, PROOF.good_rounds)
         """Number of rounds of the confirmation among which its time is divided."""
 
     @property
@@ -112,8 +95,8 @@ class Schedule:
         """
         if self._wall_time is None:
             return NO_LIMIT
-        looks = _OPENING_SHARE * self._wall_time
-        built = _FIRST_TRIAL_MOST * self._wall_time if self._context.profile_stays else 0.0
+        looks = SEARCH.opening_share * self._wall_time
+        built = SEARCH.first_trial_most * self._wall_time if self._context.profile_stays else 0.0
         return TimeLimit(looks, min(built + looks, self._most))
 
     def pays_to_look(self) -> bool:
@@ -123,7 +106,7 @@ class Schedule:
         """
         limit = self.for_opening()
         dear = self._on_device or not self._context.plan.spec.workload.reusable
-        return not dear or limit.hard >= _SHORTEST_LOOK
+        return not dear or limit.hard >= SEARCH.shortest_look
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
         """Return the time limit of the next trial of the search.
@@ -135,11 +118,11 @@ class Schedule:
             return NO_LIMIT
         proof = self.proof(attempts)
         if not proof.costs.known:
-            measured = _FIRST_TRIAL_SHARE * self._wall_time
+            measured = SEARCH.first_trial_share * self._wall_time
             wanted = measured + proof.costs.startup
-            most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
+            most = max(SEARCH.first_trial_most * self._wall_time, wanted)
             return TimeLimit(wanted, min(most, self._most))
-        to_come = max(1, _FEWEST_TRIALS - len(attempts.searched()))
+        to_come = max(1, SEARCH.trials_in_short - len(attempts.searched()))
         costs = proof.costs
         compiling = costs.compilation(knobs or self._baseline) - costs.compilation(self._baseline)
         return self._of_search(proof, 1 / to_come, max(0.0, compiling))
@@ -162,7 +145,7 @@ class Schedule:
         free, shortest = self._for_search(proof), proof.costs.shortest(self._baseline)
         wanted = max(share * free, shortest) + compiling
         shortest += compiling
-        most = max(_OVERRUN * wanted, _LONGER_LAUNCH * shortest)
+        most = max(MEASUREMENT.overrun * wanted, MEASUREMENT.longer_launch * shortest)
         return TimeLimit(min(wanted, free), max(0.0, min(most, free)))
 
     def affordable(self, attempts: Attempts) -> Callable[[Knobs], bool]:
@@ -256,7 +239,7 @@ class Schedule:
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
             return proof
-        repeats = _REPEATS_IF_UNSTEADY if processes.unsteady(BASELINE) else 0
+        repeats = PROOF.repeats_if_unsteady if processes.unsteady(BASELINE) else 0
         at_once = self._may_be_resident(proof)
         return replace(proof, needed=FEWEST_ALONE, repeats=repeats, at_once=at_once)
 
@@ -291,7 +274,7 @@ class Schedule:
         if not self.limited:
             return NO_LIMIT
         wanted = max(share * self.left, shortest)
-        most = max(_OVERRUN * wanted, self._most - others)
+        most = max(MEASUREMENT.overrun * wanted, self._most - others)
         # A run that is begun has what shows something: the study may end a little later for it.
         return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._most))
 
@@ -303,11 +286,11 @@ class Schedule:
     @property
     def _most(self) -> float:
         """Seconds that anything may still take."""
-        return max(0.0, self.left + _SLACK * (self._wall_time or 0.0))
+        return max(0.0, self.left + MEASUREMENT.late_end * (self._wall_time or 0.0))
 
     def _limit(self, seconds: float) -> TimeLimit:
         wanted = min(seconds, max(0.0, self.left))
-        return TimeLimit(wanted, min(_OVERRUN * seconds, self._most))
+        return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._most))
 
 
 @dataclass(frozen=True)
@@ -326,17 +309,17 @@ class FinalsPlan:
     same_batch: bool = True
 
     @classmethod
-    def of(cls, context: StudyContext, schedule: Schedule) -> "FinalsPlan":
+    def of(cls, context: StudyContext, time: TimeBudget) -> "FinalsPlan":
         """Return the plan with as many finalists as the rounds leave time for, at least one.
 
         Finalists with a check to come are among them if there is time for it.
         """
         wanted = context.plan.spec.measurement.finalists
-        if not schedule.limited:
+        if not time.limited:
             return cls(wanted)
         attempts = context.attempts()
-        proof = schedule.proof(attempts)
-        every = [trial for trial in shown(attempts) if trial.knobs != context.plan.baseline]
+        proof = time.proof(attempts)
+        every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
         timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)
@@ -348,9 +331,9 @@ class FinalsPlan:
                 members = trials[:count]
                 if own_batch:
                     members += of_same_batch(attempts.baseline(), those, members)
-                rounds = schedule.rounds if len(members) > 1 else proof.needed
+                rounds = time.rounds if len(members) > 1 else proof.needed
                 finalists = [trial.knobs for trial in members]
-                if schedule.may_end(proof.finals(finalists, rounds)):
+                if time.may_end(proof.finals(finalists, rounds)):
                     return cls(count, _others(every, trials), own_batch)
         return cls(1, _others(every, proof.checked(timed)), same_batch=False)
 

@@ -20,7 +20,7 @@ def as_timed(asked: TrialRequest) -> TrialRequest:
     return asked
 
 
-class Probe:
+class OneOffRuns:
     """Runner of configurations on the first slot of a launcher, one after another.
 
     Attributes:
@@ -56,9 +56,9 @@ class Probe:
         )
         return monitor.result(slot.run_solo(shape(asked), monitor))
 
-    def of(self, spec: StudySpec) -> "Probe":
-        """Return this probe with other settings."""
-        return Probe(self.plan.of(spec), self.folder, self._workdir)
+    def of(self, spec: StudySpec) -> "OneOffRuns":
+        """Return these runs with other settings."""
+        return OneOffRuns(self.plan.of(spec), self.folder, self._workdir)
 
     def files(self, name: str) -> TrialFiles:
         """Return the files of a run's ranks."""

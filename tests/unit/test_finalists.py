@@ -1,6 +1,6 @@
 """Which trials may be the best."""
 
-from autotune.analysis.contenders import may_be_faster, most_promising_first
+from autotune.analysis.finalists import may_be_faster, most_promising_first
 from search_spaces import defaults
 from storage import AttemptResult, AttemptState, Purpose, StoredAttempt
 

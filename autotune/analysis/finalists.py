@@ -1,0 +1,176 @@
+"""Finalists: the trials of a search that are measured again, the most promising first. Pure."""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from autotune.analysis.levels import error_of, levelled
+from autotune.measurement.policy import PROOF
+from autotune.search.ranking import expected_first, expected_rates
+from search_spaces.constraints import global_batch
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
+
+_LEAST_RATE = 1e-9
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Trial that takes part in the confirmation."""
+
+    trial: int
+    knobs: dict[str, Any]
+    peak_bytes: int
+
+
+class Selection(NamedTuple):
+    """Choice of finalists by the time that there is for them.
+
+    Attributes:
+        finalists: highest number besides the baseline and the one of `same_batch`.
+        unaffordable: trials for whose check there is no time.
+        same_batch: True if the fastest trial with the baseline's global batch takes part as well where
+            all others have another one.
+    """
+
+    finalists: int
+    unaffordable: tuple[int, ...] = ()
+    same_batch: bool = True
+
+
+def candidates(
+    attempts: Attempts, barred: Collection[int], selection: Selection, first: int
+) -> tuple[list[Candidate], int | None]:
+    """Return the trials that are measured again, and which of them is the baseline, if any.
+
+    Args:
+        attempts: attempts of a study whose search has ended.
+        barred: trials that may not take part.
+        selection: choice of finalists by time.
+        first: number of the first round that counts.
+    """
+    today = attempts.baseline()
+    complete = [a for a in ranked(attempts) if a.trial not in barred]
+    if not complete:
+        return [], None
+    today = today if today in complete else None
+    measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
+    rounds = attempts.of(Purpose.CONFIRM).recorded()
+    if any(run.round > first for run in rounds):
+        took_part = {run.trial for run in rounds.in_round(first)}
+        others = [a for a in measured if a.trial in took_part]
+    else:
+        may = [a for a in measured if a.trial not in selection.unaffordable]
+        others = most_promising_first(may)[: selection.finalists]
+        if selection.same_batch:
+            others += of_same_batch(today, may, others)
+    members = [today, *others] if today else others
+    candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
+    return candidates, today.trial if today else None
+
+
+def ranked(attempts: Attempts) -> list[StoredAttempt]:
+    """Return complete trials of the search that the gate has not refused, the fastest first.
+
+    All rates are as if on one node.
+    """
+    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
+
+
+def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
+    """Return what `ranked` does, and timed trials that were stopped early."""
+    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
+
+
+def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+    checked = attempts.of(Purpose.NUMERICS).recorded()
+    refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
+    return [a for a in several if a.trial not in refused]
+
+
+def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+    return sorted(several, key=lambda a: -(a.result.throughput or 0.0))
+
+
+def of_same_batch(
+    today: StoredAttempt | None, measured: Iterable[StoredAttempt], members: Sequence[StoredAttempt]
+) -> list[StoredAttempt]:
+    """Return the fastest trial with the baseline's global batch, if no finalist has that.
+
+    It shows what is gained without another learning rate. It may have been stopped early.
+    """
+    own = global_batch(today.knobs, 1) if today else None
+    if today is None or any(global_batch(a.knobs, 1) == own for a in members):
+        return []
+    return [a for a in measured if global_batch(a.knobs, 1) == own][:1]
+
+
+def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
+    """Return trials by the rate that the model of a step expects of them.
+
+    Each measured rate counts for as much as its noise lets it. Trials that were stopped early are
+    included: that is no proof that they are slow.
+
+    Args:
+        several: trials with a throughput.
+    """
+    by_rate, rates = _by_rate(several)
+    close = by_rate[: len(rates)]
+    order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
+    return [*(close[place] for place in order), *by_rate[len(rates) :]]
+
+
+def expected_by_trial(several: Sequence[StoredAttempt]) -> dict[int, float]:
+    """Return the rate that the model expects of each trial, of those that were seen fastest.
+
+    Args:
+        several: trials with a throughput.
+    """
+    by_rate, rates = _by_rate(several)
+    close = by_rate[: len(rates)]
+    found = expected_rates(rates, [_error(a) for a in close], [a.knobs for a in close])
+    return {one.trial: rate for one, rate in zip(close, found, strict=True)}
+
+
+def _by_rate(several: Sequence[StoredAttempt]) -> tuple[list[StoredAttempt], list[float]]:
+    """Return trials, the fastest first, and the rates of those that are looked at closely."""
+    by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
+    return by_rate, [rate for a in by_rate[: PROOF.ranked] if (rate := a.result.throughput)]
+
+
+def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttempt]:
+    """Return the first of these trials, and those that may be faster than it by more than a margin.
+
+    Args:
+        several: trials with a throughput, the most promising first.
+        margin: difference of the logarithms of the rates.
+    """
+    return [
+        one
+        for place, one in enumerate(several)
+        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely
+    ]
+
+
+def _surplus(one: StoredAttempt, first: StoredAttempt, margin: float) -> float:
+    """Return by how many standard errors a trial is faster than another by more than the margin."""
+    ahead = math.log(
+        (one.result.throughput or _LEAST_RATE) / (first.result.throughput or _LEAST_RATE)
+    )
+    return (ahead - margin) / math.hypot(_error(one), _error(first))
+
+
+def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:
+    """Return whether a trial may be faster than another one, by the known noise of both."""
+    rates = one.result.throughput, other.result.throughput
+    if not (rates[0] and rates[1]):
+        return True
+    doubt = PROOF.beyond_doubt * math.hypot(_error(one), _error(other))
+    return math.log(rates[0] / rates[1]) > -doubt
+
+
+def _error(attempt: StoredAttempt) -> float:
+    known = error_of(attempt.result)
+    return (
+        PROOF.most_error if known is None else min(max(known, PROOF.least_error), PROOF.most_error)
+    )

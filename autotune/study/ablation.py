@@ -1,0 +1,125 @@
+"""Ablation of the winner: which of its changes bring nothing, and what each of the others brings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.analysis import attribution
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, confirmed_alone
+from autotune.analysis.parsimony import Step, attribution_rounds, spared
+from autotune.measurement.policy import PROOF
+from autotune.study.context import BASELINE
+from autotune.study.run_planner import PlannedAttempt
+from autotune.study.runner import Runner
+from storage import Purpose
+
+
+class Ablation:
+    """Ablation in one study, which goes on from wherever the records stand."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._context = runner.context
+        self._plan = runner.context.plan
+        self._time = runner.time
+
+    def take_back(self, confirmation: Confirmation) -> bool:
+        """Measure a round that shows which changes of the winner bring nothing; return whether it did.
+
+        Without another round, leave out the changes that are known by then.
+        """
+        rounds = self._plan.spec.measurement.attribution
+        if confirmation.chosen is None or rounds < 2:
+            return False
+        attempts = self._context.attempts()
+        if alone := confirmed_alone(confirmation, attempts):
+            if not confirmation.measured_alone:
+                confirmation.take_back(alone.knobs)
+            return False
+        found = spared(
+            attempts.of_trial(confirmation.chosen),
+            confirmation.candidates[confirmation.chosen].knobs,
+            self._plan.baseline,
+            self._plan.facts,
+            rounds=rounds,
+            most=self._plan.spec.measurement.rounds,
+        )
+        if found.next and self._complete_step(confirmation, found.next):
+            return True
+        confirmation.take_back(found.knobs)
+        return False
+
+    def _complete_step(self, confirmation: Confirmation, step: Step) -> bool:
+        """Measure a round of variants; return False without time for it and for the proof."""
+        chosen = confirmation.chosen
+        assert chosen is not None
+        both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+        prices = self._runner.prices
+        repeats = PROOF.most_repeats if confirmation.waits else 0
+        kept = prices.rounds(both, confirmation.to_prove)
+        kept += repeats * prices.costs.brief(self._plan.baseline)
+        order = self._runner.drawn(step.configurations, "attribution", step.round)
+        missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
+        rounds = max(1, FEWEST_ROUNDS + 1 - step.round) if confirmation.processes else 1
+        if self._time.left < kept + rounds * prices.round(missing):
+            return False
+        proof = len(both) * confirmation.to_prove
+        self._attribute_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
+        return True
+
+    def attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
+        """Measure the winner, and the winner less each of its changes, in rounds."""
+        several = attribution.variants(winner, self._plan.baseline, self._plan.facts)
+        rounds = self._plan.spec.measurement.attribution
+        for number in attribution_rounds(rounds, reduced=reduced):
+            order = self._runner.drawn(several, "attribution", number)
+            missing = [k for k in order if not self._attributed(chosen, k, number)]
+            # A round that is not complete compares nothing.
+            if self._time.left < self._runner.prices.round(missing):
+                return
+            self._attribute_round(chosen, missing, number)
+
+    def _attribute_round(
+        self,
+        chosen: int,
+        missing: list[dict[str, Any]],
+        number: int,
+        rounds: int = 0,
+        proof: int = 0,
+    ) -> None:
+        """Run the missing variants of a round, interleaved where they fit together.
+
+        Args:
+            rounds: number of such rounds that may follow; a few interleaved ones tell more than many.
+            proof: number of later runs that are to have as much time each.
+        """
+        few = min(rounds, FEWEST_ROUNDS - 1)
+        self._attribute_in_turn(chosen, missing, number, few * len(missing) + proof)
+        after = rounds * len(missing) + proof
+        for index, knobs in enumerate(missing):
+            while not self._attributed(chosen, knobs, number):
+                if self._time.left <= 0:
+                    return
+                share = 1 / (len(missing) - index + after)
+                limit = self._time.share(share, self._context.costs().shortest(knobs))
+                attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number)
+                self._runner.run_timed(attempt, limit)
+
+    def _attribute_in_turn(
+        self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
+    ) -> None:
+        """Run the variants interleaved, if they fit together and the round has not begun.
+
+        Args:
+            after: number of later runs that are to have as much time each.
+        """
+        attempts = self._context.attempts()
+        if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
+            return
+        known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
+        needed = max(known, default=0) * len(missing)
+        limit = self._time.share(len(missing) / (len(missing) + after))
+        members = [PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number) for knobs in missing]
+        self._runner.run_interleaved(members, limit, needed)
+
+    def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
+        return self._runner.recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

@@ -1,0 +1,85 @@
+"""Events: each change of a study's state, with the account, host and command that made it."""
+
+import socket
+from dataclasses import dataclass
+
+from sqlalchemy import literal_column, select
+from sqlalchemy.orm import Session
+
+import autotune
+from storage.database import Database
+from storage.holders import user_name
+from storage.models import EventRow, StudyRow
+from storage.records import EventKind, StoredEvent
+from storage.transactions import Transactions
+
+_MOST_LETTERS = 1000
+"""Length of a detail that is kept: it may be an error with a log."""
+
+
+@dataclass(frozen=True)
+class Author:
+    """Origin of the events of one process."""
+
+    account: str
+    host: str
+    version: str
+    command: str
+
+    @classmethod
+    def of_this_process(cls, command: str) -> "Author":
+        """Return the author of what a command of this process changes."""
+        return cls(user_name(), socket.gethostname(), autotune.__version__, command)
+
+
+class Events:
+    """Events of all studies, deleted ones included, in order."""
+
+    def __init__(self, database: Database, transactions: Transactions, author: Author) -> None:
+        self._database = database
+        self._transactions = transactions
+        self.author = author
+
+    def add(self, session: Session, study: StudyRow, what: EventKind, detail: str = "") -> None:
+        """Record an event in the transaction that changes the study."""
+        on_server = self._database.folder is None
+        session.add(
+            EventRow(
+                at=literal_column(self._database.now()),
+                study_id=study.id,
+                study=study.name,
+                role=literal_column("session_user") if on_server else None,
+                what=what,
+                detail=detail[:_MOST_LETTERS],
+                **vars(self.author),
+            )
+        )
+
+    def of(self, study: str | None = None, last: int | None = None) -> list[StoredEvent]:
+        """Return events, oldest first.
+
+        Args:
+            study: name of the only study; None: all.
+            last: number of the newest events to return; None: all.
+        """
+        wanted = select(EventRow).order_by(EventRow.id.desc()).limit(last)
+        if study is not None:
+            wanted = wanted.where(EventRow.study == study)
+        with self._transactions.reading() as session:
+            return [_event(row) for row in reversed(session.scalars(wanted).all())]
+
+
+def _event(row: EventRow) -> StoredEvent:
+    return StoredEvent(
+        id=row.id,
+        at=row.at,
+        study=row.study,
+        study_id=row.study_id,
+        account=row.account,
+        role=row.role,
+        host=row.host,
+        version=row.version,
+        command=row.command,
+        what=EventKind(row.what),
+        detail=row.detail,
+    )

@@ -1,0 +1,119 @@
+"""Order in which daemons take the studies of a queue, and quotas that have an owner's studies wait."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from storage.models import AttemptRow, QuotaRow, StudyRow
+from storage.records import Quota, StudyState
+from storage.transactions import Transactions
+
+EVERY_OWNER = "*"
+"""Owner of the quota that each owner without one has."""
+OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
+_RECENT_DAYS = 1.0
+"""Time of which an owner's device hours count against other studies of that owner."""
+_SECONDS_PER_DAY = 86_400.0
+_SECONDS_PER_HOUR = 3600.0
+
+
+class Quotas:
+    """Quotas by owner: what their studies may take. They are read in each claim."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def set(self, quota: Quota) -> None:
+        """Store a quota in the place of an earlier one; one without a limit removes it."""
+        with self._transactions.writing() as session:
+            row = session.get(QuotaRow, quota.owner)
+            if row is not None:
+                session.delete(row)
+                session.flush()
+            if quota.limits:
+                session.add(QuotaRow(**vars(quota)))
+
+    def all(self) -> list[Quota]:
+        """Return the quotas by name of their owners."""
+        with self._transactions.reading() as session:
+            return list(quotas_of(session).values())
+
+    def reasons(self) -> Callable[[str], str]:
+        """Return a function that tells, for an owner, which quota is exhausted at present."""
+        with self._transactions.reading() as session:
+            return exhausted(session, quotas_of(session), self._transactions.now(session))
+
+
+def quotas_of(session: Session) -> dict[str, Quota]:
+    """Return the quotas by owner."""
+    rows = session.scalars(select(QuotaRow).order_by(QuotaRow.owner))
+    return {row.owner: Quota(row.owner, row.studies, row.device_hours, row.days) for row in rows}
+
+
+def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Callable[[str], str]:
+    """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
+    if not quotas:
+        return lambda owner: ""
+    counted = select(StudyRow.owner).where(StudyRow.state == StudyState.RUNNING)
+    running = Counter(session.scalars(counted))
+    used = {
+        days: recent_hours(session, now, days)
+        for days in {q.days for q in quotas.values() if q.device_hours is not None}
+    }
+
+    def reason(owner: str) -> str:
+        quota = quotas.get(owner) or quotas.get(EVERY_OWNER)
+        if quota is None:
+            return ""
+        if quota.studies is not None and running[owner] >= quota.studies:
+            return f"quota of {owner}: {running[owner]} of {quota.studies} studies run"
+        hours = used.get(quota.days, {}).get(owner, 0.0)
+        if quota.device_hours is not None and hours >= quota.device_hours:
+            return (
+                f"quota of {owner}: {hours:.3g} of {quota.device_hours:g} device hours of the last "
+                f"{quota.days:g} days are used"
+            )
+        return ""
+
+    return reason
+
+
+def place(study: Any, used: Mapping[str, float]) -> tuple[bool, int, float, int]:
+    """Return what the order of a queue goes by.
+
+    Studies that were left running come first, then higher priorities, then owners that have used
+    less of the devices lately, then older studies.
+
+    Args:
+        study: row with id, state, priority and owner.
+        used: device hours by owner.
+    """
+    waits = study.state != StudyState.RUNNING
+    return waits, -study.priority, used.get(study.owner, 0.0), study.id
+
+
+def recent_hours(session: Session, now: float, days: float = _RECENT_DAYS) -> dict[str, float]:
+    """Return the device hours that each owner's attempts took in the last days."""
+    seconds = (
+        select(AttemptRow.study_id, func.sum(AttemptRow.wall_seconds).label("ran"))
+        .where(AttemptRow.ended > now - days * _SECONDS_PER_DAY)
+        .group_by(AttemptRow.study_id)
+        .subquery()
+    )
+    wanted = select(StudyRow.owner, StudyRow.facts, seconds.c.ran).join(
+        seconds, seconds.c.study_id == StudyRow.id
+    )
+    found: dict[str, float] = {}
+    for owner, facts, ran in session.execute(wanted):
+        ranks = (facts or {}).get("world_size", 1)
+        found[owner] = found.get(owner, 0.0) + ranks * ran / _SECONDS_PER_HOUR
+    return found
+
+
+def open_in(queue: str, only: int | None) -> list[ColumnElement[bool]]:
+    """Return the conditions for studies of a queue that wait or run, and are not held."""
+    found = [StudyRow.queue == queue, OPEN, StudyRow.held.is_(False)]
+    return found if only is None else [*found, StudyRow.id == only]

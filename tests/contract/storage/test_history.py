@@ -1,0 +1,170 @@
+"""What was done with studies, by which account and command; quotas of owners."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.errors import BadInput
+from storage import (
+    EVERY_OWNER,
+    AttemptResult,
+    Claim,
+    EventKind,
+    Lease,
+    LeaseHolder,
+    Quota,
+    Repository,
+    Retry,
+    StoredStudy,
+)
+from storage.holders import user_name
+from tests.contract.storage.making import CLUSTER, LONG, end, rows, submit
+from tests.support.records import end_lease
+
+FIRST, SECOND = (LeaseHolder("here", pid, LONG) for pid in (1, 2))
+
+
+def told(repository: Repository, name: str = "first") -> list[EventKind]:
+    return [event.what for event in repository.events.of(name)]
+
+
+def take(repository: Repository, holder: LeaseHolder = FIRST) -> Claim:
+    found = repository.studies.claim(CLUSTER, holder)
+    assert found is not None
+    return found
+
+
+class TestEvents:
+    def test_requests_are_recorded_in_order(self, repository: Repository) -> None:
+        submit(repository, "first")
+        repository.studies.arrange("first", priority=3)
+        repository.studies.arrange("first", held=True)
+        repository.studies.arrange("first", held=True, priority=3)  # changes nothing
+        repository.studies.arrange("first", held=False)
+        repository.studies.move("first", "host:there")
+        repository.studies.request_stop("first")
+        repository.studies.request_stop("first")  # it has ended
+        repository.studies.enqueue("first", queue=CLUSTER)
+        repository.studies.request_stop("first")
+        repository.studies.delete("first")
+        assert told(repository) == [
+            *(EventKind.SUBMITTED, EventKind.PRIORITY, EventKind.HELD, EventKind.RELEASED),
+            *(EventKind.MOVED, EventKind.STOPPED, EventKind.MOVED, EventKind.RESUMED),
+            *(EventKind.STOPPED, EventKind.DELETED),
+        ]
+        assert [e.detail for e in repository.events.of("first", 9)[:4]] == [
+            "3",
+            "",
+            "",
+            "host:there",
+        ]
+
+    def test_life_of_a_study_under_daemons_is_recorded(self, repository: Repository) -> None:
+        submit(repository, "first")
+        claimed = take(repository)
+        repository.studies.request_stop("first")
+        repository.studies.enqueue("first")
+        repository.studies.stop(claimed.lease, claimed.study.id)  # it was resumed meanwhile
+        repository.leases.release(claimed.lease)
+        take(repository)
+        state = repository.leases.state(claimed.lease.key)
+        assert state is not None
+        end_lease(repository, state)
+        claimed = take(repository, SECOND)
+        repository.studies.put_back(claimed.lease, claimed.study.id, Retry("no room", 0.0, 1))
+        repository.leases.release(claimed.lease)
+        claimed = take(repository, SECOND)
+        end(repository, claimed.lease, claimed.study)
+        found = repository.events.of("first")
+        assert [event.what for event in found] == [
+            *(EventKind.SUBMITTED, EventKind.BEGUN, EventKind.STOP_REQUESTED, EventKind.RESUMED),
+            *(EventKind.REQUEUED, EventKind.BEGUN, EventKind.TAKEN_OVER, EventKind.REQUEUED),
+            *(EventKind.BEGUN, EventKind.DONE),
+        ]
+        assert found[6].detail == "process 2, from process 1 on here"
+        assert found[7].detail == "no room"
+
+    def test_event_tells_account_role_host_and_command(self, repository: Repository) -> None:
+        Repository(repository.database, "start").studies.submit("first", CLUSTER, {}, "/w")
+        [event] = repository.events.of("first")
+        assert (event.account, event.command, event.study) == (user_name(), "start", "first")
+        assert event.host
+        assert event.version
+        on_server = repository.database.folder is None
+        assert event.role == ("postgres" if on_server else None)
+
+    def test_refused_request_leaves_no_event(
+        self, repository: Repository, study: StoredStudy
+    ) -> None:
+        before = rows(repository)
+        with pytest.raises(BadInput):
+            repository.studies.delete("first")
+        with pytest.raises(BadInput):
+            repository.studies.arrange("first", held=True)
+        assert rows(repository) == before
+
+    def test_history_outlives_its_study(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.fail(lease, study.id, "why")
+        repository.studies.delete("first")
+        submit(repository, "first")
+        assert told(repository)[-3:] == [EventKind.FAILED, EventKind.DELETED, EventKind.SUBMITTED]
+        assert len(repository.events.of(last=2)) == 2
+
+
+def waiting(repository: Repository, *owners: str) -> None:
+    for number, owner in enumerate(owners):
+        repository.studies.submit(f"{owner}-{number}", CLUSTER, {}, "/w", owner=owner)
+
+
+def taken_in_order(repository: Repository) -> Iterator[Claim]:
+    while found := repository.studies.claim(CLUSTER, FIRST):
+        yield found
+
+
+class TestQuotas:
+    def test_owner_at_its_number_of_studies_waits_and_others_do_not(
+        self, repository: Repository
+    ) -> None:
+        waiting(repository, "ann", "ann", "bob", "ann", "bob")
+        repository.quotas.set(Quota("ann", studies=1))
+        found = list(taken_in_order(repository))
+        assert [claim.study.name for claim in found] == ["ann-0", "bob-2", "bob-4"]
+        assert "1 of 1 studies" in repository.quotas.reasons()("ann")
+        assert repository.quotas.reasons()("bob") == ""
+        end(repository, found[0].lease, found[0].study)
+        assert [claim.study.name for claim in taken_in_order(repository)] == ["ann-1"]
+
+    def test_device_hours_count_within_their_days(self, repository: Repository) -> None:
+        waiting(repository, "ann", "ann")
+        run = take(repository)
+        repository.studies.record_facts(run.lease, run.study.id, {"world_size": 4})
+        attempt = repository.attempts.begin(run.lease, run.study.id, 0, {})
+        done = AttemptResult("COMPLETE", throughput=1.0, wall_seconds=3600.0)
+        repository.attempts.finish(run.lease, attempt.id, done, [])
+        repository.quotas.set(Quota("ann", device_hours=4.0, days=7.0))
+        assert repository.studies.claim(CLUSTER, SECOND) is None
+        assert "4 of 4 device hours of the last 7 days" in repository.quotas.reasons()("ann")
+        repository.quotas.set(Quota("ann", device_hours=4.1, days=7.0))
+        assert repository.studies.claim(CLUSTER, SECOND) is not None
+
+    def test_quota_of_every_owner_yields_to_one_of_its_own(self, repository: Repository) -> None:
+        waiting(repository, "ann", "ann", "bob", "bob")
+        repository.quotas.set(Quota(EVERY_OWNER, studies=1))
+        repository.quotas.set(Quota("bob", studies=2))
+        names = [claim.study.name for claim in taken_in_order(repository)]
+        assert names == ["ann-0", "bob-2", "bob-3"]
+        repository.quotas.set(Quota(EVERY_OWNER))
+        assert [quota.owner for quota in repository.quotas.all()] == ["bob"]
+        assert [claim.study.name for claim in taken_in_order(repository)] == ["ann-1"]
+
+    def test_study_of_a_dead_daemon_goes_on_under_an_exhausted_quota(
+        self, repository: Repository
+    ) -> None:
+        waiting(repository, "ann")
+        state = repository.leases.state(take(repository).lease.key)
+        assert state is not None
+        repository.quotas.set(Quota("ann", studies=1))
+        end_lease(repository, state)
+        assert take(repository, SECOND).study.name == "ann-0"

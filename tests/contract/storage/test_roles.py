@@ -1,0 +1,80 @@
+"""Two users with a role each in one PostgreSQL, under the policies of docs/security.md."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from autotune.errors import BadInput, StaleLease, StorageError
+from storage import Database, EventKind, LeaseHolder, Quota, Repository
+from storage.database import parse
+from storage.leases import key_of
+
+SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
+HOLDER = LeaseHolder("here", 1, 60.0)
+
+
+@pytest.fixture(scope="module")
+def tenants(postgres_server: Any) -> Iterator[dict[str, Repository]]:
+    """The repository as each role has it."""
+    postgres_server.psql("create database tenants")
+    url = str(postgres_server.get_uri(database="tenants"))
+    Database(url).engine.dispose()
+    [policies] = re.findall(r"```sql\n(.*?)```", SECURITY.read_text(), re.DOTALL)
+    engine = create_engine(parse(url))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(policies.replace("%", "%%"))
+        for role in ("alice", "bob"):
+            connection.execute(text(f"create role {role} login in role autotune_user"))
+    engine.dispose()
+    found = {
+        role: Repository(Database(url.replace("postgres:", f"{role}:")))
+        for role in ("alice", "bob")
+    }
+    yield found
+    for repository in found.values():
+        repository.database.engine.dispose()
+    postgres_server.psql("drop database tenants (force)")
+    postgres_server.psql("drop role alice; drop role bob; drop role autotune_user")
+
+
+def test_role_reads_studies_of_others_and_changes_its_own_only(
+    tenants: dict[str, Repository],
+) -> None:
+    alice, bob = tenants["alice"], tenants["bob"]
+    alice.studies.submit("hers", "host:here alice 0", {}, "/w", owner="alice")
+    claimed = alice.studies.claim("host:here alice 0", HOLDER)
+    assert claimed is not None
+    alice.attempts.begin(claimed.lease, claimed.study.id, 0, {})
+    assert bob.studies.named("hers").owner == "alice"
+    assert len(bob.attempts.of(claimed.study.id)) == 1
+    for change in (
+        lambda: bob.studies.request_stop("hers"),
+        lambda: bob.studies.arrange("hers", priority=1),
+        lambda: bob.studies.enqueue("hers", {"a": 1}),
+        lambda: bob.studies.move("hers", "host:here bob 0"),
+        lambda: bob.studies.delete("hers"),
+    ):
+        with pytest.raises(BadInput, match="a study of alice"):
+            change()
+    assert bob.studies.claim("host:here alice 0", HOLDER) is None
+    with pytest.raises(StaleLease):
+        bob.studies.fail(claimed.lease, claimed.study.id, "spoilt")
+    assert alice.leases.holder(key_of(claimed.study.id)) is not None
+    alice.studies.stop(claimed.lease, claimed.study.id)
+    alice.studies.delete("hers")
+    history = bob.events.of("hers")
+    assert [event.what for event in history] == [
+        *(EventKind.SUBMITTED, EventKind.BEGUN, EventKind.STOPPED, EventKind.DELETED)
+    ]
+    assert {event.role for event in history} == {"alice"}
+
+
+def test_role_cannot_act_in_the_name_of_another(tenants: dict[str, Repository]) -> None:
+    with pytest.raises(StorageError, match="row-level security"):
+        tenants["bob"].studies.submit("foreign", "host:here alice 0", {}, "/w", owner="alice")
+    with pytest.raises(StorageError, match="permission denied"):
+        tenants["bob"].quotas.set(Quota("bob", studies=100))

@@ -1,0 +1,37 @@
+"""Short studies of a script on CPUs, in virtual time, where a compilation takes most of a minute."""
+
+from typing import Any
+
+from launchers.replay import Answer, Launch
+from launchers.replay.behaviours import noisy
+from tests.control.replayed import Replayed
+
+SPACE: dict[str, Any] = {"micro_batch": [2, 4, 8], "compile": ["none", "default"]}
+BASELINE = {"micro_batch": 2, "accumulation_steps": 4}
+WORKLOAD = {"script": "train.py", "args": ["--batch", "2"], "flags": {"micro_batch": "--batch"}}
+COMPILING = 42.0
+"""Seconds that nanoGPT compiled for on two shared cores."""
+FASTER = {2: 1.0, 4: 1.2, 8: 1.35}
+"""By micro-batch."""
+
+
+def of_script(launch: Launch) -> Answer:
+    compiles = launch.knobs["compile"] != "none"
+    rate = 40.0 * FASTER[launch.knobs["micro_batch"]] * (1.1 if compiles else 1.0)
+    cold = COMPILING if launch.number == 1 else COMPILING / 3
+    first = cold if compiles else None
+    startup = launch.draw.uniform(2.0, 3.0)
+    return Answer(rate=rate, startup=startup, first_step=first, stays=False)
+
+
+def run(played: Replayed, wall_time: int, seed: int = 0) -> dict[str, Any]:
+    (played.folder / "train.py").write_text("")
+    return played.on(noisy(of_script, run=0.01, block=0.02), seed=seed).run(
+        workload=WORKLOAD,
+        search_space=SPACE,
+        baseline=BASELINE,
+        sampler="model",
+        objective={"global_batch": "free"},
+        measurement={"warmup": 10.0, "longest": 20.0, "rounds": 10, "baseline_runs": 3},
+        budget={"trials": None, "wall_time": f"{wall_time}s"},
+    )

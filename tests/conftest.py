@@ -95,7 +95,9 @@ def _keep_first_of_each(config: pytest.Config, items: list[pytest.Item]) -> None
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, tuple[str, str]]:
     fault = _folder(item) == "faults"
-    of_launcher = any(mark.args[0] in ("local", "ray") for mark in item.iter_markers("xdist_group"))
+    of_launcher = any(
+        mark.args[0] in ("local", "ray", "slurm") for mark in item.iter_markers("xdist_group")
+    )
     shares = of_launcher or (fault and _shares_a_fixture(item))
     return not shares, not fault, _site(item)
 

@@ -122,8 +122,10 @@ class SlurmStudy(ClusterStudy):
 
     ours = ("autotune.worker", "autotune start", "srun")
 
-    def __init__(self, nodes: SlurmNodes, folder: Path, *, ranks: int, trials: int = 12) -> None:
-        super().__init__(nodes.nodes, nodes.control, folder, "slurm", ranks=ranks, trials=trials)
+    def __init__(
+        self, nodes: SlurmNodes, folder: Path, *, ranks: int, launcher: str = "slurm"
+    ) -> None:
+        super().__init__(nodes.nodes, nodes.control, folder, launcher, ranks=ranks, trials=12)
         self.nodes = nodes
         self.job = ""
 

@@ -56,3 +56,21 @@ def test_study_in_an_allocation_outlives_it(
     blamed = [a for a in study.recorded() if a.result.state not in ("COMPLETE", "PRUNED")]
     assert blamed == []
     print(strike.__doc__, study.recovery(began, back, ended))
+
+
+def test_study_of_one_node_goes_on_upon_another_one(cluster: SlurmNodes, tmp_path: Path) -> None:
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=1, launcher="local")
+    study.submit("--nodes=1")
+    study.wait_for_trials(2)
+    first = study.first
+    update = ("scontrol", "update", f"nodename={first.name}")
+    cluster.control.must(*update, "state=drain", "reason=maintenance")
+    try:
+        study.signal("TERM")
+        wait_for(lambda: study.state == "PENDING", f"it is requeued: {study.output}")
+        wait_for(lambda: study.state == "RUNNING", f"it runs again: {study.output}")
+        assert study.first is not first
+        study.wait_done()
+    finally:
+        cluster.control.must(*update, "state=resume")
+    study.check_nothing_is_left()

@@ -224,7 +224,7 @@ def _site(kind: str, project: Path, logs: str, mark: str) -> Iterator[Site]:
         address = stack.enter_context(two_ray_nodes()) if kind == "cluster" else None
         two = Resources(2, None, 1, None)
         if kind == "slurm":
-            stack.enter_context(_in_allocation(project.parent / "slurm"))
+            stack.enter_context(in_allocation(project.parent / "slurm"))
         named = "ray" if kind == "cluster" else kind
         section = section_of(named, address=address) if address else section_of(named)
         launcher = section.open(two, logs)
@@ -234,11 +234,15 @@ def _site(kind: str, project: Path, logs: str, mark: str) -> Iterator[Site]:
 
 
 @contextlib.contextmanager
-def _in_allocation(folder: Path) -> Iterator[None]:
-    """This process is in an allocation of a Slurm of its own."""
+def in_allocation(folder: Path) -> Iterator[None]:
+    """This process is in an allocation of a Slurm of its own, which does not bear the mark of a site."""
     if why := slurm.refusal():
         pytest.skip(why)
-    with slurm.allocation(folder) as variables, pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv(RUN_MARK, raising=False)
+            variables = stack.enter_context(slurm.allocation(folder))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in variables.items():
             patch.setenv(name, value)
         yield

@@ -85,7 +85,7 @@ def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
 
 @pytest.mark.fault(6)
 @pytest.mark.fault(23)
-@sites_to_close(slow=["ray", "slurm"])
+@sites_to_close(slow=["ray"])
 def test_a_ray_driver_that_is_killed_takes_its_ray_along_and_nobody_else(site: Site) -> None:
     driver = site.slot._agents.links[0]._cluster.driver
     report = run_with_grandchild_until(site, lambda: os.kill(driver.pid, signal.SIGKILL))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from autotune.errors import StudyNotFound
 from tests.faults.cluster_study import ClusterStudy
 from tests.support.nodes import Network, Node, strike
 from tests.support.slurm import SlurmFolder
@@ -52,7 +53,7 @@ class SlurmNode(Node):
         """
         self._down.touch()
         try:
-            struck = [p for p in self.processes(part) if "munged" not in " ".join(p.cmdline())]
+            struck = self.processes(part)
             assert struck, f"nothing like {part} runs on {self.name}"
             strike(struck, signal.SIGKILL)
             yield
@@ -134,6 +135,12 @@ class SlurmStudy(ClusterStudy):
         told = self.command("submit", "study.yaml", "--", *options)
         self.job = told.split()[-1]
         assert self.job.isdigit(), told
+        wait_for(self._is_known, f"job {self.job} has begun the study")
+
+    def _is_known(self) -> bool:
+        with contextlib.suppress(StudyNotFound):
+            return self.study() is not None
+        return False
 
     @property
     def state(self) -> str:

@@ -27,7 +27,7 @@ _BATCH_SYSTEM = "SLURM"
 
 @dataclasses.dataclass(frozen=True)
 class AgentOrder:
-    """What a relay is to start.
+    """Description of the agent that a relay is to start.
 
     Attributes:
         host: address of the node, as for AgentProcess.

@@ -169,7 +169,7 @@ class SlurmLauncher(Launcher):
             self._reservation.take([f"Slurm job {job}"])
             self._allocation = Allocation(job)
             self._layout = self._allocation.plan(resources)
-            self.workers = self._layout.nodes * self._layout.ranks_per_node
+            self.ranks = self._layout.nodes * self._layout.ranks_per_node
             self._notices += filter(None, [self._layout.notice()])
             self._open()
         except BaseException:

@@ -259,7 +259,9 @@ def test_status_and_list(finished: StudyFolder) -> None:
     assert listed[0]["verdict"] == status["verdict"]
     lines = finished.ask("list").stdout.splitlines()
     assert len(lines) == 2
-    assert lines[1].split()[:3] == ["tiny", "DONE", "3"]
+    state = lines[0].index("state")
+    assert lines[1].startswith("tiny ")
+    assert lines[1][state:].split()[:2] == ["DONE", "3"]
 
 
 def test_logs_of_study_and_trial(finished: StudyFolder) -> None:
@@ -316,7 +318,7 @@ def test_an_unknown_study_is_answered_with_the_known_ones(
     found = finished.ask(command, "tyni")
     assert found.returncode == 2
     assert "'tyni'" in found.stderr
-    assert "there are: tiny" in found.stderr
+    assert "the newest are: tiny" in found.stderr
 
 
 @pytest.mark.errand

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -217,7 +218,9 @@ class TestPages:
         assert "fsdp_prefetch" not in shown, "it does not belong to the job"
         for finalist in done.status["verdict"]["finalists"]:
             ratio = finalist["ratio_to_recommended"]
-            assert f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" in shown
+            low = math.floor(ratio["low"] * 1000) / 1000
+            high = math.ceil(ratio["high"] * 1000) / 1000
+            assert f"{ratio['value']:.3f} ({low:.3f} to {high:.3f})" in shown
 
     @pytest.mark.errand
     def test_every_trial_is_listed_with_its_end(

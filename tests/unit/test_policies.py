@@ -46,7 +46,9 @@ OF_A_MESSAGE = {
     "_DRAWN",
     "_DRAWN_PER_VALUE",
     "_MOST_TOLD",
+    "_NOISE_DIGITS",
     "_ROUNDED_TO",
+    "_RUNNERS_UP",
     "_SHOWN",
     "_SMALLEST_PERCENTAGE",
 }

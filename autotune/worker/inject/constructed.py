@@ -25,7 +25,7 @@ _HALF = ("bf16-mixed", "16-mixed")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ConstructedClass:
     """Class whose arguments may be changed.
 
     Attributes:
@@ -41,7 +41,7 @@ class Kind:
 
 
 KINDS = (
-    Kind(
+    ConstructedClass(
         "TrainingArguments",
         ("transformers.training_args",),
         {
@@ -55,19 +55,19 @@ KINDS = (
         },
     ),
     # Its accumulation is left out: the loop is the script's, which counts batches by itself.
-    Kind(
+    ConstructedClass(
         "Accelerator",
         ("accelerate.accelerator",),
         {"mixed_precision": ("no", "bf16", "fp16"), "dynamo_backend": ("no", "inductor")},
     ),
-    Kind(
+    ConstructedClass(
         "Trainer",
         ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
         {"precision": ("32-true", *_HALF), "accumulate_grad_batches": ()},
     ),
     # `DataLoader(batch_size=8)`: of several loaders those that are constructed with this value.
-    Kind("DataLoader", ("torch.utils.data.dataloader",), {}),
-    Kind(
+    ConstructedClass("DataLoader", ("torch.utils.data.dataloader",), {}),
+    ConstructedClass(
         "Fabric",
         ("lightning.fabric.fabric", "lightning_fabric.fabric"),
         {"precision": ("32-true", *_HALF)},
@@ -137,21 +137,23 @@ class Constructed:
         """Return the arguments that the script has constructed objects with."""
         return tuple(self._found.values())
 
-    def _change(self, kind: Kind, module: Any) -> None:
+    def _change(self, kind: ConstructedClass, module: Any) -> None:
         owner = getattr(module, kind.name)
         if dataclasses.is_dataclass(owner):
             self._change_fields(kind, owner)
         else:
             construct_by(owner, functools.partial(self._build, kind))
 
-    def _build(self, kind: Kind, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
+    def _build(
+        self, kind: ConstructedClass, build: Callable[..., None], bound: inspect.BoundArguments
+    ) -> None:
         own = {**bound.signature.parameters}
         given = {name: bound.arguments.get(name, one.default) for name, one in own.items()}
         self._record(kind, given)
         bound.arguments.update(self._wanted(kind, given))
         build(*bound.args, **bound.kwargs)
 
-    def _change_fields(self, kind: Kind, owner: Any) -> None:
+    def _change_fields(self, kind: ConstructedClass, owner: Any) -> None:
         """Change the fields of a dataclass where its constructor derives others from them.
 
         The constructor of a subclass sets them by itself.
@@ -167,7 +169,7 @@ class Constructed:
 
         owner.__post_init__ = changed
 
-    def _wanted(self, kind: Kind, given: Mapping[str, Any]) -> dict[str, Value]:
+    def _wanted(self, kind: ConstructedClass, given: Mapping[str, Any]) -> dict[str, Value]:
         """Return the arguments that an object is given instead of its own."""
         return {
             part.argument: value
@@ -175,13 +177,13 @@ class Constructed:
             if part.kind == kind.name and part.of in (None, given.get(part.argument))
         }
 
-    def _record(self, kind: Kind, given: Mapping[str, Any]) -> None:
+    def _record(self, kind: ConstructedClass, given: Mapping[str, Any]) -> None:
         self._built.add(kind.name)
         for option in _options(kind, given):
             self._found.setdefault(option.flag, option)
 
 
-def _options(kind: Kind, given: Mapping[str, Any]) -> Iterator[Option]:
+def _options(kind: ConstructedClass, given: Mapping[str, Any]) -> Iterator[Option]:
     for name, values in kind.arguments.items():
         if name not in given:
             continue

@@ -248,12 +248,14 @@ class Knob:
             the value.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
         variables: of the environment, which it sets; the allocator's is not only its own.
-        lasting: values of a knob of the step that act on the model or the process as well.
+        reversible: values of parallelism beside which running processes can undo a knob of the model,
+            and apply another value; empty: none.
+        lasting: values of a knob that running processes cannot undo: they act on the process as well.
         stateful: values beside which what a training has done so far shows in what comes: they have
             optimizers or states of their own, or change in the course of a training; empty: every value
             but the default; None: no value.
-        made_for: knobs of the step that something is made for, once, where this one is not at its
-            default: a compiled graph, for example.
+        made_for: other knobs that something is made for, once and for all: CUDA graphs, for example. It
+            is made by the values in `lasting`; where there are none, by every value but the default.
     """
 
     name: str
@@ -282,6 +284,7 @@ class Knob:
     always_said: bool = False
     schedule: bool = False
     variables: tuple[str, ...] = ()
+    reversible: tuple[KnobValue, ...] = ()
     lasting: tuple[KnobValue, ...] = ()
     stateful: tuple[KnobValue, ...] | None = None
     made_for: tuple[str, ...] = ()

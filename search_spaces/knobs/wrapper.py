@@ -239,7 +239,10 @@ KNOBS = (
                 "(torch 2.13)",
             ),
         ),
-        made_for=("accumulation_steps",),
+        made_for=(
+            *("accumulation_steps", "activation_checkpointing", "compile", "compile_scope"),
+            "loss_chunks",
+        ),
         exports={
             "hf-trainer": one_of({False: {}, True: {"ddp_static_graph": True}}, in_ddp),
             "lightning": _lightning_ddp("static_graph", usual=False),

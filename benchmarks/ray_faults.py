@@ -19,8 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from storage import StoredAttempt
-from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
+from tests.faults.ray_nodes import RayNodes, ray_nodes
 from tests.faults.ray_strikes import STRIKES, RayStudy, survive
+from tests.support.nodes import refusal
 from tests.support.silent_names import SERVER
 
 

@@ -1,13 +1,18 @@
 """Sections of a study file for launchers: which one a study names, and how it is read."""
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
+from autotune.errors import BadInput
 from launchers.base import Launcher, LauncherSection, Resources
 from launchers.ray_section import RaySection
 from launchers.reservation import Busy, refuse
+from launchers.slurm_allocation import JOB, OUTSIDE
+
+_CLUSTER = "SLURM_CLUSTER_NAME"
 
 
 class LocalSection(LauncherSection):
@@ -28,19 +33,67 @@ class LocalSection(LauncherSection):
         return LocalLauncher(resources, log_dir, busy, env or {})
 
 
-KINDS: Mapping[str, type[LocalSection | RaySection]] = {"local": LocalSection, "ray": RaySection}
+class SlurmSection(LauncherSection):
+    """Section of the launcher inside an allocation of Slurm."""
+
+    kind: Literal["slurm"]
+
+    spans_nodes = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Return True: another allocation may have other devices."""
+        return True
+
+    @property
+    def place(self) -> str:
+        """Return the cluster: a job may go on in an allocation of other nodes.
+
+        Raises:
+            BadInput: this process is in no allocation.
+        """
+        if JOB not in os.environ:
+            raise BadInput(OUTSIDE)
+        return f"slurm:{os.environ.get(_CLUSTER, '')}"
+
+    @property
+    def meeting_host(self) -> str:
+        """Return an empty text: ranks meet on the first node that a slot takes."""
+        return ""
+
+    def open(
+        self,
+        resources: Resources,
+        log_dir: str,
+        busy: Busy = refuse,
+        env: Mapping[str, str] | None = None,
+    ) -> Launcher:
+        """Return the opened launcher."""
+        from launchers.slurm import SlurmLauncher
+
+        return SlurmLauncher(resources, log_dir, busy, env or {})
+
+
+Section = LocalSection | RaySection | SlurmSection
+KINDS: Mapping[str, type[Section]] = {
+    "local": LocalSection,
+    "ray": RaySection,
+    "slurm": SlurmSection,
+}
 """Section of each launcher, by the word that a study file has for it."""
 PACKAGES = {kind.package: f"launcher: {name}" for name, kind in KINDS.items() if kind.package}
 """Package that only one launcher needs -> how a study asks for that launcher."""
 SPANNING = " or ".join(f"`launcher: {name}`" for name, kind in KINDS.items() if kind.spans_nodes)
 """Launchers that spread a trial over several nodes, in words."""
-FOR_SEVERAL_NODES = f"launcher: ray   # of several nodes; a running cluster: {RaySection.EXAMPLE}"
+FOR_SEVERAL_NODES = (
+    f"launcher: ray   # of several nodes; a running cluster: {RaySection.EXAMPLE}; Slurm: slurm"
+)
 """Line of a study file for a trial on several nodes."""
 MOVED = {"ray_address": f"is a field of the launcher now; write `launcher: {RaySection.EXAMPLE}`"}
 """Former field of a study -> where it went."""
 
 
-def section_of(kind: str, **fields: Any) -> LocalSection | RaySection:
+def section_of(kind: str, **fields: Any) -> Section:
     """Return the section of a launcher, with these fields."""
     return KINDS[kind].model_validate({"kind": kind, **fields})
 
@@ -77,7 +130,9 @@ def tag_of(section: Any) -> str:
 
 
 AnyLauncher = Annotated[
-    Annotated[LocalSection, Tag("[LocalSection]")] | Annotated[RaySection, Tag("[RaySection]")],
+    Annotated[LocalSection, Tag("[LocalSection]")]
+    | Annotated[RaySection, Tag("[RaySection]")]
+    | Annotated[SlurmSection, Tag("[SlurmSection]")],
     Discriminator(tag_of),
 ]
 """The launcher of a study file."""

@@ -35,10 +35,11 @@ model; wrapper: on what shares it among ranks; step: on what every step does, an
 """
 
 
-VARIABLES, SETTINGS, DDP, ROOT, LOADER, OPTIMIZER = (
+VARIABLES, SETTINGS, DDP, SHARDING, ROOT, LOADER, OPTIMIZER = (
     "variables of the environment",
     "settings of the process",
     "DistributedDataParallel",
+    "fully_shard",
     "root module",
     "DataLoader",
     "Optimizer",
@@ -181,7 +182,7 @@ class Via:
     """Way from outside by which a script gets a knob that it does not turn by itself.
 
     Attributes:
-        through: VARIABLES, SETTINGS, DDP, ROOT, LOADER or OPTIMIZER.
+        through: VARIABLES, SETTINGS, DDP, SHARDING, ROOT, LOADER or OPTIMIZER.
         values: that can be set from outside; empty: all.
         today: the value that the script must have by itself, as any other cannot be taken away; None:
             any value can be changed.

@@ -29,6 +29,8 @@ hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("same")
 
 _FOLDER = Path(__file__).parent
+_OF_LAUNCHERS = ("local", "ray", "slurm")
+"""Groups of tests that share an opened launcher."""
 _MEASURING = ("acceptance", "contract", "faults")
 """Folders with tests that open launchers, which wait for one another on one machine."""
 
@@ -95,7 +97,7 @@ def _keep_first_of_each(config: pytest.Config, items: list[pytest.Item]) -> None
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, tuple[str, str]]:
     fault = _folder(item) == "faults"
-    of_launcher = any(mark.args[0] in ("local", "ray") for mark in item.iter_markers("xdist_group"))
+    of_launcher = any(m.args[0] in _OF_LAUNCHERS for m in item.iter_markers("xdist_group"))
     shares = of_launcher or (fault and _shares_a_fixture(item))
     return not shares, not fault, _site(item)
 

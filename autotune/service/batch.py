@@ -17,6 +17,8 @@ _SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
 cd {folder} || exit 2
+# The next job of the study may begin on another node.
+export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
 # In the background: a shell hears of a signal only while it waits.
 trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
 {command} &
@@ -25,7 +27,10 @@ study=$!
 wait $study
 code=$?
 while kill -0 $study 2> /dev/null; do wait $study; code=$?; done
-if [ $code -eq {requeued} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# A job that was cancelled is no longer running, and stays cancelled.
+if [ $code -eq {requeued} ] && [ "$(squeue -h -o %T -j "$SLURM_JOB_ID")" = RUNNING ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code
 """
 _JOB = """\
@@ -84,7 +89,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
     if nodes > 1 and not spec.launcher.is_shared:
         raise BadInput(
             f"{nodes} nodes are asked for, and this study would run on the first one: on several it "
-            "needs a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
+            "needs launcher: slurm, or a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
         )
     return _SCRIPT.format(
         name=f"autotune-{spec.name}",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
+from tests.faults.ray_nodes import RayNodes, ray_nodes
 from tests.faults.replaying import ReplayedFolder
+from tests.support.nodes import refusal
 from tests.support.steering import in_use
 
 

@@ -1,136 +1,31 @@
 """What is done to a Ray cluster while a study runs on it, and how long until its next trial is done."""
 
-import contextlib
-import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from storage import MessageKind
+from tests.faults.cluster_study import PATIENCE_SECONDS, ClusterStudy, Recovery
 from tests.faults.ray_nodes import ADDRESS, RayNodes
-from tests.support.records import Records
-from tests.support.steering import TINY_WORKLOAD, quick_measurement, write_study
 from tests.support.waiting import wait_for
 
-PATIENCE_SECONDS = 400.0
 _NOTICE_SECONDS = 20
-_AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]
-_OURS = ("autotune.worker", "launchers.ray_driver", "autotune daemon", "autotune start")
 
 
-@dataclass
-class Recovery:
-    """What a strike has cost, in seconds.
-
-    Attributes:
-        back: from the strike until it was over, and Ray ran on all nodes again.
-        next_trial: from the strike to the end of the next trial that was begun after it.
-        longest: without any trial that ended well, from the strike on.
-        lost: attempts that were lost or given up.
-    """
-
-    back: float
-    next_trial: float
-    longest: float
-    lost: int
-
-
-class RayStudy(Records):
+class RayStudy(ClusterStudy):
     """A study whose daemon works on the node `near`."""
 
-    def __init__(self, nodes: RayNodes, folder: Path, *, ranks: int, trials: int = 12) -> None:
-        super().__init__(f"sqlite:///{folder}/autotune.db", "tiny")
-        self.nodes = nodes
-        self.folder = folder
-        self.wanted = trials
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
-        write_study(
-            folder,
-            name=self.name,
-            storage=self.url,
-            launcher={"kind": "ray", "address": ADDRESS},
-            resources={"workers": ranks, "gpus_per_worker": 0},
-            search_space={"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 30))},
-            budget={"trials": trials},
-            measurement=quick_measurement(
-                warmup=0.5, longest=1.5, search_precision=1e-3, block_seconds=0.1, step_deadline=60
-            ),
-        )
+    ours = ("autotune.worker", "launchers.ray_driver", "autotune daemon", "autotune start")
 
-    def command(self, *arguments: str) -> str:
-        """What a command prints, given on that node."""
-        found = self.nodes.near.run(*_AUTOTUNE, *arguments, cwd=self.folder)
-        return found.stdout + found.stderr
+    def __init__(self, nodes: RayNodes, folder: Path, *, ranks: int, trials: int = 12) -> None:
+        launcher = {"kind": "ray", "address": ADDRESS}
+        super().__init__(nodes.nodes, nodes.near, folder, launcher, ranks=ranks, trials=trials)
+        self.nodes = nodes
 
     def start(self) -> None:
         """Submit it, and leave its daemon to itself."""
         told = self.command("start", "study.yaml", "--detach")
         wait_for(lambda: self.study().state == "RUNNING", f"it runs; start said: {told}")
-
-    def wait_for_trials(self, count: int) -> None:
-        """So many have been recorded, and one more runs."""
-
-        def enough() -> bool:
-            searched = self.recorded("search")
-            return len(searched) >= count and any(a.running for a in self.attempts("search"))
-
-        wait_for(enough, f"{count} trials; said so far: {self.said}", PATIENCE_SECONDS)
-
-    def completed_after(self, moment: float) -> float | None:
-        """When the first trial ended well that was begun after that moment."""
-        ends = [
-            a.ended
-            for a in self.recorded("search")
-            if a.started > moment and a.ended and a.result.throughput
-        ]
-        return min(ends, default=None)
-
-    def longest_pause(self, since: float) -> float:
-        """Seconds without the end of a measured run of whatever purpose, from that moment on."""
-        ends = [a.ended for a in self.recorded() if a.ended and a.ended > since]
-        return max(later - earlier for earlier, later in itertools.pairwise([since, *sorted(ends)]))
-
-    @property
-    def said(self) -> str:
-        """All messages."""
-        messages = self.repository.messages.of(self.study().id)
-        return "\n".join(message.text for message in messages)
-
-    @property
-    def waits(self) -> str:
-        """What it says last that it waits for; empty if it says something else."""
-        messages = self.repository.messages.of(self.study().id)
-        waiting = messages and messages[-1].kind == MessageKind.WAITING
-        return messages[-1].text if waiting else ""
-
-    def seen_status(self) -> dict[str, Any]:
-        """What `status --json` says on that node."""
-        found = self.nodes.near.run(*_AUTOTUNE, "status", self.name, "--json", cwd=self.folder)
-        return dict(json.loads(found.stdout))
-
-    def wait_done(self) -> None:
-        """It ends by itself, with all of its trials."""
-        wait_for(lambda: self.study().state.ended, "the study ends", PATIENCE_SECONDS)
-        assert self.study().state == "DONE", f"{self.study().error}\n{self.said}"
-        self.assert_complete(trials=self.wanted)
-
-    def processes(self) -> list[str]:
-        """What is left of it on all nodes."""
-        found = []
-        for node in self.nodes.nodes:
-            for process in node.processes():
-                with contextlib.suppress(psutil.Error):
-                    line = " ".join(process.cmdline())
-                    if any(part in line for part in _OURS):
-                        found.append(f"{node.name}: {line[:200]}")
-        return found
 
     def check_nothing_is_left(self) -> None:
         """No process, no placement group, all processors free."""
@@ -247,7 +142,4 @@ def survive(study: RayStudy, strike: Callable[[RayNodes], None]) -> Recovery:
     )
     study.wait_done()
     study.check_nothing_is_left()
-    again = [a for a in study.attempts() if a.result.state in ("LOST", "ABANDONED")]
-    return Recovery(
-        round(back, 1), round(ended - began, 1), round(study.longest_pause(began), 1), len(again)
-    )
+    return study.recovery(began, back, ended)

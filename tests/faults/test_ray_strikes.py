@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.views.overview import status_of
-from tests.faults.ray_nodes import RayNodes, refusal_to_lose
+from tests.faults.ray_nodes import RayNodes
 from tests.faults.ray_strikes import (
     RayStudy,
     all_restarted,
@@ -20,6 +20,7 @@ from tests.faults.ray_strikes import (
     raylet_elsewhere_killed,
     survive,
 )
+from tests.support.nodes import refusal_to_lose
 from tests.support.waiting import wait_for
 
 STANDSTILL = 10.0

@@ -62,6 +62,7 @@ FAULTS = {
     31: Fault("secrets in env and storage URL"),
     32: Fault("a suspended machine"),
     33: Fault("a name server that does not answer"),
+    34: Fault("Slurm: cancelled, requeued, drained, a node or slurmctld killed"),
 }
 
 

@@ -23,6 +23,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     program(folder / "scontrol", 'echo "$@" > requeued')
+    program(folder / "squeue", "echo RUNNING")
     return folder
 
 
@@ -43,6 +44,20 @@ def test_job_is_requeued_only_if_its_study_is(
     assert done.returncode == code
     told = folder / "requeued"
     assert (told.read_text() if told.exists() else None) == requeued
+
+
+def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
+    program(programs / "autotune", "exit 75")
+    program(programs / "squeue", "echo COMPLETING")
+    script = sbatch_script(SPEC, STUDY, tmp_path, [])
+    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    assert done.returncode == 75
+    assert not (tmp_path / "requeued").exists()
+
+
+def test_several_nodes_are_for_a_launcher_that_spans_them() -> None:
+    spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": "slurm"})
+    assert "autotune start study.yaml" in sbatch_script(spec, STUDY, Path("/w"), ["-N4"])
 
 
 def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: Path) -> None:

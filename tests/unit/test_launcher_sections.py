@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from autotune.config import StudySpec, load
-from autotune.errors import SpecError
-from launchers import section_of
+from autotune.errors import BadInput, NotHere, SpecError
+from launchers import Resources, section_of
 from launchers.ray_section import RaySection
-from launchers.sections import LocalSection
+from launchers.sections import LocalSection, Section, SlurmSection
 
 STUDY: dict[str, Any] = {"name": "a", "workload": {"name": "gpt"}}
 
@@ -34,6 +34,7 @@ def mistakes(folder: Path, **changes: Any) -> list[str]:
         ({"launcher": "local"}, LocalSection(kind="local")),
         ({"launcher": "ray"}, RaySection(kind="ray")),
         ({"launcher": {"kind": "ray", "address": "auto"}}, RaySection(kind="ray", address="auto")),
+        ({"launcher": "slurm"}, SlurmSection(kind="slurm")),
     ],
 )
 def test_launcher_is_named_alone_or_with_its_fields(said: dict[str, Any], section: object) -> None:
@@ -65,10 +66,10 @@ def test_former_field_in_a_file_is_refused_with_its_new_place(tmp_path: Path) ->
     assert "launcher: {kind: ray, address:" in told
 
 
-@pytest.mark.parametrize("given", ["slurm", 3, {"kind": "slurm"}, {"address": "h:1"}])
+@pytest.mark.parametrize("given", ["mpi", 3, {"kind": "mpi"}, {"address": "h:1"}])
 def test_unknown_launcher_is_refused_with_those_that_are_known(tmp_path: Path, given: Any) -> None:
     (told,) = mistakes(tmp_path, launcher=given, resources={"nodes": 2, "workers": 2})
-    assert told.startswith("launcher: must be local or ray")
+    assert told.startswith("launcher: must be local or ray or slurm")
 
 
 def test_field_of_another_launcher_is_refused(tmp_path: Path) -> None:
@@ -81,6 +82,7 @@ def test_several_nodes_need_a_launcher_that_spans_them(tmp_path: Path) -> None:
     (told,) = mistakes(tmp_path, resources=nodes)
     assert told.startswith("resources.nodes: is 2")
     assert spec(launcher="ray", resources=nodes).launcher.spans_nodes
+    assert spec(launcher="slurm", resources=nodes).launcher.spans_nodes
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,27 @@ def test_several_nodes_need_a_launcher_that_spans_them(tmp_path: Path) -> None:
     ],
 )
 def test_each_launcher_answers_for_itself(
-    section: LocalSection | RaySection, place: str | None, is_shared: bool, host: str
+    section: Section, place: str | None, is_shared: bool, host: str
 ) -> None:
     assert (section.place, section.is_shared, section.meeting_host) == (place, is_shared, host)
+
+
+def test_slurm_launcher_has_a_queue_of_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "alps")
+    section = section_of("slurm")
+    assert (section.place, section.is_shared, section.meeting_host) == ("slurm:alps", True, "")
+
+
+def test_slurm_launcher_outside_an_allocation_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    section = section_of("slurm")
+    with pytest.raises(BadInput, match=r"autotune submit .*`salloc`"):
+        _ = section.place
+    with pytest.raises(NotHere, match=r"autotune submit .*`salloc`"):
+        section.open(Resources(1, 0, 1, 1), str(tmp_path))
 
 
 def test_local_launcher_has_nothing_to_secure() -> None:

@@ -88,7 +88,7 @@ def test_the_schema_refuses_unknown_fields(validator, section):
         {"measurement": {"warmup": 0}},
         {"measurement": {"rounds": 1}},
         {"sampler": "bayes"},
-        {"launcher": "slurm"},
+        {"launcher": "mpi"},
         {"env": {"A": 1}},
         {"seed": -1},
     ],

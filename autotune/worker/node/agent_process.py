@@ -6,8 +6,9 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from autotune.worker import interpreter, processes
 from autotune.worker.files import TrialFiles, make_private
@@ -29,64 +30,40 @@ _POLL_SECONDS = 0.5
 _BOOT = "from autotune.worker.node.agent import main; main()"
 
 
-class AgentProcess:
-    """An agent in a clean interpreter of its own, with pipes to it.
-
-    It is also the class of the Ray actor, so its methods take and return plain lines.
-    """
+class LinePipe:
+    """Child process that takes commands and gives reports, as lines."""
 
     def __init__(
-        self,
-        host: str,
-        log: str,
-        env: Mapping[str, str] | None = None,
-        devices: Mapping[str, str] | None = None,
+        self, command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None
     ) -> None:
-        """Start the agent.
+        """Start the child in a session of its own.
 
         Args:
-            host: address of this node that ranks on other nodes can reach; loopback if there are
-                none.
-            log: file that the agent's own messages go to.
-            env: the study's changes to the environment; variables that autotune sets itself are
-                left out.
-            devices: variables that select the agent's devices; None keeps those of this process.
+            log: file of its messages; None: that of this process.
         """
-        processes.sweep()
-        scratch.sweep()
-        self.id = processes.new_agent_id()
-        make_private(Path(log).parent)
-        with Path(log).open("ab") as log_file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, "--host", host],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                env=interpreter.quiet(
-                    {
-                        **processes.inherited(os.environ),
-                        **processes.study_variables(env or {}),
-                        **(devices or {}),
-                        MARKER: self.id,
-                    }
-                ),
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+        )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self._write_lock = threading.Lock()
         self._mute = False
-        """Nothing more may be sent: the agent is being closed, or has read half a command."""
+        """Nothing more may be sent: the pipe is being closed, or half a command was read."""
 
     def pid(self) -> int:
-        """Return the agent's process id."""
+        """Return the child's process id."""
         return self._process.pid
 
     def send(self, line: bytes) -> bool:
         """Pass a command on.
 
         Returns:
-            False if the agent is gone or frozen; no later command is passed on then.
+            False if the child is gone or frozen; no later command is passed on then.
         """
         try:
             with self._write_lock:
@@ -96,7 +73,7 @@ class AgentProcess:
             return False
 
     def _is_taken(self, line: bytes) -> bool:
-        """Write a line; return False if the agent does not read it. A pipe buffers 64 KiB."""
+        """Write a line; return False if the child does not read it. A pipe buffers 64 KiB."""
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
         room = select.poll()
@@ -105,10 +82,73 @@ class AgentProcess:
         while unsent:
             if room.poll(1000 * _POLL_SECONDS):
                 unsent, patience = unsent[os.write(pipe, unsent) :], SEND_SECONDS
-            # Not by the clock: where this process was suspended, the agent may have been suspended, too.
+            # Not by the clock: where this process was suspended, the child may have been suspended, too.
             elif self._mute or (patience := patience - _POLL_SECONDS) <= 0:
                 return False
         return True
+
+    def read(self) -> bytes:
+        """Return the next report; block until there is one. Empty once the child has ended."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line.endswith(b"\n"):
+            return line
+        self._process.wait()
+        return b""
+
+    def status(self) -> int | None:
+        """Return the exit status of the child, negative for a signal; None as long as it lives."""
+        return self._process.poll()
+
+    def leave(self, patience: float) -> bool:
+        """End the child's input; return whether it ends in so many seconds."""
+        assert self._process.stdin is not None
+        self._mute = True
+        with self._write_lock:  # a write after the close could reach another file
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        return self._process.returncode is not None
+
+
+class AgentProcess(LinePipe):
+    """An agent in a clean interpreter of its own, with pipes to it.
+
+    It is also the class of the Ray actor, so its methods take and return plain lines.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        log: str | None,
+        env: Mapping[str, str] | None = None,
+        devices: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the agent.
+
+        Args:
+            host: address of this node that ranks on other nodes can reach; loopback if there are
+                none.
+            log: file that the agent's own messages go to; None: that of this process's messages.
+            env: the study's changes to the environment; variables that autotune sets itself are
+                left out.
+            devices: variables that select the agent's devices; None keeps those of this process.
+        """
+        processes.sweep()
+        scratch.sweep()
+        self.id = processes.new_agent_id()
+        settings = interpreter.quiet(
+            {
+                **processes.inherited(os.environ),
+                **processes.study_variables(env or {}),
+                **(devices or {}),
+                MARKER: self.id,
+            }
+        )
+        with _opened(log) as log_file:
+            super().__init__(
+                [sys.executable, "-P", "-c", _BOOT, "--host", host], settings, log_file
+            )
 
     def read(self) -> bytes:
         """Return the next report; block until there is one.
@@ -117,12 +157,9 @@ class AgentProcess:
             Empty once the agent is gone. No process of it is left then, except those that `close`
                 names.
         """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            self._process.wait()
+        line = super().read()
+        if not line:
             kill_marked(self.id)
-            return b""
         return line
 
     def taken(self, folder: str, token: str) -> dict[str, bytes]:
@@ -138,16 +175,21 @@ class AgentProcess:
         Returns:
             Processes of the agent that cannot be killed, in words; empty if none is left.
         """
-        assert self._process.stdin is not None
-        self._mute = True
-        with self._write_lock:  # a write after the close could reach another file
-            self._process.stdin.close()
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
+        if not self.leave(patience):
             self._process.kill()
         if processes.living_of(self.id):
             kill_marked(self.id, _KILLING_SECONDS)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLING_SECONDS)
         return processes.described(processes.living_of(self.id))
+
+
+@contextlib.contextmanager
+def _opened(log: str | None) -> Iterator[BinaryIO | None]:
+    """Open a log in a folder of this user's alone; None stays None."""
+    if log is None:
+        yield None
+        return
+    make_private(Path(log).parent)
+    with Path(log).open("ab") as file:
+        yield file

@@ -1,6 +1,6 @@
 """Opened launchers of every kind, and a view on the processes that belong to them.
 
-A site is an opened launcher of one kind. `local` and `ray` go through the whole contract; `pair` is
+A site is an opened launcher of one kind. `local`, `ray` and `slurm` go through the contract; `pair` is
 one slot over two agents on loopback (one rank on the first, two on the second), `cluster` a slot
 over two Ray nodes: both show what several nodes change.
 """
@@ -28,6 +28,7 @@ from launchers import Resources, section_of
 from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot
+from tests.support import slurm
 from tests.support.trials import trial
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"
@@ -103,7 +104,8 @@ def sites_to_close(*kinds: str, slow: Sequence[str] = ()) -> pytest.MarkDecorato
 
 def _marks(kind: str, slow: bool) -> list[pytest.MarkDecorator]:
     of_ray = kind.startswith(("ray", "cluster"))
-    found = [pytest.mark.xdist_group("ray" if of_ray else "local")]
+    group = "slurm" if kind.startswith("slurm") else "ray" if of_ray else "local"
+    found = [pytest.mark.xdist_group(group)]
     return found + [pytest.mark.slow] * (slow or (of_ray and kind != "ray"))
 
 
@@ -221,12 +223,29 @@ def _site(kind: str, project: Path, logs: str, mark: str) -> Iterator[Site]:
             return
         address = stack.enter_context(two_ray_nodes()) if kind == "cluster" else None
         two = Resources(2, None, 1, None)
-        local = kind == "local"
-        section = section_of("local") if local else section_of("ray", address=address)
+        if kind == "slurm":
+            stack.enter_context(in_allocation(project.parent / "slurm"))
+        named = "ray" if kind == "cluster" else kind
+        section = section_of(named, address=address) if address else section_of(named)
         launcher = section.open(two, logs)
         stack.callback(launcher.close)
         assert len(launcher.slots) == 1
         yield Site(kind, launcher.slots[0], launcher.close, 2, project, mark, address)
+
+
+@contextlib.contextmanager
+def in_allocation(folder: Path) -> Iterator[None]:
+    """This process is in an allocation of a Slurm of its own, which does not bear the mark of a site."""
+    if why := slurm.refusal():
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv(RUN_MARK, raising=False)
+            variables = stack.enter_context(slurm.allocation(folder))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
 
 
 @contextlib.contextmanager

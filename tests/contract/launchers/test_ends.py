@@ -15,7 +15,7 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.timeout(600)
 
 
-@sites("local", "ray", "cluster")
+@sites("local", "ray", "slurm", "cluster")
 def test_watch_ends_the_trial_and_nothing_of_it_is_left(site: Site) -> None:
     request = site.request(blocks=BlockPlan(0.01, 2, ENDLESS))
     seen: list[int] = []
@@ -32,7 +32,7 @@ def test_watch_ends_the_trial_and_nothing_of_it_is_left(site: Site) -> None:
     assert len(site.agents()) == (2 if site.kind == "cluster" else 1)
 
 
-@sites("local", "ray", slow=["pair"])
+@sites("local", "ray", "slurm", slow=["pair"])
 def test_end_from_another_thread(site: Site) -> None:
     training = threading.Event()
 
@@ -48,7 +48,7 @@ def test_end_from_another_thread(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", "ray", slow=["pair"])
+@sites("local", "ray", "slurm", slow=["pair"])
 def test_a_trial_is_ended_when_its_time_is_over_wherever_it_is(site: Site) -> None:
     """Its first step hangs for longer than anybody waits."""
     deadlines = Deadlines(startup=600.0, step=600.0)

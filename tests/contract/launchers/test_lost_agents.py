@@ -37,13 +37,13 @@ def run_with_grandchild_until(
 
 
 @pytest.mark.fault(5)
-@sites("local", slow=["ray", "pair"])
+@sites("local", slow=["ray", "slurm", "pair"])
 def test_a_trial_that_loses_its_agent(site: Site) -> None:
     before = {agent.pid for agent in site.agents()}
     report = run_with_grandchild_until(site, lambda: site.agents()[-1].kill())
     assert report.lost_agent is True
     assert report.outcome is Outcome.CRASH
-    assert re.search(r"agent of node \d died", report.cause)
+    assert re.search(r"agent of node \d(, n1,)? died", report.cause)
     assert site.strays() == []
     site.check_next_trial()
     after = {agent.pid for agent in site.agents()}
@@ -51,7 +51,7 @@ def test_a_trial_that_loses_its_agent(site: Site) -> None:
     assert not after & before
 
 
-@sites("local", slow=["ray"])
+@sites("local", slow=["ray", "slurm"])
 def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
     site.check_next_trial()
     for agent in site.agents():
@@ -62,7 +62,7 @@ def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
 
 
 @pytest.mark.fault(6)
-@sites(slow=["ray"])
+@sites(slow=["ray", "slurm"])
 def test_a_trial_that_loses_the_actor_of_its_agent(site: Site) -> None:
     report = run_with_grandchild_until(site, lambda: site.agents()[0].parent().kill())
     assert report.lost_agent is True

@@ -24,6 +24,7 @@ from tests.contract.launchers.sites import (
     Site,
     command,
     commands,
+    in_allocation,
     kill_all,
     marked,
     sites,
@@ -45,7 +46,7 @@ from autotune.worker.protocol import BlockPlan, TrialRequest
 
 folder = sys.argv[1]
 resources = launchers.Resources(2, None, 1, None)
-local = launchers.section_of("local").open(resources, folder, busy=lambda rival: True)
+local = launchers.section_of(sys.argv[2]).open(resources, folder, busy=lambda rival: True)
 print("ray imported:", any(name.partition(".")[0] == "ray" for name in sys.modules), flush=True)
 request = TrialRequest(
     trial="1",
@@ -77,7 +78,7 @@ except LauncherError as error:
 """
 
 
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 def test_what_a_slot_says_of_itself(site: Site) -> None:
     assert site.slot.device == "cpu"
     assert site.slot.devices_per_rank == 0
@@ -168,10 +169,24 @@ def test_a_ray_cluster_that_is_not_there_is_reported_soon(tmp_path: Path) -> Non
 
 @pytest.mark.fault(5)
 def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: Path) -> None:
+    kill_a_tuner(tmp_path, "local")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(34)
+def test_a_killed_tuner_leaves_no_step_of_slurm(tmp_path: Path) -> None:
+    with in_allocation(tmp_path / "slurm"):
+        kill_a_tuner(tmp_path, "slurm")
+        steps = ["squeue", "--noheader", "--steps"]
+        wait_for(lambda: not subprocess.check_output(steps).strip(), "no step is left")
+
+
+def kill_a_tuner(tmp_path: Path, launcher: str) -> None:
+    """Kill a process with an open launcher in the middle of a trial; nothing of that is left."""
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     mark = uuid.uuid4().hex
     tuner = subprocess.Popen(
-        [sys.executable, "-P", "-c", LONE_TUNER, str(tmp_path)],
+        [sys.executable, "-P", "-c", LONE_TUNER, str(tmp_path), launcher],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, RUN_MARK: mark},
@@ -190,7 +205,7 @@ def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: 
         kill_all(mark)
 
 
-@sites_to_close("local", slow=["ray", "pair"])
+@sites_to_close("local", slow=["ray", "slurm", "pair"])
 def test_closing_leaves_no_process(site: Site) -> None:
     site.check_next_trial()
     assert marked(site.mark)

@@ -30,7 +30,7 @@ NAMED_TROUBLE = {
 
 
 @pytest.mark.fault(8)
-@sites("local", "ray", "cluster")
+@sites("local", "ray", "slurm", "cluster")
 @pytest.mark.parametrize("trouble", NAMED_TROUBLE)
 def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) -> None:
     if site.kind == "cluster" and trouble not in {"raise", "abort", "hang"}:
@@ -48,7 +48,7 @@ def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) ->
     site.check_next_trial()
 
 
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 @pytest.mark.parametrize(
     ("factory", "changes", "cause"),
     [
@@ -125,7 +125,7 @@ def test_a_rank_that_hangs_after_the_last_step_is_the_one_named(site: Site) -> N
 
 
 @pytest.mark.fault(5)
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
     def kill_a_rank(block: BlockReport) -> bool:
         if block.index == 1:
@@ -141,7 +141,7 @@ def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
 
 
 @pytest.mark.fault(9)
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 def test_a_grandchild_in_its_own_session_dies_with_its_trial(site: Site) -> None:
     request = site.request(
         args={"trouble": "grandchild", "at": 2}, blocks=BlockPlan(0.01, 2, ENDLESS)

@@ -39,7 +39,7 @@ def pids(site: Site) -> list[int]:
     return sorted(rank.pid for agent in site.agents() for rank in ranks(agent))
 
 
-@sites("local", "pair", slow=["ray", "cluster"])
+@sites("local", "pair", slow=["ray", "slurm", "cluster"])
 def test_the_same_processes_measure_what_differs_at_a_step(site: Site) -> None:
     first = stay(site)
     assert (first.outcome, first.cause, first.resident_of) == (None, "", "")
@@ -60,7 +60,7 @@ LOOK = BlockPlan(0.01, 2, 1)
 """Which is over with its one block."""
 
 
-@sites("local", "pair", slow=["ray", "cluster"])
+@sites("local", "pair", slow=["ray", "slurm", "cluster"])
 def test_who_was_looked_at_is_timed_in_the_same_processes(site: Site) -> None:
     look = stay(site, profile=2, blocks=LOOK)
     assert (look.outcome, look.cause, len(look.blocks)) == (None, "", 1)
@@ -178,7 +178,7 @@ def settled(site: Site) -> dict[int, float] | None:
     return before if before == spent(site) else None
 
 
-@sites("local", "pair", slow=["ray"])
+@sites("local", "pair", slow=["ray", "slurm"])
 def test_whatever_else_runs_has_the_slot_alone(site: Site) -> None:
     stay(site)
     launched = pids(site)
@@ -199,7 +199,7 @@ def test_a_rank_that_is_killed_as_it_waits_leads_to_a_launch(site: Site) -> None
     assert (report.outcome, report.cause, report.resident_of) == (None, "", "")
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_one_that_dies_as_it_takes_over_says_so(site: Site) -> None:
     """Nobody has heard of its death yet."""
     first = stay(site)
@@ -209,7 +209,7 @@ def test_one_that_dies_as_it_takes_over_says_so(site: Site) -> None:
     assert stay(site, knobs=knobs(micro_batch=4)).outcome is None
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 @pytest.mark.parametrize(
     ("trouble", "outcome"),
     [
@@ -231,7 +231,7 @@ def test_what_fails_live_ends_the_processes_and_nothing_else(
     assert stay(site, **unlucky).resident_of == ""
 
 
-@sites("local", slow=["ray"])
+@sites("local", slow=["ray", "slurm"])
 def test_agents_that_die_as_ranks_wait_are_replaced(site: Site) -> None:
     stay(site)
     for agent in site.agents():
@@ -242,7 +242,7 @@ def test_agents_that_die_as_ranks_wait_are_replaced(site: Site) -> None:
     assert (report.outcome, report.lost_agent, report.resident_of) == (None, False, "")
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_end_from_another_thread_ends_the_processes(site: Site) -> None:
     stay(site)
     request = site.request(stays=True, blocks=SHORT, knobs=knobs(micro_batch=4))

@@ -32,7 +32,7 @@ def living(site: Site) -> dict[int, psutil.Process]:
     return {rank.pid: rank for agent in site.agents() for rank in ranks(agent)}
 
 
-@sites("local", "pair", slow=["ray", "cluster"])
+@sites("local", "pair", slow=["ray", "slurm", "cluster"])
 def test_each_takes_over_who_had_its_place(site: Site) -> None:
     first = in_turn(site, Forth(2, 3), asked(site), pacer := asked(site))
     before = {*living(site)}
@@ -49,7 +49,7 @@ def test_each_takes_over_who_had_its_place(site: Site) -> None:
     assert [block.observed["turn"] for block in second[0].blocks] == [7, 9, 11, 13]
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_who_cannot_be_taken_over_is_ended_and_the_other_one_waits_on(site: Site) -> None:
     first = in_turn(site, Forth(2, 3), asked(site), pacer := asked(site))
     before = {*living(site)}
@@ -80,7 +80,7 @@ def test_before_a_trial_by_itself_all_of_them_are_ended(site: Site) -> None:
     assert site.slot.resident is None
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_one_that_dies_while_it_waits_is_launched_anew(site: Site) -> None:
     larger = {"knobs": knobs(micro_batch=4)}
     in_turn(site, Forth(2, 3), asked(site, **larger), pacer := asked(site))
@@ -92,7 +92,7 @@ def test_one_that_dies_while_it_waits_is_launched_anew(site: Site) -> None:
     assert [(r.outcome, len(r.blocks)) for r in second] == [(None, 3)] * 2
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_an_end_from_another_thread_leaves_nobody_waiting(site: Site) -> None:
     in_turn(site, Forth(2, 3), asked(site), asked(site))
     training = threading.Event()

@@ -78,7 +78,7 @@ def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialRepo
     return site.slot.run(requests, turns)
 
 
-@sites("local", "pair", slow=["ray", "cluster"])
+@sites("local", "pair", slow=["ray", "slurm", "cluster"])
 def test_members_train_block_by_block_as_they_are_told(site: Site) -> None:
     turns = Forth(3, 4)
     reports = run(site, turns, {}, {}, {})
@@ -96,7 +96,7 @@ def test_members_train_block_by_block_as_they_are_told(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 @pytest.mark.parametrize("at_once", [False, True])
 def test_member_is_launched_before_its_first_turn_only_if_all_are_at_once(
     site: Site, at_once: bool
@@ -112,7 +112,7 @@ def test_member_is_launched_before_its_first_turn_only_if_all_are_at_once(
     assert site.strays() == []
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_member_that_fails_as_it_builds_at_once_leaves_the_other(site: Site) -> None:
     turns = Forth(2, 6)
     turns.at_once = True
@@ -122,7 +122,7 @@ def test_member_that_fails_as_it_builds_at_once_leaves_the_other(site: Site) -> 
     assert site.strays() == []
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 @pytest.mark.parametrize(
     ("trouble", "outcome"),
     [("raise", Outcome.ERROR), ("abort", Outcome.CRASH), ("hang", Outcome.HANG)],
@@ -226,7 +226,7 @@ def test_samples_that_the_study_tells_are_those_of_the_steps_of_a_turn(
         assert told == [script.samples * site.world_size] * 4
 
 
-@sites("local", slow=["ray"])
+@sites("local", slow=["ray", "slurm"])
 def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
     turns = Watched(3, 100, killing_agents(site, after=0))
     first, *others = run(site, turns, {}, {}, {})
@@ -236,7 +236,7 @@ def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", slow=["ray"])
+@sites("local", slow=["ray", "slurm"])
 def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
     # Those that wait have workers that are stopped: these die as well.
     loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
@@ -246,7 +246,7 @@ def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_end_from_another_thread_ends_all(site: Site) -> None:
     training = threading.Event()
     turns = Watched(2, 10**6, lambda block: training.set() if block.index else None)
@@ -257,7 +257,7 @@ def test_end_from_another_thread_ends_all(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", slow=["pair", "ray"])
+@sites("local", slow=["pair", "ray", "slurm"])
 def test_they_have_their_time_together(site: Site) -> None:
     began = time.monotonic()
     reports = run(

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.timeout(600)
 
 
-@sites("local", "ray", "pair", "cluster")
+@sites("local", "ray", "slurm", "pair", "cluster")
 def test_blocks_account_for_every_step_sample_and_second(site: Site) -> None:
     request = site.request(
         knobs=knobs(micro_batch=3, accumulation_steps=2),
@@ -64,7 +64,7 @@ def test_the_agent_itself_never_loads_torch(site: Site) -> None:
     assert "libtorch" in Path(f"/proc/{fork_server(agent).pid}/maps").read_text()
 
 
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 def test_a_factory_finds_what_it_was_promised(site: Site, tmp_path: Path) -> None:
     report = site.run("odd:looking", args={"folder": str(tmp_path)}, env={"COLOUR": "green"})
     assert report.outcome is None, report.cause
@@ -128,7 +128,7 @@ def test_an_edited_workload_is_picked_up_by_the_next_trial(site: Site) -> None:
     assert "the second version" in site.run("edited:build").cause
 
 
-@sites("local", "ray")
+@sites("local", "ray", "slurm")
 def test_a_users_modules_may_have_the_names_of_ours(site: Site, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     (tmp_path / "storage.py").write_text("OWNER = 'user'\n")

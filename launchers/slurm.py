@@ -1,0 +1,215 @@
+"""Trials inside a Slurm allocation, without Ray: each agent is a step of the job, started by srun."""
+
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from autotune.errors import ClusterAway, LauncherError, NotHere
+from autotune.worker import processes
+from autotune.worker.node.relay import AgentOrder
+from launchers.agents import Node, SlotGone
+from launchers.base import Launcher, Resources
+from launchers.layout import Layout
+from launchers.node_compat import device_kind, from_agent
+from launchers.placement import ClusterNode
+from launchers.reservation import NO_RIVAL, Busy, Reservation
+from launchers.slot import AgentSlot
+from launchers.slurm_allocation import JOB, OUTSIDE, Allocation
+from launchers.slurm_link import OF_SLURM, SrunLink
+
+_LOOPBACK = "127.0.0.1"
+_GROW_SECONDS = 15.0
+"""Time between two looks for a lost slot's place; each is a query of slurmctld."""
+_MOST_OPENING = 16
+"""Agents that start at a time: each reads torch from the same file system."""
+
+
+class _Placement:
+    """Places of a slot on nodes, chosen anew whenever its agents start."""
+
+    def __init__(self, allocation: Allocation, layout: Layout) -> None:
+        self._allocation = allocation
+        self._layout = layout
+        self.places: list[tuple[ClusterNode, int]] = []
+
+    def renew(self) -> None:
+        """Take places, after giving back those that were held.
+
+        Raises:
+            SlotGone: there is no room.
+        """
+        was = ", ".join(node.host for node, _ in self.places)
+        self.release()
+        self.places = self._allocation.take(self._layout)
+        if not self.places:
+            lost = f"{was} was lost, and " if was else ""
+            raise SlotGone(f"{lost}no other node of Slurm job {self._allocation.job} has room")
+
+    def release(self) -> None:
+        """Give the places back."""
+        for node, place in self.places:
+            self._allocation.give_back(node.id, place)
+        self.places = []
+
+
+class SlurmLauncher(Launcher):
+    """Slots on the nodes of the Slurm job that this process is in."""
+
+    slots: list[AgentSlot]
+    is_remote = True
+
+    def __init__(
+        self, resources: Resources, log_dir: str, busy: Busy, env: Mapping[str, str]
+    ) -> None:
+        if JOB not in os.environ:
+            raise NotHere(OUTSIDE)
+        self._log = Path(log_dir) / "agent.log"
+        batch = processes.inherited(os.environ)
+        self._env = {n: v for n, v in batch.items() if n.startswith(OF_SLURM)} | dict(env)
+        self._busy = busy
+        self._resources = resources
+        self._numbers = itertools.count()
+        self._notices: list[str] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
+        self._kind = ""
+        """Name of the devices, or of the processors, that all slots have."""
+        self.slots = []
+        self._reservation = Reservation(busy)
+        try:
+            job = os.environ[JOB]
+            self._reservation.take([f"Slurm job {job}"])
+            self._allocation = Allocation(job)
+            self._layout = self._allocation.plan(resources)
+            self.ranks = self._layout.nodes * self._layout.ranks_per_node
+            self._notices += filter(None, [self._layout.notice()])
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        self._growth.start()
+
+    @property
+    def planned(self) -> int:
+        """Number of slots on the nodes that are not left out."""
+        with contextlib.suppress(NotHere):
+            return self._allocation.plan(self._resources).slots
+        return len(self.slots)
+
+    def notices(self) -> list[str]:
+        found, self._notices = self._notices, []
+        return found
+
+    @property
+    def several_nodes(self) -> bool:
+        """True if the allocation has more than one node."""
+        return self._allocation.size > 1
+
+    def close(self) -> None:
+        self._closing.set()
+        try:
+            if self._growth.ident is not None:
+                self._growth.join()
+            with concurrent.futures.ThreadPoolExecutor(_MOST_OPENING) as pool:
+                list(pool.map(AgentSlot.close, self.slots))
+        finally:
+            self._reservation.close()
+
+    def _open(self) -> None:
+        """Open all slots side by side, without the nodes that turn out to have other devices.
+
+        Raises:
+            LauncherError: none can be opened.
+        """
+        errors = self._add(self._layout.slots)
+        if self._allocation.left_out:
+            errors += self._add(self._missing())
+        if not self.slots:
+            raise errors[0]
+
+    def _missing(self) -> int:
+        return self.planned - sum(slot.usable for slot in self.slots)
+
+    def _add(self, count: int) -> list[LauncherError]:
+        """Open so many slots side by side; return why some of them were not opened."""
+        with concurrent.futures.ThreadPoolExecutor(_MOST_OPENING) as pool:
+            found = list(pool.map(lambda _: self._opened(), range(count)))
+        return [error for error in found if error]
+
+    def _opened(self) -> LauncherError | None:
+        """Open one more slot; return why it was not opened."""
+        placement = _Placement(self._allocation, self._layout)
+        ranks = self._layout.ranks_per_node
+        nodes = [Node(self._connecting(placement, n), ranks) for n in range(self._layout.nodes)]
+        name = f"slurm-{next(self._numbers)}"
+        try:
+            slot = AgentSlot(
+                name, nodes, gpus_per_worker=self._layout.gpus_per_worker, on_wait=self._check
+            )
+        except BaseException as error:
+            placement.release()
+            if isinstance(error, LauncherError):
+                return error
+            raise
+        with self._lock:
+            differs = self._leave_out(slot, placement)
+            if not differs:
+                self.slots.append(slot)
+                return None
+        slot.close()
+        placement.release()
+        return ClusterAway(f"no slot is open: {differs}")
+
+    def _check(self) -> None:
+        """Raise if the launcher is no longer wanted while agents start."""
+        if self._closing.is_set():
+            raise ClusterAway("the launcher is closed")
+        if not self._growth.is_alive():
+            self._busy(NO_RIVAL)
+
+    def _connecting(self, placement: _Placement, number: int) -> Callable[[], SrunLink]:
+        """Return the function that starts the agent of a slot on its first, second or later node."""
+
+        def connect() -> SrunLink:
+            if number == 0:
+                placement.renew()
+            node, place = placement.places[number]
+            host = _LOOPBACK if self._layout.nodes == 1 else node.address
+            devices = self._layout.devices_of(place, int(node.has["GPU"]) or 1)
+            chosen = list(devices) if self._layout.gpus_per_worker else []
+            order = AgentOrder(host, self._env, chosen)
+            return SrunLink(self._allocation, node, order, self._log)
+
+        return connect
+
+    def _leave_out(self, slot: AgentSlot, placement: _Placement) -> str:
+        """Leave out the nodes of a slot that have other devices than those before; return which.
+
+        Empty: all are alike.
+        """
+        on_gpu = slot.device == "cuda"
+        told = [slot.environment, *slot.environment.get("others", ())]
+        kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in told]
+        self._kind = self._kind or self._resources.device or kinds[0]
+        different = {
+            node.id: f"node {node.host} has {kind}, and this study runs on {self._kind}"
+            for (node, _), kind in zip(placement.places, kinds, strict=True)
+            if kind != self._kind
+        }
+        for node, why in different.items():
+            if node not in self._allocation.left_out:
+                self._allocation.left_out.add(node)
+                self._notices.append(f"Left out: {why}; resources.device says on which.")
+        return ", ".join(different.values())
+
+    def _grow(self) -> None:
+        """Open slots again that were lost, once their nodes are well."""
+        while not self._closing.wait(_GROW_SECONDS):
+            if (missing := self._missing()) > 0:
+                with contextlib.suppress(LauncherError):
+                    self._add(missing)

@@ -1,0 +1,200 @@
+"""Nodes of a Slurm allocation: what each has for the job, where it is, and how it is at present."""
+
+import math
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autotune.errors import ClusterAway, LauncherError
+from launchers.base import Resources
+from launchers.layout import Layout, NodeCapacity, plan
+from launchers.placement import AvoidedNodes, ClusterNode, choose
+
+JOB = "SLURM_JOB_ID"
+OUTSIDE = (
+    "launcher: slurm runs inside an allocation of Slurm, and this process is in none: `autotune submit "
+    "STUDY.yaml -- OPTIONS` submits the study with these options of sbatch, `salloc` gives an "
+    "allocation to start it in"
+)
+_SECONDS = 60.0
+"""Timeout of a query: a busy slurmctld takes its time, and one that is restarted is waited for."""
+_FRESH_SECONDS = 5.0
+"""Age up to which the states of the nodes are taken as they are: slots open side by side."""
+_SHARES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", re.MULTILINE)
+_DEVICES = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)")
+_NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
+_AWAY = re.compile(r"DOWN|FAIL|NOT_RESPONDING|REBOOT|POWER|\*")
+"""States of a node that starts no step. `*`: it does not answer."""
+_LEAVING = re.compile("DRAIN|MAINT")
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """Part of a node that a job has."""
+
+    name: str
+    capacity: NodeCapacity
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Address of a node, and its state in Slurm's words, such as `ALLOCATED+DRAIN`."""
+
+    address: str
+    state: str
+
+
+class Allocation:
+    """Nodes of a job, and the places on them that slots hold."""
+
+    def __init__(self, job: str) -> None:
+        """Ask Slurm for the nodes of a job.
+
+        Raises:
+            LauncherError: Slurm does not answer, or does not know the job.
+        """
+        self.job = job
+        self.avoided = AvoidedNodes()
+        self.left_out: set[str] = set()
+        """Nodes that no slot takes."""
+        self._shares = read_shares(_ask("scontrol", "show", "job", "--details", job), _hostnames)
+        self._held: dict[str, set[int]] = defaultdict(set)
+        """Numbers of the bundles that slots hold, by node."""
+        self._states: dict[str, NodeState] = {}
+        self._asked = -math.inf
+        """Monotonic time at which the states of the nodes were asked for last."""
+        self._lock = threading.Lock()
+        if not self._shares:
+            raise LauncherError(f"Slurm names no nodes of job {job}: it has ended, or is suspended")
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self._shares)
+
+    def plan(self, resources: Resources) -> Layout:
+        """Return the layout of slots on the nodes that are not left out.
+
+        Raises:
+            NotHere: the nodes are too small.
+        """
+        return plan(resources, [s.capacity for s in self._shares if s.name not in self.left_out])
+
+    def take(self, layout: Layout) -> list[tuple[ClusterNode, int]]:
+        """Take places for one more slot.
+
+        Nodes that were lost lately or that are to leave are taken where there are no others.
+
+        Returns:
+            Each node with the number of the slot's bundle there; empty if there is no room.
+        """
+        with self._lock:
+            return self._take(layout)
+
+    def _take(self, layout: Layout) -> list[tuple[ClusterNode, int]]:
+        states = self._current_states()
+        leaving = {name for name, its in states.items() if _LEAVING.search(its.state)}
+        nodes = [
+            self._node(share, states[share.name].address, layout.bundle)
+            for share in self._shares
+            if share.name in states
+            and share.name not in self.left_out
+            and not _AWAY.search(states[share.name].state)
+        ]
+        taken = {name: len(held) for name, held in self._held.items()}
+        chosen = choose(layout, nodes, self.avoided.now() | leaving, taken)
+        return [
+            (replace(node, address=_resolved(node.address)), self._hold(node.id)) for node in chosen
+        ]
+
+    def give_back(self, node: str, place: int) -> None:
+        """Give a place on a node back."""
+        with self._lock:
+            self._held[node].discard(place)
+
+    def _current_states(self) -> dict[str, NodeState]:
+        if time.monotonic() - self._asked > _FRESH_SECONDS:
+            names = ",".join(share.name for share in self._shares)
+            self._states = read_states(_ask("scontrol", "show", "node", "--oneliner", names))
+            self._asked = time.monotonic()
+        return self._states
+
+    def _node(self, share: NodeShare, address: str, bundle: Mapping[str, float]) -> ClusterNode:
+        has = {"CPU": float(share.capacity.cpus), "GPU": float(share.capacity.gpus)}
+        held = len(self._held[share.name])
+        free = {kind: amount - held * bundle.get(kind, 0.0) for kind, amount in has.items()}
+        return ClusterNode(share.name, address, share.name, has, free)
+
+    def _hold(self, node: str) -> int:
+        held = self._held[node]
+        place = next(number for number in range(len(held) + 1) if number not in held)
+        held.add(place)
+        return place
+
+
+def read_shares(text: str, hostnames: Callable[[str], Sequence[str]]) -> list[NodeShare]:
+    """Return the nodes of a job by the answer of `scontrol show job --details`.
+
+    Args:
+        hostnames: expands Slurm's notation of several nodes.
+    """
+    return [
+        NodeShare(name, NodeCapacity(_count(cpus), sum(map(int, _DEVICES.findall(devices)))))
+        for nodes, cpus, devices in _SHARES.findall(text)
+        for name in hostnames(nodes)
+    ]
+
+
+def read_states(text: str) -> dict[str, NodeState]:
+    """Return the nodes by the answer of `scontrol show node --oneliner`."""
+    return {name: NodeState(address, state) for name, address, state in _NODE.findall(text)}
+
+
+def _count(ids: str) -> int:
+    """Return the number of processors in a text such as `0-3,8`."""
+    count = 0
+    for part in ids.split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
+def _hostnames(nodes: str) -> Sequence[str]:
+    if "[" not in nodes and "," not in nodes:
+        return [nodes]
+    return _ask("scontrol", "show", "hostnames", nodes).split()
+
+
+def _resolved(address: str) -> str:
+    """Return an IP address; the text itself where it has none, so that the agent says so."""
+    try:
+        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return address
+
+
+def _ask(*command: str) -> str:
+    """Return what a program of Slurm answers.
+
+    Raises:
+        ClusterAway: it fails, or does not answer.
+    """
+    try:
+        found = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterAway(f"Slurm does not answer: {error}") from None
+    if found.returncode:
+        raise ClusterAway(f"Slurm does not answer: {' '.join(command)}: {found.stderr.strip()}")
+    return found.stdout

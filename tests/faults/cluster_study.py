@@ -1,0 +1,149 @@
+"""A study on several nodes of a cluster of namespaces: its records, and what is left of it on each."""
+
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+
+from storage import MessageKind
+from tests.support.nodes import Node
+from tests.support.records import Records
+from tests.support.steering import TINY_WORKLOAD, quick_measurement, write_study
+from tests.support.waiting import wait_for
+
+PATIENCE_SECONDS = 400.0
+_AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]
+
+
+@dataclass
+class Recovery:
+    """What a strike has cost, in seconds.
+
+    Attributes:
+        back: from the strike until it was over, and the cluster ran on all nodes again.
+        next_trial: from the strike to the end of the next trial that was begun after it.
+        longest: without any trial that ended well, from the strike on.
+        lost: attempts that were lost or given up.
+    """
+
+    back: float
+    next_trial: float
+    longest: float
+    lost: int
+
+
+class ClusterStudy(Records):
+    """A study whose commands are given on one of the nodes."""
+
+    ours: ClassVar[Sequence[str]] = ("autotune",)
+    """Parts of the command lines of its processes."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        home: Node,
+        folder: Path,
+        launcher: str | Mapping[str, str],
+        *,
+        ranks: int,
+        trials: int,
+    ) -> None:
+        super().__init__(f"sqlite:///{folder}/autotune.db", "tiny")
+        self._all = nodes
+        self._home = home
+        self.folder = folder
+        self.wanted = trials
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
+        write_study(
+            folder,
+            name=self.name,
+            storage=self.url,
+            launcher=launcher,
+            resources={"workers": ranks, "gpus_per_worker": 0},
+            search_space={"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 30))},
+            budget={"trials": trials},
+            measurement=quick_measurement(
+                warmup=0.5, longest=1.5, search_precision=1e-3, block_seconds=0.1, step_deadline=60
+            ),
+        )
+
+    def command(self, *arguments: str) -> str:
+        """What a command prints, given on that node."""
+        found = self._home.run(*_AUTOTUNE, *arguments, cwd=self.folder)
+        return found.stdout + found.stderr
+
+    def wait_for_trials(self, count: int) -> None:
+        """So many have been recorded, and one more runs."""
+
+        def enough() -> bool:
+            searched = self.recorded("search")
+            return len(searched) >= count and any(a.running for a in self.attempts("search"))
+
+        wait_for(enough, f"{count} trials; said so far: {self.said}", PATIENCE_SECONDS)
+
+    def completed_after(self, moment: float) -> float | None:
+        """When the first trial ended well that was begun after that moment."""
+        ends = [
+            a.ended
+            for a in self.recorded("search")
+            if a.started > moment and a.ended and a.result.throughput
+        ]
+        return min(ends, default=None)
+
+    def longest_pause(self, since: float) -> float:
+        """Seconds without the end of a measured run of whatever purpose, from that moment on."""
+        ends = [a.ended for a in self.recorded() if a.ended and a.ended > since]
+        return max(later - earlier for earlier, later in itertools.pairwise([since, *sorted(ends)]))
+
+    @property
+    def said(self) -> str:
+        """All messages."""
+        messages = self.repository.messages.of(self.study().id)
+        return "\n".join(message.text for message in messages)
+
+    @property
+    def waits(self) -> str:
+        """What it says last that it waits for; empty if it says something else."""
+        messages = self.repository.messages.of(self.study().id)
+        waiting = messages and messages[-1].kind == MessageKind.WAITING
+        return messages[-1].text if waiting else ""
+
+    def seen_status(self) -> dict[str, Any]:
+        """What `status --json` says on that node."""
+        found = self._home.run(*_AUTOTUNE, "status", self.name, "--json", cwd=self.folder)
+        return dict(json.loads(found.stdout))
+
+    def wait_done(self) -> None:
+        """It ends by itself, with all of its trials."""
+        wait_for(lambda: self.study().state.ended, "the study ends", PATIENCE_SECONDS)
+        assert self.study().state == "DONE", f"{self.study().error}\n{self.said}"
+        self.assert_complete(trials=self.wanted)
+
+    def processes(self) -> list[str]:
+        """What is left of it on all nodes."""
+        found = []
+        for node in self._all:
+            for process in node.processes():
+                with contextlib.suppress(psutil.Error):
+                    line = " ".join(process.cmdline())
+                    if any(part in line for part in self.ours):
+                        found.append(f"{node.name}: {line[:200]}")
+        return found
+
+    def recovery(self, began: float, back: float, ended: float) -> Recovery:
+        """What a strike at this moment has cost.
+
+        Args:
+            back: seconds until it was over.
+            ended: when the next trial did.
+        """
+        again = [a for a in self.attempts() if a.result.state in ("LOST", "ABANDONED")]
+        longest = round(self.longest_pause(began), 1)
+        return Recovery(round(back, 1), round(ended - began, 1), longest, len(again))

@@ -1,0 +1,76 @@
+"""A study in an allocation of a real Slurm, whose parts die or are taken, goes on and loses nothing."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults import slurm_nodes
+from tests.faults.cluster_study import PATIENCE_SECONDS
+from tests.faults.slurm_nodes import SlurmNodes, SlurmStudy
+from tests.support import nodes, slurm
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.fault(34)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+    if why := slurm.refusal() or nodes.refusal():
+        pytest.skip(why)
+    with slurm_nodes.slurm_nodes(tmp_path_factory.mktemp("slurm")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("strike", "ranks"),
+    [
+        (slurm_nodes.cancelled, 2),
+        (slurm_nodes.preempted, 1),
+        (slurm_nodes.requeued, 2),
+        (slurm_nodes.node_killed, 1),
+        (slurm_nodes.node_killed, 2),
+        (slurm_nodes.step_cancelled, 2),
+        (slurm_nodes.agent_killed, 2),
+        (slurm_nodes.node_drained, 2),
+        (slurm_nodes.daemon_killed, 2),
+        (slurm_nodes.controller_restarted, 2),
+    ],
+)
+def test_study_in_an_allocation_outlives_it(
+    cluster: SlurmNodes, strike: Callable[[SlurmStudy], None], ranks: int, tmp_path: Path
+) -> None:
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=ranks)
+    study.submit(f"--nodes={len(cluster.workers)}")
+    study.wait_for_trials(2)
+    began = time.time()
+    strike(study)
+    back = time.time() - began
+    ended = wait_for(
+        lambda: study.completed_after(began), f"a trial after it: {study.output}", PATIENCE_SECONDS
+    )
+    study.wait_done()
+    study.check_nothing_is_left()
+    assert study.losses(study.wanted) == (0, 0)
+    blamed = [a for a in study.recorded() if a.result.state not in ("COMPLETE", "PRUNED")]
+    assert blamed == []
+    print(strike.__doc__, study.recovery(began, back, ended))
+
+
+def test_study_of_one_node_goes_on_upon_another_one(cluster: SlurmNodes, tmp_path: Path) -> None:
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=1, launcher="local")
+    study.submit("--nodes=1")
+    study.wait_for_trials(2)
+    first = study.first
+    update = ("scontrol", "update", f"nodename={first.name}")
+    cluster.control.must(*update, "state=drain", "reason=maintenance")
+    try:
+        study.signal("TERM")
+        wait_for(lambda: study.state == "PENDING", f"it is requeued: {study.output}")
+        wait_for(lambda: study.state == "RUNNING", f"it runs again: {study.output}")
+        assert study.first is not first
+        study.wait_done()
+    finally:
+        cluster.control.must(*update, "state=resume")
+    study.check_nothing_is_left()

@@ -1,0 +1,119 @@
+"""Nodes of a Slurm allocation, as Slurm describes them, and the places that slots take on them."""
+
+import io
+import json
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from autotune.worker.node import relay
+from launchers import slurm_allocation
+from launchers.layout import Layout, NodeCapacity
+from launchers.slurm_allocation import Allocation, NodeShare, NodeState, read_shares, read_states
+
+JOB = """JobId=7 JobName=tune
+   NodeList=a[1-2],b1
+   JOB_GRES=gpu:a100:10
+     Nodes=a[1-2] CPU_IDs=0-3,8 Mem=1000 GRES=gpu:a100:4(IDX:0-3)
+     Nodes=b1 CPU_IDs=2 Mem=1000 GRES=gpu:2(IDX:0,3),shard:1(IDX:0)
+   MinCPUsNode=1 MinMemoryNode=0 MinTmpDiskNode=0
+"""
+NODES = """NodeName=a1 Gres=gpu:a100:4(S:0) NodeAddr=10.0.0.1 NodeHostName=a1 State=MIXED Weight=1
+NodeName=a2 Arch=x86_64 NodeAddr=a2.cluster NodeHostName=a2 State=ALLOCATED+DRAIN Weight=1
+NodeName=b1 NodeAddr=10.0.0.3 NodeHostName=b1 State=DOWN* ThreadsPerCore=1
+"""
+ON_CPU = Layout(nodes=1, ranks_per_node=1, gpus_per_worker=0, bundle={"CPU": 1.0}, slots=9)
+
+
+def expanded(nodes: str) -> list[str]:
+    return {"a[1-2]": ["a1", "a2"]}.get(nodes, [nodes])
+
+
+def test_share_of_each_node_is_read_from_the_job() -> None:
+    assert read_shares(JOB, expanded) == [
+        NodeShare("a1", NodeCapacity(5, 4)),
+        NodeShare("a2", NodeCapacity(5, 4)),
+        NodeShare("b1", NodeCapacity(1, 2)),
+    ]
+
+
+def test_address_and_state_of_each_node_are_read() -> None:
+    assert read_states(NODES) == {
+        "a1": NodeState("10.0.0.1", "MIXED"),
+        "a2": NodeState("a2.cluster", "ALLOCATED+DRAIN"),
+        "b1": NodeState("10.0.0.3", "DOWN*"),
+    }
+
+
+@pytest.fixture
+def allocation(monkeypatch: pytest.MonkeyPatch) -> Allocation:
+    """Of three nodes with two processors each; the second drains, the third is down."""
+    job = "".join(f" Nodes={name} CPU_IDs=0-1 Mem=0 GRES=\n" for name in ("a1", "a2", "b1"))
+    monkeypatch.setattr(slurm_allocation, "_ask", lambda *words: job if "job" in words else NODES)
+    return Allocation("7")
+
+
+def taken(allocation: Allocation) -> list[tuple[str, int]]:
+    return [(node.host, place) for node, place in allocation.take(ON_CPU)]
+
+
+def test_node_that_drains_is_taken_last_and_one_that_is_down_never(allocation: Allocation) -> None:
+    assert taken(allocation) == [("a1", 0)]
+    assert taken(allocation) == [("a1", 1)]
+    assert taken(allocation) == []
+    allocation.left_out.add("a1")
+    assert taken(allocation) == [("a2", 0)]
+
+
+def test_node_that_was_lost_is_avoided_and_its_place_is_free_again(allocation: Allocation) -> None:
+    assert taken(allocation) == [("a1", 0)]
+    allocation.give_back("a1", 0)
+    allocation.avoided.add("a1")
+    assert taken(allocation) == [("a1", 0)], "as the others are no better"
+
+
+@pytest.mark.parametrize(
+    ("indices", "visible", "chosen"),
+    [
+        ([0, 1], "4,5,6", "4,5"),
+        ([1], "", "1"),
+        ([], "4,5", ""),
+        ([2], "GPU-a,GPU-b,GPU-c", "GPU-c"),
+    ],
+)
+def test_devices_of_an_agent_are_among_those_of_its_step(
+    indices: list[int], visible: str, chosen: str
+) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    assert relay.selected(indices, environment) == {"CUDA_VISIBLE_DEVICES": chosen}
+
+
+def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: dict[str, Any] = {}
+    closed = threading.Event()
+
+    class Agent:
+        def __init__(self, host: str, log: str | None, env: dict[str, str], devices: Any) -> None:
+            started.update(host=host, env=env, step=relay.os.environ.get("SLURM_NTASKS"))
+
+        def read(self) -> bytes:
+            closed.wait()
+            return b""
+
+        def close(self) -> str:
+            closed.set()
+            return ""
+
+    order = relay.AgentOrder("10.0.0.1", {"SLURM_JOB_ID": "7"}, [])
+    monkeypatch.setattr(relay, "AgentProcess", Agent)
+    monkeypatch.setattr(relay.os, "_exit", sys.exit)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(order.to_line())))
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    with pytest.raises(SystemExit):
+        relay.main()
+    assert started == {"host": "10.0.0.1", "env": {"SLURM_JOB_ID": "7"}, "step": None}
+    assert json.loads(order.to_line())["devices"] == []

@@ -139,6 +139,18 @@ class StopRule:
         """True if enough has come for an interval: blocks, or steps that were timed one by one."""
         return len(self.kept) >= self._limits.fewest or (self.steps or 0.0) >= STEPS_FOR_PROOF
 
+    def lacks_steps(self, *latest: BlockReport) -> bool:
+        """Return whether too few steps have been timed one by one for a run that is to prove something.
+
+        Such a run may miss a wave of slow steps, and take its interval for narrow.
+
+        Args:
+            latest: blocks that count beside those kept so far.
+        """
+        told = [block.observed.get("step_moments") for block in (*self.kept, *latest)]
+        few = math.fsum(each[0] for each in told if each) < STEPS_FOR_PROOF
+        return self._limits.proves and few and all(told)
+
     @property
     def steps(self) -> float | None:
         """Number of steps that count; None where they were not timed one by one."""
@@ -182,6 +194,8 @@ class StopRule:
 
     def _long_enough(self, block: BlockReport) -> bool:
         """Return whether another block would exceed the time after the warm-up."""
+        if self.lacks_steps(block):
+            return False
         timed = [s.block.seconds for s in self.seen if s.kept or s.contended]
         return sum(timed) + 2 * block.seconds > MEASUREMENT.overrun_of_block * self._limits.longest
 

@@ -121,6 +121,8 @@ class InterleavedSchedule:
             return self._spent + (latest if len(found) else 0.0) > self._whole
         if self._spent + latest > self._whole:
             return True
+        if any(self._rules[n].lacks_steps() for n in members):
+            return False
         timed = max(sum(b.seconds for b in self._rules[n].kept) for n in members)
         if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True

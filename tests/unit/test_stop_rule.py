@@ -216,3 +216,15 @@ def test_run_with_timed_steps_ends_once_their_series_is_exact() -> None:
     ends = [watch(dataclasses.replace(block(index, 0.2), observed=moments)) for index in range(10)]
     assert ends.index(True) == 8  # the first, five steady ones, three of 30 steps in all
     assert watch.estimate().half_width < 0.01
+
+
+@pytest.mark.parametrize(("proves", "steps"), [(True, 20), (False, 2)])
+def test_run_of_long_steps_goes_on_until_it_has_enough_of_them_to_prove_something(
+    proves: bool, steps: int
+) -> None:
+    two = Observed(step_moments=[2.0, 3.0, 0.01, 0.0])
+    watch = StopRule(dataclasses.replace(LIMITS, fewest=10, warm_blocks=1, proves=proves))
+    for index in range(100):
+        if watch(dataclasses.replace(block(index, 6.0), steps=2, observed=two)):
+            break
+    assert sum(2 for _ in watch.kept) == steps

@@ -13,7 +13,7 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test test-versions faults fault-sample errands check docs bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart pictures test test-versions faults fault-sample errands check docs bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,9 @@ $(READY): pyproject.toml constraints.txt
 
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
+
+pictures: quickstart  ## docs/images, from the study of the quickstart
+	$(BIN)/python docs/pictures.py quickstart
 
 test: $(READY)  ## every test but full counts and long errands: minutes
 	$(TEST) 5 -m "not slow and not errand and not gpu and not index"

@@ -1,6 +1,7 @@
 """Which knobs act on which kinds of script from outside: a table of ten knobs and eight kinds.
 
-    python benchmarks/kinds.py [--json] [--kinds plain,ddp] [--without-init]
+    python benchmarks/kinds.py [--json] [--kinds plain,DDP] [--without-init]
+    python benchmarks/kinds.py --table docs/results/kinds-cpu.json
 
 Each kind is a script of tests/scripts/kinds, which knows of no knob. A knob acts if a trial shows its
 effect inside torch (formats and layouts in the graph of the loss, compiled frames, recomputed blocks,
@@ -275,12 +276,31 @@ def _in_space(name: str, knob: Knob, space: Mapping[str, list[Any]], text: str) 
     return f"{NOT}: {why or 'it is offered on CUDA devices'}"
 
 
+def markdown(found: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
+    """Return a table with a row per knob and a column per kind; a cell says what differs from yes."""
+    rows = [["knob", *found], ["---"] * (1 + len(found))]
+    rows += [[knob, *(_shown(found[kind][knob]) for kind in found)] for knob in KNOBS]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _shown(cells: Mapping[str, str]) -> str:
+    if len({*cells.values()}) == 1:
+        return cells["acts"]
+    if cells["acts"] == cells["applied"] == ACTS:
+        return f"yes, not offered: {cells['offered'].removeprefix(f'{NOT}: ')}"
+    return "; ".join(f"{column}: {cell}" for column, cell in cells.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--without-init", action="store_true")
+    parser.add_argument("--table", type=Path, help="a file with what --json has printed")
     args = parser.parse_args()
+    if args.table:
+        print(markdown(json.loads(args.table.read_text())))
+        return
     found = table(args.kinds.split(","), init=not args.without_init)
     if args.json:
         print(json.dumps(found, indent=2))

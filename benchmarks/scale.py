@@ -38,7 +38,9 @@ from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views import notes, paper
+from autotune.views.figures import figures_of
 from autotune.views.overview import list_of, status_of
+from autotune.views.page import page
 from autotune.views.recompute import recomputed_verdict
 from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Knobs
@@ -58,6 +60,7 @@ from storage.models import (
 
 CLUSTER = "scale"
 COMMANDS = ("status", "list", "queue", "report")
+KIB = 1024
 OF_ALL = ("list", "queue")
 """Commands that name no study."""
 STUDIES_PER_DAY = 100
@@ -221,6 +224,11 @@ class Recorded:
     def report(self) -> None:
         paper.report(self.repository, SPEC.name, self.verdict)
 
+    def page(self) -> str:
+        """Return the page of the study."""
+        stored = self.repository.studies.named(SPEC.name)
+        return page(figures_of(self.repository, stored, self.verdict))
+
 
 def _in_optuna(
     study: int, space: Space, chosen: Sequence[dict[str, Any]]
@@ -380,7 +388,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    found = {}
+    found, sizes = {}, {}
     for count in map(int, (arguments.studies or arguments.trials).split(",")):
         of_studies = (TRIALS_BESIDE, count - 1) if arguments.studies else (count, 0)
         with tempfile.TemporaryDirectory() as folder:
@@ -392,12 +400,15 @@ def main() -> None:
                 "list": _timed(study.list),
                 "queue": _timed(study.queue),
                 "report": _timed(study.report),
+                "page": _timed(study.page),
                 **{f"autotune {name}": _timed(study.command(name)) for name in COMMANDS},
             }
+            sizes[count] = len(study.page().encode()) / KIB
     fewest, most = min(found), max(found)
     ratios = {name: found[most][name] / found[fewest][name] for name in found[most]}
     if arguments.json:
-        print(json.dumps({"seconds": found, "most_over_fewest": ratios}, indent=2))
+        told = {"seconds": found, "most_over_fewest": ratios, "page_kib": sizes}
+        print(json.dumps(told, indent=2))
         return
     print(
         f"{'studies' if arguments.studies else 'trials':>8}"
@@ -406,6 +417,7 @@ def main() -> None:
     for count, seconds in found.items():
         print(f"{count:8d}" + "".join(f"{value:17.3f}" for value in seconds.values()))
     print(f"{'ratio':>8}" + "".join(f"{value:17.1f}" for value in ratios.values()))
+    print("page, KiB: " + ", ".join(f"{size:.0f} of {count}" for count, size in sizes.items()))
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ model; wrapper: on what shares it among ranks; step: on what every step does, an
 """
 
 
-VARIABLES, SETTINGS, DDP, ROOT, LOADER, OPTIMIZER = (
+VARIABLES, SETTINGS, DDP, SHARDING, ROOT, LOADER, OPTIMIZER = (
     "variables of the environment",
     "settings of the process",
     "DistributedDataParallel",
+    "fully_shard",
     "root module",
     "DataLoader",
     "Optimizer",
@@ -181,7 +182,7 @@ class Via:
     """Way from outside by which a script gets a knob that it does not turn by itself.
 
     Attributes:
-        through: VARIABLES, SETTINGS, DDP, ROOT, LOADER or OPTIMIZER.
+        through: VARIABLES, SETTINGS, DDP, SHARDING, ROOT, LOADER or OPTIMIZER.
         values: that can be set from outside; empty: all.
         today: the value that the script must have by itself, as any other cannot be taken away; None:
             any value can be changed.
@@ -247,12 +248,14 @@ class Knob:
             the value.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
         variables: of the environment, which it sets; the allocator's is not only its own.
-        lasting: values of a knob of the step that act on the model or the process as well.
+        reversible: values of parallelism beside which running processes can undo a knob of the model,
+            and apply another value; empty: none.
+        lasting: values of a knob that running processes cannot undo: they act on the process as well.
         stateful: values beside which what a training has done so far shows in what comes: they have
             optimizers or states of their own, or change in the course of a training; empty: every value
             but the default; None: no value.
-        made_for: knobs of the step that something is made for, once, where this one is not at its
-            default: a compiled graph, for example.
+        made_for: other knobs that something is made for, once and for all: CUDA graphs, for example. It
+            is made by the values in `lasting`; where there are none, by every value but the default.
     """
 
     name: str
@@ -281,6 +284,7 @@ class Knob:
     always_said: bool = False
     schedule: bool = False
     variables: tuple[str, ...] = ()
+    reversible: tuple[KnobValue, ...] = ()
     lasting: tuple[KnobValue, ...] = ()
     stateful: tuple[KnobValue, ...] | None = None
     made_for: tuple[str, ...] = ()

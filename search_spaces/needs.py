@@ -16,6 +16,8 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Values of compile that replay CUDA graphs, whose results lie in memory of the graphs' own."""
 SHARDED = ("fsdp", "fsdp_keep", "hsdp")
 """Values of parallelism with which each rank holds a part of the weights."""
+UNSHARDED = ("ddp", "none")
+"""Values of parallelism with which each rank holds whole weights and the whole optimizer."""
 IN_DDP = ("ddp", "zero1")
 """Values of parallelism with which the model is in DistributedDataParallel."""
 

@@ -17,7 +17,7 @@ def why_not_live(now: Values, following: Values) -> str:
     """
     changed = {name for name in following if now.get(name) != following[name]}
     reasons = (
-        _above_the_step(changed),
+        _irreversible(changed, following),
         _with_a_history(following),
         _lasting(changed, now, following),
         _bound(changed, following),
@@ -25,12 +25,13 @@ def why_not_live(now: Values, following: Values) -> str:
     return next(filter(None, reasons), "")
 
 
-def _above_the_step(changed: Iterable[str]) -> str:
+def _irreversible(changed: Iterable[str], following: Values) -> str:
     for name in sorted(changed):
         if name not in CATALOGUE:
             return f"{name} is a knob of the study's own"
-        if CATALOGUE[name].acts_on != STEP:
-            return f"{name} acts on the {CATALOGUE[name].acts_on}"
+        knob = CATALOGUE[name]
+        if knob.acts_on != STEP and following["parallelism"] not in knob.reversible:
+            return f"{name} acts on the {knob.acts_on}"
     return ""
 
 
@@ -52,6 +53,6 @@ def _lasting(changed: Container[str], now: Values, following: Values) -> str:
 def _bound(changed: Container[str], following: Values) -> str:
     for maker, knob in CATALOGUE.items():
         for name in knob.made_for:
-            if name in changed and following[maker] != knob.default:
+            if name in changed and knob.among(following[maker], knob.lasting):
                 return f"{name} is part of what was made for {maker}"
     return ""

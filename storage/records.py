@@ -434,6 +434,8 @@ class MessageCode(StrEnum):
     """Expectation of the model when the search ends. Data: knobs, value, gain."""
     SEARCH_END = "search_end"
     """Reason why the search ends. Data: cause, a SearchEndCause."""
+    FINALISTS = "finalists"
+    """Choice of the trials that are measured again. Data: choices, each with trial, expected, reason."""
 
 
 class SearchEndCause(StrEnum):

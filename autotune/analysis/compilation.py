@@ -23,7 +23,7 @@ _GRAPH = ("micro_batch", "precision", "compile", "compile_scope", "float8", "att
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compilation in a new process.
+    """One compilation, in new processes or in a warm worker.
 
     Attributes:
         knobs: configuration, a value for every knob.
@@ -54,7 +54,7 @@ class Compilation:
     in_vain: Sequence[Compiled] = field(default_factory=tuple)
 
     def seconds(self, knobs: Knobs) -> float:
-        """Return what the next process of a configuration takes; 0 where nothing is compiled."""
+        """Return what compiling a configuration once more takes; 0 where nothing is compiled."""
         if not compiles(knobs):
             return 0.0
         own = [one.seconds for one in self.seen if one.graph == graph(knobs)]

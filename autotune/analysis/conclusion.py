@@ -10,7 +10,6 @@ from autotune.analysis.batches import compared_batches
 from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, replay
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.costs import CostRecords
-from autotune.analysis.effort import Effort, Price
 from autotune.analysis.estimates import leader, long_run
 from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord, touched
@@ -26,7 +25,7 @@ from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_f
 from autotune.analysis.proof import Proof
 from autotune.analysis.provenance import Records
 from autotune.analysis.sameness import Rules
-from autotune.analysis.shortfall import WallTime, lacks_time
+from autotune.analysis.shortfall import Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
@@ -104,18 +103,18 @@ def _final(
 ) -> Verdict:
     """Return the answer of a study that has ended, by its search and its rounds."""
     attempts = records.attempts
-    effort = Effort.of(confirmation, proof, wall_time)
+    lacking = shortfall(confirmation, proof, wall_time)
     if lacks_time(confirmation, attempts, limited=wall_time is not None):
         return Verdict(
             Kind.NOT_ENOUGH_TIME,
-            missing_seconds=effort.missing,
-            hindrance=effort.hindrance,
+            missing_seconds=lacking.seconds,
+            hindrance=lacking.hindrance,
             search_best=SearchBest.of(attempts),
         )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
     failure = baseline_failure(attempts)
-    return conclude(confirmation.result(), records.world_size, checks, failure, effort)
+    return conclude(confirmation.result(), records.world_size, checks, failure, lacking)
 
 
 def _provisional(
@@ -164,7 +163,7 @@ def conclude(
     world_size: int,
     checks: GateRecord,
     failure: Failure | None = None,
-    effort: Effort | None = None,
+    lacking: Shortfall | None = None,
 ) -> Verdict:
     """Return the verdict of a confirmation.
 
@@ -173,7 +172,7 @@ def conclude(
         world_size: number of ranks.
         checks: what the numerics gate has found.
         failure: how the baseline ended, where it did not complete.
-        effort: cost of the study, and what would lead further; None: it goes on.
+        lacking: what would lead further; None: the study goes on.
     """
     common = _common(result, checks)
     own = None if result.baseline is None else result.finalists[result.baseline]
@@ -181,16 +180,14 @@ def conclude(
         times = len(own.rates) if own else 0
         return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
     common |= {"baseline": own.own_rate or mean_rate(own.figures), "baseline_knobs": own.knobs}
-    missing = None if effort is None or result.exhausted else effort.missing
+    missing = None if lacking is None or result.exhausted else lacking.seconds
     if result.chosen is own:
         return _kept(result, missing, common)
     chosen, speedup = result.chosen, result.chosen.gain
     assert speedup is not None  # both ran
-    sure = speedup.low if speedup.vague else speedup.value
     return Verdict(
         Kind.BETTER,
         speedup=speedup,
-        price=Price.of(effort, sure, world_size) if effort and speedup.faster else None,
         missing_seconds=missing if speedup.vague else None,
         behind=result.behind,
         reverted=result.reverted,

@@ -9,6 +9,7 @@ is faster, because the choice flatters the rounds before.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 from typing import Any
 
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
@@ -26,6 +27,7 @@ FEWEST_ALONE = PROOF.fewest_alone
 ALIKE = PROOF.alike
 _TIED = PROOF.tied
 _SHARE_OF_UNSTEADY = PROOF.share_of_unsteady
+_OWN_RATE = PROOF.own_rate
 _NO_GAIN = PROOF.no_gain
 _ERROR = PROOF.error
 _APART_ERROR = PROOF.apart_error
@@ -194,7 +196,7 @@ class Confirmation:
         if len(self.fresh) >= self._most_rounds:
             return True
         if self.processes is not None:
-            return self.waits or self.precise
+            return (self.vain or self.knows_rate) if self.waits else self.precise
         return not self.gain(self.chosen).vague
 
     @property
@@ -204,6 +206,17 @@ class Confirmation:
             return False
         gain = self.gain(self.chosen)
         return math.log(gain.high / gain.low) / 2 <= self._wanted(math.log(gain.value))
+
+    @property
+    def knows_rate(self) -> bool:
+        """Return whether more rounds would tell little of the choice's own rate.
+
+        It is known as exactly as is wanted, or its processes lie apart.
+        """
+        if self.processes is None or self.chosen is None or self.processes.unsteady(self.chosen):
+            return True
+        rate = self.own_rate(self.chosen)
+        return rate is not None and math.log(rate.high / rate.low) / 2 <= _OWN_RATE
 
     @property
     def vain(self) -> bool:
@@ -296,6 +309,12 @@ class Confirmation:
 
     def _seen(self, trial: int) -> list[float]:
         return [rates[trial] for rates in self.rounds.values() if trial in rates]
+
+    def leads_baseline(self, trial: int) -> bool:
+        """Return whether a trial is faster than the baseline in the mean of the rounds so far."""
+        own = self.rates(trial)
+        today = [] if self.baseline is None else self.rates(self.baseline)
+        return bool(own and today) and geometric_mean(own) > geometric_mean(today)
 
     @property
     def basis(self) -> Rounds:

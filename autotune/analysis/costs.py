@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from autotune.analysis.compilation import Compilation, Compiled, compiles
+from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
 from autotune.measurement.onset import Onset, OnsetBound
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from search_spaces.residency import why_not_live
@@ -162,8 +162,9 @@ class Costs:
         live = resident is not None and not why_not_live(resident, knobs)
         alike = [pace for pace in self._paces if pace.live == live] or self._paces
         usual = statistics.median(pace.trained - pace.compiling for pace in alike)
-        usual += 0.0 if live else self.compilation(knobs)
-        first = self.step(knobs) if live and compiles(knobs) else self.first_step(knobs)
+        compiled = live and resident is not None and graph(resident) == graph(knobs)
+        usual += 0.0 if compiled else self.compilation(knobs)
+        first = self.step(knobs) if compiled and compiles(knobs) else self.first_step(knobs)
         fewest = first + MEASUREMENT.fewest_timed_steps * self.step(knobs)
         return max(
             MEASUREMENT.least_seconds, (self.switch if live else self.startup) + max(usual, fewest)
@@ -277,7 +278,11 @@ class CostRecords:
         paces = [pace for a in looked_at if (pace := self._paces[a.id]) is not None]
         looked = self._look(attempts)
         launch = Costs(paces, looked=looked).startup
-        seen = [Compiled(p.knobs, p.compiling) for p in paces if p.compiling and not p.live]
+        seen = [
+            Compiled(p.knobs, p.compiling)
+            for p in paces
+            if p.compiling and (p.compiled or not p.live)
+        ]
         compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
         return Costs(paces, _in_vain(attempts), looked, compilation)
 

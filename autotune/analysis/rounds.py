@@ -1,6 +1,7 @@
 """Rounds of a confirmation one by one: both rates, their ratio within the round, and the result so far.
 
-Pure. The result so far is the confirmation's own, so that the one after the last round is the verdict's.
+Pure. The result so far is the confirmation's own: after the last round it is the verdict's. Rounds that
+chose have none once fresh rounds tell by how much, for the speed-up does not rest on them.
 """
 
 from collections.abc import Mapping
@@ -43,14 +44,16 @@ class Round:
     Attributes:
         rates: throughput by trial, the baseline's among them.
         ratios: throughput over that of the baseline in the same round, by trial.
-        so_far: speed-up over the baseline after this round, by trial; without those of which nothing
-            is known yet.
+        counts: True if the speed-up rests on it.
+        so_far: speed-up over the baseline by the rounds that count, up to this one, by trial; without
+            those of which nothing is known yet.
         disturbed: trials whose run was disturbed by other processes.
         failed: cause by trial.
     """
 
     number: int
     stage: Stage
+    counts: bool = False
     rates: Mapping[int, float] = field(default_factory=dict)
     ratios: Mapping[int, float] = field(default_factory=dict)
     so_far: Mapping[int, Ratio] = field(default_factory=dict)
@@ -61,7 +64,8 @@ class Round:
 @dataclass(frozen=True)
 class _Standing:
     stage: Stage
-    so_far: Mapping[int, Ratio]
+    counts: bool = False
+    so_far: Mapping[int, Ratio] = field(default_factory=dict)
 
 
 def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round]:
@@ -83,6 +87,11 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
     standings = {
         number: _standing(confirmation) for number in closed_rounds(confirmation, attempts)
     }
+    basis = Stage.GAIN if confirmation.measured_alone else Stage.CHOICE
+    standings = {
+        number: found if found.stage is basis else _Standing(found.stage)
+        for number, found in standings.items()
+    }
     today, first = confirmation.baseline, first_round(attempts)
     grouped: dict[int, dict[int, StoredAttempt]] = {}
     for run in runs:
@@ -98,14 +107,15 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
 
 def _standing(confirmation: Confirmation) -> _Standing:
     alone = confirmation.chosen is not None and bool(confirmation.fresh)
-    stage = Stage.GAIN if alone and not confirmation.nothing_to_choose else Stage.CHOICE
+    stage = Stage.GAIN if alone else Stage.CHOICE
     today = confirmation.baseline
-    if today is None or not confirmation.rates(today):
-        return _Standing(stage, {})
+    waits = alone and not confirmation.measured_alone  # its result is still that of earlier rounds
+    if waits or today is None or not confirmation.rates(today):
+        return _Standing(stage, counts=True)
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
     known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest * g.low}
-    return _Standing(stage, known)
+    return _Standing(stage, counts=True, so_far=known)
 
 
 def _round(
@@ -116,6 +126,7 @@ def _round(
     return Round(
         number,
         found.stage,
+        found.counts,
         rates,
         {t: rate / today for t, rate in rates.items() if t != baseline} if today else {},
         found.so_far,
@@ -128,4 +139,4 @@ def _uncounted(
     number: int, runs: Mapping[int, StoredAttempt], baseline: int | None, *, is_open: bool
 ) -> Round:
     stage = Stage.OPEN if is_open else Stage.BEFORE
-    return _round(number, runs, baseline, _Standing(stage, {}))
+    return _round(number, runs, baseline, _Standing(stage))

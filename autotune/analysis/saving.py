@@ -38,7 +38,7 @@ class Saving:
         hours: that it is shorter by.
         hours_per_day: of training as it was.
         device_hours: of all ranks together.
-        payback_seconds: of tuned training until the study has paid; None if it costs nothing.
+        payback_seconds: of tuned training until the study has paid; None if it cost nothing.
         money: saved over the job, without the cost of the study; None without a price.
     """
 
@@ -46,7 +46,7 @@ class Saving:
     hours: Ratio
     hours_per_day: Ratio
     device_hours: Ratio
-    payback_seconds: float | None
+    payback_seconds: Ratio | None
     money: Ratio | None
 
     @classmethod
@@ -58,14 +58,10 @@ class Saving:
         world_size: int,
         price: float | None,
     ) -> "Saving | None":
-        """Return what a speed-up saves; None unless it is surely one.
-
-        Of a vague one only the lower bound counts.
-        """
+        """Return what a speed-up saves; None unless it is surely one."""
         if not speedup.faster:
             return None
-        counted = speedup.low if speedup.vague else speedup.value
-        share = Ratio(*(1 - 1 / times for times in (counted, speedup.low, speedup.high)))
+        share = Ratio(*(1 - 1 / times for times in (speedup.value, speedup.low, speedup.high)))
         hours = _times(share, job_hours)
         device_hours = _times(hours, world_size)
         return cls(
@@ -73,9 +69,14 @@ class Saving:
             hours=hours,
             hours_per_day=_times(share, _HOURS_OF_A_DAY),
             device_hours=device_hours,
-            payback_seconds=cost.seconds / (counted - 1) if cost.seconds else None,
+            payback_seconds=_payback(speedup, cost.seconds) if cost.seconds else None,
             money=None if price is None else _times(device_hours, price),
         )
+
+
+def _payback(speedup: Ratio, seconds: float) -> Ratio:
+    """Return the seconds of tuned training until a speed-up has saved so many."""
+    return Ratio(*(seconds / (times - 1) for times in (speedup.value, speedup.high, speedup.low)))
 
 
 def _times(one: Ratio, factor: float) -> Ratio:

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.confirmation import FEWEST_ROUNDS
-from autotune.analysis.effort import Price
 from autotune.analysis.gate import Refusal
 from autotune.analysis.memory import Memory, Outgrown
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
@@ -138,7 +137,6 @@ class Verdict:
         provisional: True until the study has ended.
         missing_seconds: approximate time that would lead further; None if no time would, or it is
             unknown.
-        price: cost and benefit of the recommendation; None if it changes nothing.
         measured_on: name of the machine; empty if nothing was measured.
         memory: memory of the recommended configuration; None if it changes nothing.
         long_run: result of a pair of long runs; None if there was none.
@@ -180,7 +178,6 @@ class Verdict:
     refused: tuple[Refusal, ...] = ()
     provisional: bool = False
     missing_seconds: float | None = None
-    price: Price | None = None
     measured_on: str = ""
     memory: Memory | None = None
     long_run: LongRun | None = None
@@ -268,7 +265,6 @@ _READERS: dict[str, Any] = {
     "finalists": lambda parts: tuple(map(_finalist, parts)),
     "numerics": lambda part: Numerics(**part),
     "refused": lambda parts: tuple(Refusal(**part) for part in parts),
-    "price": lambda part: Price(**part),
     "memory": lambda part: Memory(**part),
     "long_run": lambda part: LongRun(part["seconds"], _ratio(part["ratio"]), _ratio(part["shift"])),
     "contender": lambda part: Contender(**{**part, "gain": _ratio(part["gain"])}),

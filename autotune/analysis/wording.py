@@ -1,12 +1,33 @@
 """Figures and configurations in words, the same in verdict, progress, notes and report. Pure."""
 
+import math
 from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from enum import Enum
 from typing import Any
 
 from search_spaces.knob import written
 from storage import AttemptState
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_NOISE_DIGITS = 9
+"""Decimals beyond which a figure holds nothing but the errors of its arithmetic."""
+
+
+class Rounding(Enum):
+    """Direction in which a figure is rounded."""
+
+    NEAREST = ROUND_HALF_EVEN
+    DOWN = ROUND_FLOOR
+    UP = ROUND_CEILING
+
+
+def fixed(value: float, digits: int, rounding: Rounding = Rounding.NEAREST) -> str:
+    """Return a figure with so many decimals."""
+    if not math.isfinite(value):
+        return str(value)
+    exact = Decimal(repr(round(value, _NOISE_DIGITS)))
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), rounding.value):,}"
 
 
 def quantity(value: float) -> str:
@@ -26,15 +47,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float, rounding: Rounding = Rounding.NEAREST) -> str:
     """Return for example '45 s', '12 min', '3.5 h' or '4.2 days'."""
     if seconds < 100:
-        return f"{max(seconds, 0.0):.0f} s"
+        return f"{fixed(max(seconds, 0.0), 0, rounding)} s"
     if seconds < 100 * _MINUTE:
-        return f"{seconds / _MINUTE:.0f} min"
+        return f"{fixed(seconds / _MINUTE, 0, rounding)} min"
     if seconds < 2 * _DAY:
-        return f"{seconds / _HOUR:.1f} h"
-    return f"{seconds / _DAY:.1f} days"
+        return f"{fixed(seconds / _HOUR, 1, rounding)} h"
+    return f"{fixed(seconds / _DAY, 1, rounding)} days"
 
 
 def too_slow(state: AttemptState) -> str:

@@ -12,8 +12,8 @@ from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,
-    located,
     open_storage,
+    open_study,
     tell_of_more,
     url_of,
 )
@@ -76,8 +76,8 @@ def move(
     """Give a study another place in its queue. What runs already runs on."""
     if (priority is None) == (before is None):
         raise BadInput("say one of --priority NUMBER and --before STUDY")
-    url, name = located(study, storage)
-    studies = open_storage(url, existing=True).studies
+    repository, name = open_study(study, storage)
+    studies = repository.studies
     if priority is None:
         assert before is not None
         priority = studies.named(before).priority + 1
@@ -87,15 +87,14 @@ def move(
 
 def hold(study: StudyArgument, storage: StorageOption = None) -> None:
     """Keep a waiting study from being begun, until it is released."""
-    url, name = located(study, storage)
-    open_storage(url, existing=True).studies.arrange(name, held=True)
+    repository, name = open_study(study, storage)
+    repository.studies.arrange(name, held=True)
     print(f"{name} is held; autotune release {name}.")
 
 
 def release(study: StudyArgument, storage: StorageOption = None) -> None:
     """Let a held study be begun when its turn comes."""
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository, name = open_study(study, storage)
     released = repository.studies.arrange(name, held=False)
     served = repository.leases.serving(released)
     starts = "" if served else f" No daemon serves its queue: autotune resume {name} starts one."

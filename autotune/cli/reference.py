@@ -31,7 +31,7 @@ def knobs(
 
 def presets() -> None:
     """Print the named search spaces: the use of each, and its values per knob."""
-    from autotune.views.presets import presets_listed
+    from autotune.views.catalogue import presets_listed
 
     print("\n".join(presets_listed()))
 

@@ -14,8 +14,7 @@ from autotune.cli.shared_options import (
     StorageOption,
     StudyArgument,
     export_path,
-    located,
-    open_storage,
+    open_study,
 )
 from autotune.errors import BadInput
 from autotune.views.terminal import hand_over
@@ -51,8 +50,7 @@ def report(
 
     if file and not as_page:
         raise BadInput(f"{file} is the file of a page: add --html")
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True, reading=True)
+    repository, name = open_study(study, storage, reading=True)
     stored = repository.studies.named(name)
     recomputed = recomputed_verdict(repository, name) if recompute else None
     figures = figures_of(repository, stored, recomputed)
@@ -93,8 +91,7 @@ def compare(
 
     both = []
     for study, given in ((first, storage), (second, second_storage or storage)):
-        url, name = located(study, given)
-        repository = open_storage(url, existing=True, reading=True)
+        repository, name = open_study(study, given, reading=True)
         both.append(figures_of(repository, repository.studies.named(name)))
     found = comparison(both[0], both[1])
     print(json.dumps(plain_data(found), indent=2) if as_json else comparison_text(found))
@@ -141,8 +138,7 @@ def export(
     if is_best:
         _hand_over(best_in(Path(study), best.read), form, output)
         return
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True, reading=True)
+    repository, name = open_study(study, storage, reading=True)
     stored = repository.studies.named(name)
     if trials:
         _write_attempts(repository, name, trials)
@@ -155,7 +151,7 @@ def _export_answer(
 ) -> None:
     """Write the answer of a study: as best.yaml at its place, or printed or written in a format."""
     from autotune.export import best, publish, writing
-    from autotune.views.current_verdict import current_verdict
+    from autotune.views.recompute import current_verdict
     from autotune.views.verdict_text import text_of
 
     answer = current_verdict(repository, stored)
@@ -232,8 +228,7 @@ def dashboard(
     from autotune.paths import dashboard_link
     from autotune.views.dashboard import Addresses, opened, serve
 
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository, name = open_study(study, storage)
     repository.studies.named(name)
     with contextlib.ExitStack() as until_it_ends:
 

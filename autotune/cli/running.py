@@ -18,8 +18,8 @@ from autotune.cli.shared_options import (
     StorageOption,
     StudyArgument,
     export_path,
-    located,
     open_storage,
+    open_study,
     seconds,
     url_of,
 )
@@ -215,8 +215,7 @@ def resume(
     )
 
     _refuse_both(foreground, detach)
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository, name = open_study(study, storage)
     if here:
         move_to_this_machine(repository, name)
     if not foreground:
@@ -233,8 +232,7 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
     """Follow a study that a daemon runs; of one that has ended, print the answer."""
     from autotune.service.follow import conclusion, exit_code, follow
 
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository, name = open_study(study, storage)
     study_now = repository.studies.named(name)
     ended = (
         study_now

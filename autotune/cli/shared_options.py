@@ -75,6 +75,20 @@ def located(study: str, storage: str | None) -> tuple[str, str]:
     return url_of(storage), study
 
 
+def open_study(
+    study: str, storage: str | None, *, reading: bool = False
+) -> "tuple[Repository, str]":
+    """Return the storage of a study that exists, and the name of the study.
+
+    Args:
+        study: name of the study, or its study.yaml.
+        storage: URL of the command line; None: there is none.
+        reading: whether nothing is to be written, nor followed: any schema will do.
+    """
+    url, name = located(study, storage)
+    return open_storage(url, existing=True, reading=reading), name
+
+
 def export_path(study: "StoredStudy") -> Path:
     """Return the path of a study's best.yaml."""
     return Path(study.workdir, study.spec["export"])

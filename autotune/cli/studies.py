@@ -17,6 +17,7 @@ from autotune.cli.shared_options import (
     export_path,
     located,
     open_storage,
+    open_study,
     seconds,
     tell_of_more,
     url_of,
@@ -26,8 +27,7 @@ from autotune.views.terminal import show as print  # output may hold control cha
 
 def stop(study: StudyArgument, storage: StorageOption = None, force: ForceOption = False) -> None:
     """Stop a study; its running trial is abandoned, all records stay."""
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository, name = open_study(study, storage)
     stored = repository.studies.named(name)
     if stored.state.ended:
         print(f"{name} is not running ({stored.state}).")
@@ -53,8 +53,7 @@ def delete(study: StudyArgument, storage: StorageOption = None, force: ForceOpti
     from autotune.service import cleaning
     from autotune.service.queues import refuse_others
 
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True)
+    repository, name = open_study(study, storage)
     refuse_others(repository.studies.named(name), force=force)
     gone = cleaning.delete(repository, name)
     print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
@@ -86,8 +85,7 @@ def status(
     from autotune.service.follow import block_of
     from autotune.views.overview import describe, status_of
 
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True, reading=True)
+    repository, name = open_study(study, storage, reading=True)
     standing = status_of(repository, name)
     print(json.dumps(standing, indent=2) if as_json else describe(standing))
     if standing["state"] == "DONE" and not as_json:
@@ -130,8 +128,7 @@ def logs(
     """Print the log of a study's daemon, or the output of a trial."""
     from autotune.views.logs import study_log, trial_log
 
-    url, name = located(study, storage)
-    repository = open_storage(url, existing=True, reading=True)
+    repository, name = open_study(study, storage, reading=True)
     lines = study_log(repository, name) if trial is None else trial_log(repository, name, trial)
     for line in lines:
         print(line)

@@ -11,6 +11,7 @@ ENVIRONMENT = "$"
 ASSIGNMENT = "="
 FIELD = "::"
 """Separator between the name of a file and a field in it: see `autotune.config.fields`."""
+_CONSTRUCTED = re.compile(r"[A-Z]\w*\([a-z_]\w*(=[0-9]+)?\)")
 _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """Name in front of a value in a word."""
@@ -28,17 +29,17 @@ def changed(
     `--flag` takes its value as the next argument or after `=`, and a switch is there or not; of
     `--on/--off` one is there, of `/--off` it or nothing; `key=` is an assignment in one argument
     (Hydra). An option that is not among the arguments is added at their end. Variables of the
-    environment are not arguments, see `variables`; nor are fields of files.
+    environment are not arguments, see `variables`; nor are fields of files and arguments of classes.
 
     Args:
         arguments: as the user gives them.
-        flags: knob -> `--flag`, `key=` or `$VARIABLE`, or a field of a file.
+        flags: knob -> `--flag`, `key=` or `$VARIABLE`, a field of a file or an argument of a class.
         knobs: to be set, each with its value.
     """
     found = list(arguments)
     for name, value in knobs.items():
         flag = flags.get(name, ENVIRONMENT)
-        if flag.startswith(ENVIRONMENT) or FIELD in flag:
+        if flag.startswith(ENVIRONMENT) or FIELD in flag or is_constructed(flag):
             continue
         text = _spelt(written(value), given(found, flag))
         if pair := switches(flag):
@@ -60,6 +61,11 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
         for name, flag in named.items()
         if flag.startswith(ENVIRONMENT) and FIELD not in flag
     }
+
+
+def is_constructed(flag: str) -> bool:
+    """Return whether a flag is an argument of a class: `TrainingArguments(bf16)`."""
+    return _CONSTRUCTED.fullmatch(flag) is not None
 
 
 def switches(flag: str) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from autotune.config import arguments, mistakes
 from autotune.config.arguments import ENVIRONMENT, FIELD
 from autotune.config.settings import Unusable, changed, read
 from autotune.errors import BadInput
+from autotune.worker.inject import constructed
 from autotune.worker.protocol import FileCopy
 from autotune.worker.survey_result import SETTINGS
 from search_spaces.knob import KnobValue
@@ -34,11 +35,13 @@ class Given:
         arguments: of the script.
         variables: of its environment, besides those that it has.
         copies: of files that it reads.
+        constructed: `Class(argument)` -> value with which it constructs objects of a framework.
     """
 
     arguments: tuple[str, ...]
     variables: dict[str, str]
     copies: tuple[FileCopy, ...]
+    constructed: dict[str, KnobValue] = field(default_factory=dict)
 
     def with_copy(self, holder: "Holder", copy: FileCopy) -> "Given":
         """Return these ways with a copy in place of the file that a holder names.
@@ -57,7 +60,7 @@ class Given:
             variables = variables | {holder.text.removeprefix(ENVIRONMENT): copy.path}
         elif not holder.is_file:
             words = arguments.changed(words, {"file": holder.text}, {"file": copy.path})
-        return Given(words, variables, (*self.copies, copy))
+        return replace(self, arguments=words, variables=variables, copies=(*self.copies, copy))
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,14 @@ def of_flag(flag: str) -> str | None:
     """Return the mistake in the flag of a knob."""
     found = parted(flag)
     if found is None:
+        if arguments.is_constructed(flag):
+            return _of_class(flag)
         if _FLAG.fullmatch(flag):
             return None
         return (
-            "must be --flag, --flag=, key= or $VARIABLE, or a field of a file, such as "
-            f"config.yaml::a.field, got {mistakes.in_yaml(flag)}"
+            "must be --flag, --flag=, key= or $VARIABLE, a field of a file, such as "
+            "config.yaml::a.field, or an argument of a class, such as TrainingArguments(bf16), got "
+            f"{mistakes.in_yaml(flag)}"
         )
     holder, field = found
     if not (_FLAG.fullmatch(holder.text) or _FILE.fullmatch(holder.text)):
@@ -111,6 +117,14 @@ def of_flag(flag: str) -> str | None:
     if not _FIELD.fullmatch(field):
         return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
     return None
+
+
+def _of_class(flag: str) -> str | None:
+    """Return the mistake in the class that a flag names."""
+    known = sorted({kind.name for kind in constructed.KINDS})
+    if flag.partition("(")[0] in known:
+        return None
+    return f"must be an argument of {', '.join(known)}, got {mistakes.in_yaml(flag)}"
 
 
 def of_field(flag: str) -> str | None:
@@ -139,7 +153,8 @@ def given(
 
     Args:
         words: arguments of the script, as the user gives them.
-        flags: knob -> `--flag`, `key=`, `$VARIABLE`, or a field of a file behind one of them.
+        flags: knob -> `--flag`, `key=`, `$VARIABLE`, a field of a file behind one of them, or an
+            argument of a class.
         knobs: to be set, each with its value.
         variables: of the script's environment.
         workdir: working directory of the script.
@@ -150,7 +165,13 @@ def given(
     Raises:
         BadInput: a file or a field is not there.
     """
-    set_ = Given(arguments.changed(words, flags, knobs), arguments.variables(flags, knobs), ())
+    built = {
+        flags[name]: value
+        for name, value in knobs.items()
+        if arguments.is_constructed(flags.get(name, ""))
+    }
+    found = arguments.changed(words, flags, knobs)
+    set_ = Given(found, arguments.variables(flags, knobs), (), built)
     for holder, changes in _by_holder(flags, knobs):
         file = holder.file(words, variables)
         if file is None:

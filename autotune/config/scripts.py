@@ -300,7 +300,8 @@ class ScriptWorkload(ForeignWorkload):
             return {("workload", "over_all_ranks"): text}
         if name in present:
             return {}
-        source = "it does not" if fields.parted(flag) else "workload.args do not"
+        apart = fields.parted(flag) or arguments.is_constructed(flag)
+        source = "it does not" if apart else "workload.args do not"
         text = (
             f"{source} say what {flag} is today; add it there, or say under baseline "
             f"what the script takes without it"
@@ -398,6 +399,7 @@ class ScriptWorkload(ForeignWorkload):
                 is_module=recipe.is_module,
                 launch=self.launched_by(asked.world_size),
                 changes=recipe.changes,
+                constructed=given.constructed,
                 samples=counted or 0,
                 draws_none=self.samples is not None,
                 counts=knobs.counts,

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.config import arguments, fields
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT
+from autotune.worker.inject import constructed
 from search_spaces.knob import written
 
 BATCH = ("micro_batch", "accumulation_steps")
@@ -90,7 +91,9 @@ def changes(
     """
     for name, value in script["turned"].items():
         flag = script["flags"][name]
-        if isinstance(value, bool) and _is_switch(flag, now.get(name)):
+        if part := constructed.parted(flag):
+            yield f"{name}: {part.kind}({part.argument}={value!r})"
+        elif isinstance(value, bool) and _is_switch(flag, now.get(name)):
             yield from (f"{name}: {change}" for change in _switched(flag, words, on=value))
         elif now.get(name) != written(value):
             yield f"{name}: {_shown(flag, now.get(name))} -> {written(value)}"

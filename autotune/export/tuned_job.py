@@ -20,6 +20,7 @@ from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import letters_of, parsed
 from search_spaces import defaults
 from search_spaces.knob import written
+from search_spaces.needs import SHARDED
 
 _DEAF = "EIS"
 """Options with which python does not load a sitecustomize from PYTHONPATH."""
@@ -75,7 +76,7 @@ def script_job(
     now = launch_settings.today(flags, words, environment, Path.cwd())
     given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
-    if order.changes:
+    if order.changes or order.constructed:
         _check_options(command)
     of_study, otherwise = _of_study(script, environment)
     of_process = _of_process(order.knobs, order.changes, environment)
@@ -87,7 +88,11 @@ def script_job(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
         environment=found,
         differences=(*_differences(best, word, script, files), *otherwise),
-        changes=(*launch_settings.changes(script, best.knobs, now, words), *ours),
+        changes=(
+            *launch_settings.changes(script, best.knobs, now, words),
+            *ours,
+            *_of_checkpoints(order),
+        ),
         refusals=(
             *launch_settings.other_batch(script, now),
             *_other_ranks(best, script, ranks),
@@ -122,6 +127,7 @@ def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> 
         {**defaults(), **best.knobs},
         tuple(script["changes"]),
         _named(given.copies),
+        constructed=given.constructed,
         samples=script.get("samples") or 0,
         fixed_samples=scripts.samples_are_fixed(script["flags"]),
     )
@@ -257,6 +263,15 @@ def _of_process(
     if "cpu_threads" in changes and knobs["cpu_threads"]:
         wanted["OMP_NUM_THREADS"] = str(knobs["cpu_threads"])
     return wanted
+
+
+def _of_checkpoints(order: job_order.Order) -> Iterator[str]:
+    """Yield how checkpoints of the job differ from those that it writes by itself."""
+    if "parallelism" in order.changes and order.knobs["parallelism"] in SHARDED:
+        yield (
+            "checkpoints: the state_dict of a rank holds its part of the sharded model; gather it by "
+            "get_model_state_dict where the job saves (Sharding in docs/scripts.md)"
+        )
 
 
 def _differences(

@@ -15,10 +15,10 @@ from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
 from autotune.views.block import final_block
-from autotune.views.current_verdict import current_verdict
 from autotune.views.figures import figures_of
 from autotune.views.live import LiveView
 from autotune.views.progress import ProgressLines
+from autotune.views.recompute import current_verdict
 from autotune.views.terminal import plain
 from autotune.views.verdict_text import text_of
 from storage import Repository, StoredStudy, StudyState

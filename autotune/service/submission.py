@@ -62,7 +62,8 @@ def submit(
     before = withheld.kept(StudySpec.model_validate(known.spec))
     changed = sorted(_differences(before, stored))
     if forbidden := [name for name in changed if not _may_change(name, spec)]:
-        if not _is_blank(repository, known):
+        own = known.owner in ("", user_name())
+        if not own or not _is_blank(repository, known):
             raise BadInput(_started_otherwise(spec.name, forbidden))
         repository.studies.delete(spec.name)
         return _new(repository, spec, workdir, where)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config import settings
-from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, typed
+from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, is_constructed, typed
 from autotune.config.keeping import COUNTED
 from autotune.config.proportion import granule
 from autotune.worker.survey_result import Option, SurveyResult
@@ -230,11 +230,12 @@ def _ranks(knob: str, option: Option, seen: SurveyResult, today: int, workers: i
     return workers if value == today * workers else 0
 
 
-def _order(knob: str, other: OtherValue) -> tuple[bool, bool, bool, bool, bool, bool, int]:
+def _order(knob: str, other: OtherValue) -> tuple[bool, bool, bool, bool, bool, bool, bool, int]:
     """Return a sort key; the least is tried first."""
     option, words = other.option, _words_of(other.option)
     return (
         not is_named(knob, option),
+        is_constructed(option.flag),
         not option.sure,
         bool(words & _ELSEWHERE),
         other.ranks > 1,

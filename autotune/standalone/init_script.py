@@ -334,6 +334,8 @@ def _left_out(found: Findings) -> Iterator[str]:
     yield from (
         f"{knob}: {why}" for knob, why in _not_from_outside(seen) if knob not in found.own.turned
     )
+    if compiles := found.own.turned.get("compile"):
+        yield f"compile_scope: {compiles.flag} decides what is compiled"
     if found.device == "cuda" and "precision" in found.outside.values:
         yield "precision=fp16: the script has no loss scaler, and takes its optimizer steps itself"
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
@@ -347,6 +349,12 @@ def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
         yield "channels_last", "weights that FSDP2 shards have no memory format"
     elif not seen.ddp:
         yield "bucket_cap_mb", "there is no DistributedDataParallel"
+    if seen.ddp or seen.sharded:
+        yield (
+            "parallelism",
+            "checkpoints of a sharded model hold parts; with that in mind it can be added (Sharding in "
+            "docs/scripts.md)",
+        )
     if seen.scaled or seen.own.get("precision") != "fp32":
         yield "precision", f"the script has {seen.own.get('precision', 'its own')} by itself"
     if seen.own.get("compile", "none") != "none":

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.config.arguments import ASSIGNMENT, FIELD
+from autotune.config.arguments import ASSIGNMENT, FIELD, is_constructed
 from autotune.standalone.flags import words_in
 from autotune.worker.survey_result import Option
 from search_spaces import CATALOGUE, Facts
@@ -85,11 +85,18 @@ def _lacks(knob: Knob, other: OtherWord, facts: Facts) -> bool:
 
 
 def _named(knob: Knob, options: Sequence[Option]) -> list[Option]:
-    """Return the options that are named for a knob, or whose help says so, the most telling first."""
+    """Return the options that are named for a knob, or whose help says so, the most telling first.
+
+    Options of the script's own come before arguments of classes.
+    """
     named = knob.named
     assert named is not None
-    ranked = [(_rank(named, option), place) for place, option in enumerate(options)]
-    return [options[at] for _, at in sorted(one for one in ranked if one[0] is not None)]
+    ranked = [
+        (is_constructed(option.flag), rank, place)
+        for place, option in enumerate(options)
+        if (rank := _rank(named, option)) is not None
+    ]
+    return [options[place] for _, _, place in sorted(ranked)]
 
 
 def _rank(named: Named, option: Option) -> int | None:
@@ -156,10 +163,17 @@ def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[OtherWord]:
             continue
         if present is None and not choices:
             continue
+        if present and choices and not _default_words(knob, spelling) & choices.keys():
+            continue  # another convention, which shares some words
         for word in sorted(spelling, key=lambda word: _order(knob, spelling[word])):
             allowed = choices.get(word) if choices else word
             if allowed is not None and allowed != present:
                 yield OtherWord(knob.name, option, allowed, present, spelling[word])
+
+
+def _default_words(knob: Knob, spelling: Mapping[str, KnobValue]) -> set[str]:
+    """Return the words of a convention for the default of a knob."""
+    return {word for word, value in spelling.items() if value == knob.default}
 
 
 def _order(knob: Knob, value: KnobValue) -> tuple[bool, bool]:

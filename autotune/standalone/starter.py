@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import BadInput
-from autotune.views.presets import presets_listed
+from autotune.views.catalogue import presets_listed
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
     from autotune.standalone.launch_command import Launched

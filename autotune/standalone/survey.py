@@ -352,7 +352,9 @@ def _with(given: fields.Given, startup: float) -> Shape:
         assert asked.script is not None
         changed = dataclasses.replace(
             asked,
-            script=dataclasses.replace(asked.script, args=given.arguments),
+            script=dataclasses.replace(
+                asked.script, args=given.arguments, constructed=given.constructed
+            ),
             env={**asked.env, **given.variables},
             copies=given.copies,
             deadlines=Deadlines(startup, step=startup),  # nothing is timed

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
-from autotune.analysis.finalists import Selection
+from autotune.analysis.finalists import ChoiceReason, Selection, choices, may_be_faster
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
@@ -20,7 +20,7 @@ from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from autotune.study.soak import SoakPair
 from autotune.study.time_budget import FinalsPlan
-from storage import Purpose
+from storage import Attempts, MessageCode, NewMessage, Purpose
 
 
 class Finals:
@@ -34,6 +34,7 @@ class Finals:
         self._ablation = Ablation(runner)
         self._void: set[int] | None = None
         self._moves = 0
+        self._finalists: set[int] = set()
         self.selection: Selection | None = None
         """Latest choice of the finalists; None before the first."""
 
@@ -63,6 +64,7 @@ class Finals:
             if confirmation is None or not confirmation.members():
                 return
             self._note_void(confirmation.void)
+            self._note_finalists(confirmation)
             if self._check_numerics(confirmation):
                 continue  # a refused finalist makes room for the next
             if self._check_epochs(confirmation):
@@ -102,6 +104,29 @@ class Finals:
             )
         self._void = void
 
+    def _note_finalists(self, confirmation: Confirmation) -> None:
+        """Record which trials are measured again and why, whenever others are."""
+        finalists = set(confirmation.candidates) - {confirmation.baseline}
+        if confirmation.rounds or not finalists or finalists == self._finalists:
+            return
+        self._finalists = finalists
+        attempts, selection = self._context.attempts(), self.selection
+        found = choices(
+            attempts, finalists, self._barred(attempts), selection.unaffordable if selection else ()
+        )
+        again = [
+            f"trial {one.trial}" + (f" (expected {one.expected:.2f}x)" if one.expected else "")
+            for one in found
+            if one.reason is ChoiceReason.FINALIST
+        ]
+        said = f"Measured again with yours: {', '.join(again)}."
+        data = {"choices": [one.as_dict() for one in found]}
+        self._context.say(NewMessage(said, MessageCode.FINALISTS, data))
+
+    def _barred(self, attempts: Attempts) -> dict[int, str]:
+        rules = Rules.of(self._plan.spec)
+        return barred(attempts, self._context.blocks, self._plan.baseline, rules)
+
     def _replay(self) -> Confirmation | None:
         plan = FinalsPlan.of(self._context, self._time)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
@@ -110,7 +135,7 @@ class Finals:
         return replay(
             attempts,
             most_rounds=wanted.rounds,
-            barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
+            barred=self._barred(attempts),
             **self.selection._asdict(),
             blocks=blocks,
         )
@@ -119,8 +144,12 @@ class Finals:
         """Make one run that the numerics gate needs; return False if it needs none."""
         if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
-        candidates = list(confirmation.candidates.values())
         attempts, blocks = self._context.attempts(), self._context.blocks
+        candidates = [
+            one
+            for one in confirmation.candidates.values()
+            if confirmation.leads_baseline(one.trial) or self._may_win(confirmation, one.trial)
+        ]
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
@@ -128,6 +157,18 @@ class Finals:
         monitor = TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier)
         self._runner.run_monitored(attempt, monitor)
         return True
+
+    def _may_win(self, confirmation: Confirmation, trial: int) -> bool:
+        """Return whether a finalist may be faster than the baseline, by its trial in the search.
+
+        A check of one that is surely slower would prove nothing. Only where steps are timed one by one
+        is the error of a trial known well enough.
+        """
+        attempts = self._context.attempts()
+        own, its = attempts.baseline(), attempts.searched().of_trial(trial).measured().first
+        if confirmation.processes is None or own is None or its is None:
+            return True
+        return may_be_faster(its, own)
 
     def _check_epochs(self, confirmation: Confirmation) -> bool:
         """Run a finalist in short epochs whose loader workers stay; return whether it did.
@@ -196,9 +237,12 @@ class Finals:
         Return whether it ran.
         """
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
-        if baseline is None or not confirmation.waits or not confirmation.decided():
+        if baseline is None or not confirmation.waits or confirmation.to_prove:
             return False
         if confirmation.precise or confirmation.vain or len(again) >= PROOF.most_repeats:
+            return False
+        rounds_first = len(again) >= PROOF.repeats_if_unsteady and not confirmation.decided()
+        if rounds_first and self._has_time(confirmation, confirmation.members()):
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._time.left < costs.brief(knobs):

@@ -138,13 +138,13 @@ class PairingPolicy:
         """
         obstacle = self._obstacle(knobs, peak_bytes, limit)
         said = (
-            f"they run one after another: {obstacle}"
+            f"each runs by itself, one configuration after the other, because {obstacle}"
             if obstacle
-            else "they are resident at once and take turns, block by block"
+            else "all are loaded at the same time and train in turn, a block of steps each"
         )
         if said != self._said:
             self._said = said
-            self._context.say(f"What is compared with each other: {said}.")
+            self._context.say(f"How the runs of a round are compared: {said}.")
         return not obstacle
 
     def _fits(

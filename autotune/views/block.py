@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import counted, duration
-from autotune.views.figure_text import bounds_text, hardly_a_gain, hours, money, times
+from autotune.analysis.wording import counted
+from autotune.views.figure_text import claim, saving_facts
 from autotune.views.figures import StudyFigures
 from autotune.views.trust import Point, Trust
 from autotune.views.verdict_text import memory_text, remarks
@@ -40,19 +40,8 @@ def headline(figures: StudyFigures) -> str:
     answer, ratio = figures.answer, figures.answer.speedup
     if not answer.better or ratio is None:
         return answer.text
-    interval = f"(95 % interval {bounds_text(ratio)})"
-    if not ratio.faster:
-        claim = f"not distinguishable from yours {interval}"
-    elif not ratio.vague:
-        claim = f"{times(ratio.value)} yours {interval}"
-    elif hardly_a_gain(ratio):
-        claim = f"faster than yours, by an unknown amount {interval}"
-    else:
-        claim = f"at least {times(ratio.low)} yours {interval}"
-    if not figures.provisional:
-        return f"{claim}, proven in {counted(answer.rounds, 'round')} in turn"
-    basis = counted(answer.rounds, "round") if figures.verdict.confirmed else "not confirmed"
-    return f"So far {claim}, {basis}"
+    basis = f"{counted(answer.rounds, 'round')} in turn" if answer.confirmed else "not confirmed"
+    return f"{'So far ' if figures.provisional else ''}{claim(ratio)}, {basis}"
 
 
 def _changes(figures: StudyFigures) -> Iterator[str]:
@@ -71,7 +60,9 @@ def _facts(figures: StudyFigures, width: int) -> Iterator[str]:
 
 
 def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
-    yield from _savings(figures)
+    if figures.saving is not None:
+        facts = saving_facts(figures.saving, figures.cost, assumed=figures.job.hours_assumed)
+        yield from ((fact.name, fact.text.replace("`", "")) for fact in facts)
     if figures.answer.better:
         yield from (("same", text) for text in _same(figures) if text)
         yield from (("memory", text) for text in [memory_text(figures.verdict)] if text)
@@ -80,22 +71,6 @@ def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
         for point in figures.trust:
             if point.trust == trust:
                 yield label, _point(point)
-
-
-def _savings(figures: StudyFigures) -> Iterator[tuple[str, str]]:
-    saving, cost = figures.saving, figures.cost
-    if saving is None:
-        return
-    job = f"a job of {hours(saving.job_hours)}"
-    assumed = ", as objective.job_hours is by default" if figures.job.hours_assumed else ""
-    bounds = f"({hours(saving.hours.low)} to {hours(saving.hours.high)})"
-    yield "saves", f"{hours(saving.hours.value)} of {job} {bounds}{assumed}"
-    paid = saving.payback_seconds
-    back = "" if paid is None else f"; paid back after {duration(paid)} of training"
-    yield "cost", f"{cost.device_hours:.2g} device hours{back}"
-    if saving.money is not None and cost.money is not None:
-        bounds = f"({money(saving.money.low)} to {money(saving.money.high)})"
-        yield "money", f"{money(saving.money.value)} saved {bounds}, for {money(cost.money)}"
 
 
 def _same(figures: StudyFigures) -> Iterator[str]:

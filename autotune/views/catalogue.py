@@ -1,11 +1,11 @@
-"""The catalogue of knobs as a table, with what each was measured to do."""
+"""The catalogue of knobs as a table, with what each was measured to do, and the named search spaces."""
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from search_spaces import CATALOGUE, Knob
+from search_spaces import CATALOGUE, Knob, preset, preset_names, preset_summary
 from search_spaces.constraints import CONFLICTS
 from search_spaces.knob import KnobValue, written
 
@@ -21,6 +21,14 @@ def recorded_effects(folder: Path) -> dict[str, Effects]:
         if path.exists():
             found[platform] = json.loads(path.read_text("utf-8"))
     return found
+
+
+def presets_listed() -> Iterator[str]:
+    """Yield every preset with its purpose and the values of its knobs, a line each."""
+    for name in preset_names():
+        yield f"{name}: {preset_summary(name)}"
+        for knob, values in preset(name).items():
+            yield f"  {knob}: {', '.join(map(written, values))}"
 
 
 def knobs_page(effects: Mapping[str, Effects]) -> str:

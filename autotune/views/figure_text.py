@@ -1,60 +1,177 @@
-"""Figures as text, the same in every renderer."""
+"""Figures as text, the same in every renderer.
+
+Bounds of an interval are rounded outwards: no text claims more than was measured.
+"""
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 
-from autotune.analysis.wording import quantity
+from autotune.analysis.saving import Cost, Saving
+from autotune.analysis.wording import Rounding, duration, fixed, quantity
 from autotune.measurement.estimate import Ratio
 
 MIB = 2**20
+CI = "95 % CI"
 UNKNOWN = "not distinguishable from 1"
-_WORTH_A_FIGURE = 1.01
-"""Lower bound of a vague speed-up below which it says nothing."""
+ASSUMED = "assumed: `objective.job_hours` is at its default"
+
+Form = Callable[[float, Rounding], str]
+"""Text of a figure, rounded in a direction."""
 
 
-def times(value: float) -> str:
+class Known(Enum):
+    """How well a ratio is known, by its interval."""
+
+    EXACTLY = "exactly"
+    """The baseline over itself."""
+    ONCE = "once"
+    """Seen once, without an interval."""
+    UNKNOWN = "unknown"
+    """The interval contains 1."""
+    ROUGHLY = "roughly"
+    """Not 1, but the interval is wide."""
+    WELL = "well"
+
+    @classmethod
+    def of(cls, ratio: Ratio) -> "Known":
+        """Return how well this ratio is known."""
+        if not math.isfinite(ratio.high):
+            return cls.ONCE
+        if ratio.low == ratio.high:
+            return cls.EXACTLY
+        if not ratio.distinguishable:
+            return cls.UNKNOWN
+        return cls.ROUGHLY if ratio.vague else cls.WELL
+
+
+def times(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
     """Return for example '1.14x'."""
-    return f"{value:.2f}x"
+    return f"{fixed(value, 2, rounding)}x"
 
 
-def bounds_text(ratio: Ratio) -> str:
-    """Return for example '1.10 to 1.19'."""
-    return f"{ratio.low:.2f} to {ratio.high:.2f}"
+def percent(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    """Return a share as a whole number of per cent, without the sign."""
+    return fixed(100 * value, 0, rounding)
+
+
+def signed_percent(ratio: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    """Return how far a ratio is from 1, as '+1.5%'."""
+    share = 100 * (ratio - 1)
+    return f"{'+' if share >= 0 else ''}{fixed(share, 1, rounding)}%"
+
+
+def hours(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    """Return hours with two digits or more, as '121 h', '2.5 h' or '0.40 h'."""
+    size = abs(value)
+    digits = 1 - math.floor(math.log10(size)) if size else 0
+    return f"{fixed(value, max(0, digits), rounding)} h"
+
+
+def money(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    """Return an amount without a currency, as '1,234' or '0.56'."""
+    return fixed(value, 0 if abs(value) >= 100 else 2, rounding)
+
+
+def _plain(value: float, rounding: Rounding) -> str:
+    return fixed(value, 2, rounding)
+
+
+def bounds_text(ratio: Ratio, form: Form = _plain) -> str:
+    """Return both bounds of an interval, rounded outwards, as '1.10 to 1.19'."""
+    return f"{form(ratio.low, Rounding.DOWN)} to {form(ratio.high, Rounding.UP)}"
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """Return a ratio with its 95 % interval; one whose interval contains 1 has no figure."""
-    if not math.isfinite(ratio.high):
-        return f"{times(ratio.value)}, once"
-    if ratio.low == ratio.high:
-        return times(ratio.value)
-    if not ratio.distinguishable:
-        return f"{UNKNOWN} ({bounds_text(ratio)})"
-    return f"{times(ratio.value)} ({bounds_text(ratio)})"
+    """Return a ratio with its interval; one whose interval contains 1 has no figure."""
+    match Known.of(ratio):
+        case Known.EXACTLY:
+            return times(ratio.value)
+        case Known.ONCE:
+            return f"{times(ratio.value)}, once"
+        case Known.UNKNOWN:
+            return f"{UNKNOWN} ({bounds_text(ratio)})"
+        case _:
+            return f"{times(ratio.value)} ({bounds_text(ratio)})"
 
 
 def short_ratio(ratio: Ratio) -> str:
     """Return a ratio for a narrow column: of one that is not distinguishable from 1 the bounds."""
-    if not ratio.distinguishable and ratio.low < ratio.high and math.isfinite(ratio.high):
-        return f"? ({bounds_text(ratio)})"
-    return ratio_text(ratio)
+    return f"? ({bounds_text(ratio)})" if Known.of(ratio) is Known.UNKNOWN else ratio_text(ratio)
 
 
-def hardly_a_gain(ratio: Ratio) -> bool:
-    """Return whether a speed-up is too vague, and its lower bound too low, for a figure of it."""
-    return ratio.vague and ratio.low < _WORTH_A_FIGURE
+def claim(ratio: Ratio, other: str = "yours") -> str:
+    """Return a speed-up over another configuration, as '1.20x yours (1.02 to 1.42, 95 % CI)'."""
+    match Known.of(ratio):
+        case Known.EXACTLY:
+            return f"{times(ratio.value)} {other}"
+        case Known.ONCE:
+            return f"{times(ratio.value)} {other}, seen once"
+        case Known.UNKNOWN:
+            return f"not distinguishable from {other} ({bounds_text(ratio)}, {CI})"
+        case _:
+            return f"{times(ratio.value)} {other} ({bounds_text(ratio)}, {CI})"
+
+
+def least(ratio: Ratio) -> str:
+    """Return what is sure of a speed-up that is known roughly; empty if it is known well."""
+    if Known.of(ratio) is not Known.ROUGHLY or not ratio.faster:
+        return ""
+    low = times(ratio.low, Rounding.DOWN)
+    if low == times(1.0):
+        return "That it is faster is sure, by how much is not."
+    return f"The interval is wide: at least {low} is sure."
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Figure of savings and cost in words.
+
+    Attributes:
+        interval: 95 % confidence interval; empty if it has none.
+        note: on what it rests; empty if that needs no words.
+    """
+
+    name: str
+    figure: str
+    interval: str = ""
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """All but the name, in a line."""
+        interval = f" ({self.interval}, {CI})" if self.interval else ""
+        return f"{self.figure}{interval}{f'; {self.note}' if self.note else ''}"
+
+
+def saving_facts(saving: Saving, cost: Cost, *, assumed: bool) -> Iterator[Fact]:
+    """Yield what a recommendation saves and what its study cost.
+
+    Args:
+        saving: of the recommendation.
+        cost: of the study.
+        assumed: whether the length of the job is the default.
+    """
+    job = hours(saving.job_hours)
+    note = f"the {job} are {ASSUMED}" if assumed else ""
+    yield Fact(
+        "saves",
+        f"{hours(saving.hours.value)} of a job of {job}",
+        bounds_text(saving.hours, hours),
+        note,
+    )
+    spent = f"{duration(cost.seconds)} of runs"
+    yield Fact("cost", f"{cost.device_hours:.2g} device hours", note=spent)
+    if (paid := saving.payback_seconds) is not None:
+        figure = f"{duration(paid.value)} of training"
+        yield Fact("payback", figure, bounds_text(paid, duration))
+    if saving.money is not None and cost.money is not None:
+        figure = f"{money(saving.money.value)} saved for {money(cost.money)}"
+        yield Fact("money", figure, bounds_text(saving.money, money), note)
 
 
 def range_text(rates: tuple[float, float], unit: str) -> str:
     """Return the range of some rates, as '242 to 598 samples/s'."""
     low, high = map(quantity, rates)
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
-
-
-def hours(value: float) -> str:
-    """Return hours with their meaningful digits, as '21 h' or '0.4 h'."""
-    return f"{value:,.0f} h" if abs(value) >= 10 else f"{value:.2g} h"
-
-
-def money(value: float) -> str:
-    """Return an amount without a currency, as '1,234' or '0.56'."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"

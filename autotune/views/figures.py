@@ -9,14 +9,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
+from autotune.analysis.finalists import FinalistChoice
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank
 from autotune.analysis.provenance import measured_in
-from autotune.analysis.rounds import Round, Stage, rounds_of
+from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.saving import Cost, Saving
 from autotune.analysis.trial_ratios import changed_knobs, rate_range
 from autotune.analysis.verdict import Kind, Verdict
@@ -30,7 +32,7 @@ from autotune.views.composition import (
     recorded_facts,
     traces,
 )
-from autotune.views.current_verdict import current_verdict
+from autotune.views.recompute import current_verdict
 from autotune.views.running import Racing, Running, racing, running
 from autotune.views.trial_figures import TrialFigures, trial_figures
 from autotune.views.trust import Evidence, Point, points
@@ -77,7 +79,8 @@ class StudyAnswer:
         baseline: trial of the baseline; None if it has not run.
         rounds: number of rounds that the speed-up rests on.
         chosen_in: number of earlier rounds, which chose.
-        won: rounds in which the recommended configuration was the faster one, out of `compared`.
+        won: rounds that count in which the recommended configuration was the faster one, out of
+            `compared`.
         rates: lowest and highest rate of the recommended configuration in its rounds.
         baseline_rates: those of the baseline.
         changes: knobs that differ from the baseline.
@@ -119,6 +122,8 @@ class Search:
         end_cause: the reason as data; None while it goes on, or where an earlier version ended it.
         expected_gain: relative gain that one more trial was expected to bring; None if unknown.
         stopped_early: trials ended early, and what that saved.
+        choices: trials that were measured again, and the most promising others, each with its reason;
+            empty where an earlier version chose.
     """
 
     space: str
@@ -129,6 +134,7 @@ class Search:
     end_cause: SearchEndCause | None
     expected_gain: float | None
     stopped_early: Racing
+    choices: tuple[FinalistChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -285,35 +291,6 @@ class _Collector:
     def figures(self) -> StudyFigures:
         """Return all of them."""
         study, spec, verdict = self._study, self._spec, self._verdict
-        rounds = rounds_of(self._attempts, spec, self._repository.attempts.blocks)
-        answer = self._answer(rounds)
-        world_size = self._world_size()
-        objective = spec.objective
-        price = objective.price_per_device_hour
-        spent = sum(a.result.wall_seconds for a in self._attempts)
-        cost = Cost.of(spent, world_size, price)
-        saving = None
-        if answer.better and answer.speedup is not None and verdict.confirmed:
-            saving = Saving.of(answer.speedup, cost, objective.job_hours, world_size, price)
-        trials = trial_figures(self._attempts, self._noise, verdict, self._reasons())
-        gains = self._contributions()
-        search = self._search()
-        environments = self._environments()
-        evidence = Evidence(
-            verdict=verdict,
-            rounds=rounds,
-            trials=trials,
-            contributions=gains,
-            search_end=search.end_cause,
-            expected_gain=search.expected_gain,
-            timed=tuple(self._attempts.measured()),
-            environments=len(environments),
-            elapsed=study.elapsed,
-            unit=spec.unit,
-            warmup=spec.measurement.warmup,
-        )
-        sizes = {global_batch(a.knobs, world_size) for a in self._attempts.searched()}
-        batches = best_per_batch(self._attempts, world_size) if len(sizes) > 1 else []
         return StudyFigures(
             version=VERSION,
             study=study.name,
@@ -322,41 +299,88 @@ class _Collector:
             created=study.created,
             elapsed=study.elapsed,
             unit=spec.unit,
-            job=self._job(world_size),
-            answer=answer,
-            cost=cost,
-            saving=saving,
-            trust=points(evidence),
-            rounds=tuple(rounds),
+            job=self._job(),
+            answer=self._answer,
+            cost=self._cost,
+            saving=self._saving(),
+            trust=points(self._evidence()),
+            rounds=self._rounds,
             step=before_and_after(self._repository, self._attempts, verdict, spec.counts),
-            contributions=tuple(gains),
+            contributions=self._contributions,
             contribution_rounds=spec.measurement.attribution,
-            search=search,
-            trials=tuple(trials),
+            search=self._search,
+            trials=self._trials,
             losses=self._losses(),
-            batches=tuple(batches if len(batches) > 1 else ()),
+            batches=self._batches(),
             own_knobs=tuple(self._own_knobs()),
             running=how_it_ran(self._repository, self._attempts, verdict, spec),
             noise=self._noise,
             runs=tuple(self._runs()),
-            environments=environments,
-            bottlenecks=tuple(self._bottlenecks()),
+            environments=self._environments,
+            bottlenecks=self._bottlenecks,
             traces=self._traces(),
             messages=self._messages,
             verdict=verdict,
         )
 
+    @cached_property
+    def _rounds(self) -> tuple[Round, ...]:
+        return tuple(rounds_of(self._attempts, self._spec, self._repository.attempts.blocks))
+
+    @cached_property
+    def _trials(self) -> tuple[TrialFigures, ...]:
+        reasons = self._repository.studies.reasons(self._study.name)
+        return tuple(trial_figures(self._attempts, self._noise, self._verdict, reasons))
+
+    @cached_property
+    def _cost(self) -> Cost:
+        spent = sum(a.result.wall_seconds for a in self._attempts)
+        return Cost.of(spent, self._world_size, self._spec.objective.price_per_device_hour)
+
+    def _saving(self) -> Saving | None:
+        """Return what the recommendation saves; None before rounds support one."""
+        answer, objective = self._answer, self._spec.objective
+        if not answer.better or answer.speedup is None or not answer.confirmed:
+            return None
+        price = objective.price_per_device_hour
+        return Saving.of(answer.speedup, self._cost, objective.job_hours, self._world_size, price)
+
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            verdict=self._verdict,
+            rounds=self._rounds,
+            trials=self._trials,
+            contributions=self._contributions,
+            search_end=self._search.end_cause,
+            expected_gain=self._search.expected_gain,
+            timed=tuple(self._attempts.measured()),
+            environments=len(self._environments),
+            elapsed=self._study.elapsed,
+            unit=self._spec.unit,
+            warmup=self._spec.measurement.warmup,
+            bottlenecks=self._bottlenecks,
+        )
+
+    def _batches(self) -> tuple[BatchBest, ...]:
+        """Return the best configuration of each global batch, where there are several."""
+        sizes = {global_batch(a.knobs, self._world_size) for a in self._attempts.searched()}
+        if len(sizes) < 2:
+            return ()
+        found = best_per_batch(self._attempts, self._world_size)
+        return tuple(found) if len(found) > 1 else ()
+
+    @cached_property
     def _world_size(self) -> int:
         if self._study.facts:
             return int(self._study.facts["world_size"])
         first = self._attempts.measured().first
         return self._repository.attempts.blocks(first.id)[0].world_size if first else 1
 
-    def _answer(self, rounds: list[Round]) -> StudyAnswer:
+    @cached_property
+    def _answer(self) -> StudyAnswer:
         verdict, own = self._verdict, self._attempts.baseline()
-        counted = [r for r in rounds if r.stage in (Stage.CHOICE, Stage.GAIN)]
         trial = verdict.trial if verdict.trial is not None else _NO_TRIAL
-        ratios = [r.ratios[trial] for r in counted if trial in r.ratios]
+        ratios = [r.ratios[trial] for r in self._rounds if r.counts and trial in r.ratios]
         rates = {one.trial: verdict.telling(one) for one in verdict.finalists}
         today = next((one.trial for one in verdict.finalists if one.baseline), own and own.trial)
         changed = changed_knobs(verdict.knobs or {}, verdict.baseline_knobs or self._baseline)
@@ -384,7 +408,7 @@ class _Collector:
             if name in own or self._baseline.get(name) != value:
                 yield KnobChange(name, self._baseline.get(name), value)
 
-    def _job(self, world_size: int) -> Job:
+    def _job(self) -> Job:
         workload, facts = self._spec.workload, self._study.facts or {}
         given = workload.given
         told = [f"{k}={v}" for k, v in given.items()] if isinstance(given, dict) else given
@@ -393,19 +417,20 @@ class _Collector:
         return Job(
             workload=workload.label,
             arguments=" ".join(map(str, told)),
-            world_size=world_size,
+            world_size=self._world_size,
             backend=str(facts.get("backend", "")),
-            batch_before=global_batch(self._baseline, world_size),
-            batch_after=global_batch(after, world_size),
+            batch_before=global_batch(self._baseline, self._world_size),
+            batch_after=global_batch(after, self._world_size),
             hours_assumed=self._spec.objective.job_hours == default,
         )
 
-    def _contributions(self) -> list[Contribution]:
+    @cached_property
+    def _contributions(self) -> tuple[Contribution, ...]:
         verdict, facts = self._verdict, self._study.facts
         if verdict.knobs is None or verdict.kind != Kind.BETTER:
-            return []
+            return ()
         known = recorded_facts(facts) if facts else None
-        return contributions(self._attempts, verdict.knobs, self._baseline, known)
+        return tuple(contributions(self._attempts, verdict.knobs, self._baseline, known))
 
     def _traces(self) -> tuple[str, ...]:
         own = self._attempts.baseline()
@@ -413,17 +438,22 @@ class _Collector:
         known = dict.fromkeys(trial for trial in trials if isinstance(trial, int))
         return tuple(map(str, traces(self._study, self._attempts, known)))
 
-    def _bottlenecks(self) -> list[Finding]:
+    @cached_property
+    def _bottlenecks(self) -> tuple[Finding, ...]:
         unusable = self._spec.workload.beyond_reach(self._spec.values())
         found = bottlenecks(self._repository, self._study, self._attempts, self._baseline, unusable)
         own = self._spec.job_knobs
-        return [dataclasses.replace(f, knobs=tuple(k for k in f.knobs if k in own)) for f in found]
+        return tuple(
+            dataclasses.replace(f, knobs=tuple(k for k in f.knobs if k in own)) for f in found
+        )
 
+    @cached_property
     def _search(self) -> Search:
         searched = self._attempts.searched()
         told = {code: [m for m in self._messages if m.code == code] for code in MessageCode}
         ended = self._study.search_ended is not None
         gains = [m.data.get("gain") for m in told[MessageCode.EXPECTATION]]
+        chosen = told[MessageCode.FINALISTS]
         causes = [SearchEndCause(m.data["cause"]) for m in told[MessageCode.SEARCH_END]]
         return Search(
             space=next((m.text for m in told[MessageCode.SPACE]), ""),
@@ -434,11 +464,10 @@ class _Collector:
             end_cause=causes[-1] if causes and ended else None,
             expected_gain=gains[-1] if gains and ended else None,
             stopped_early=racing(self._attempts),
+            choices=tuple(
+                map(FinalistChoice.from_dict, chosen[-1].data["choices"] if chosen else ())
+            ),
         )
-
-    def _reasons(self) -> dict[int, str]:
-        """Return why each trial was tried, as far as the study said so."""
-        return self._repository.studies.reasons(self._study.name)
 
     def _losses(self) -> Losses | None:
         """Return the losses of the recommended configuration and of its reference."""
@@ -462,6 +491,7 @@ class _Collector:
             seconds = sum(a.result.wall_seconds for a in several)
             yield Runs(purpose.value, len(several), seconds)
 
+    @cached_property
     def _environments(self) -> tuple[Mapping[str, Any], ...]:
         """Return the machines of the measurements, that of the answer first."""
         answer = measured_in(self._attempts, self._repository.environments.of_attempt)

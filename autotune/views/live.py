@@ -240,10 +240,11 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
 
 
 def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
-    last = next((one for one in reversed(moment.rounds) if one.so_far), None)
+    counted_ = [one for one in moment.rounds if one.counts]
+    last = next((one for one in reversed(counted_) if one.so_far), None)
     for trial in trials:
         if last is not None and trial in last.so_far:
-            ratios = [one.ratios[trial] for one in moment.rounds if trial in one.ratios]
+            ratios = [one.ratios[trial] for one in counted_ if trial in one.ratios]
             won = f"faster in {sum(r > 1 for r in ratios)} of {counted(len(ratios), 'round')}"
             yield Text(f" So far: trial {trial}, {ratio_text(last.so_far[trial])}; {won}", "bold")
     chose = [one.number for one in moment.rounds if one.stage is Stage.CHOICE]

@@ -7,9 +7,9 @@ from typing import Any
 from autotune.analysis.levels import AT_HOME, Level, levelled
 from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Finalist, Verdict
-from autotune.analysis.wording import counted, difference, quantity
+from autotune.analysis.wording import Rounding, counted, difference, fixed, quantity
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import range_text, ratio_text
+from autotune.views.figure_text import bounds_text, range_text, ratio_text
 from autotune.views.verdict_text import text_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
@@ -37,22 +37,7 @@ def trial_note(
         confirmed: its throughput by round, if it was measured again.
         level: factor of its node, by which the throughput has been multiplied already.
     """
-    lines = [f"### {result.state}"]
-    if result.ratio is not None:
-        ratio = Ratio.around(result.ratio, result.half_width or 0.0)
-        lines.append(f"- over yours, which took turns with it, seen once: {ratio_text(ratio)}")
-    if result.rate is not None:
-        lines.append(f"- rate, as measured: {quantity(result.rate)} {unit}")
-    if result.throughput is not None and level.error:
-        lines.append(
-            f"- the baseline is {level.factor:.3f} times as fast where its own trial ran as on this "
-            f"node, ±{level.error:.1%} (standard error)"
-        )
-    if ran := rate_range(confirmed):
-        lines.append(
-            f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: at "
-            f"{range_text(ran, unit)}"
-        )
+    lines = [f"### {result.state}", *_rate_lines(result, unit, confirmed, level)]
     if result.peak_bytes:
         lines.append(f"- peak memory of a rank: {quantity(result.peak_bytes / _MIB)} MiB")
     if result.cause:
@@ -65,6 +50,27 @@ def trial_note(
         lines.append("- ran in the processes of an earlier run (a warm worker)")
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
     return "\n".join([*lines, "", *_configuration(attempt.knobs, {}, own)])
+
+
+def _rate_lines(
+    result: AttemptResult, unit: str, confirmed: Sequence[float], level: Level
+) -> Iterator[str]:
+    """Yield speed-up and rates of a trial, as far as they are known."""
+    if result.ratio is not None:
+        ratio = Ratio.around(result.ratio, result.half_width or 0.0)
+        yield f"- over yours, which took turns with it, seen once: {ratio_text(ratio)}"
+    if result.rate is not None:
+        yield f"- rate, as measured: {quantity(result.rate)} {unit}"
+    if result.throughput is not None and level.error:
+        yield (
+            f"- the baseline is {level.factor:.3f} times as fast where its own trial ran as on this "
+            f"node, ±{level.error:.1%} (standard error)"
+        )
+    if ran := rate_range(confirmed):
+        yield (
+            f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: at "
+            f"{range_text(ran, unit)}"
+        )
 
 
 def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
@@ -161,11 +167,15 @@ def _is_unusual(name: str, value: Any) -> bool:
     return name not in CATALOGUE or value != CATALOGUE[name].default
 
 
+def _thousandths(value: float, rounding: Rounding) -> str:
+    return fixed(value, 3, rounding)
+
+
 def _finalist_row(finalist: Finalist) -> str:
     ratio = finalist.ratio_to_recommended
     shown = "-"
     if ratio and math.isfinite(ratio.high):
-        shown = f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+        shown = f"{ratio.value:.3f} ({bounds_text(ratio, _thousandths)})"
     elif ratio:
         shown = f"{ratio.value:.3f} (once, no interval)"
     remark = "baseline, " if finalist.baseline else ""

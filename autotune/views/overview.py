@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from autotune.views.figure_text import short_ratio
 from autotune.views.figures import as_json
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import standing
-from autotune.views.signs import NO_SIGNS, described, signs_of
 from autotune.views.verdict_text import shown
 from storage import Attempts, MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
 from storage.disk import full, is_full
 
+_NO_SIGNS = {"progress_seconds": None, "slots": None}
+"""Signs of a study that does not run."""
 _UNFINISHED = ("RUNNING", "QUEUED")
 
 
@@ -26,7 +27,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
     waits = study.state == StudyState.QUEUED
-    return standing_of(repository, study, repository.quotas.reasons() if waits else no_quota)
+    return standing_of(repository, study, repository.quotas.reasons()(study.owner) if waits else "")
 
 
 def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
@@ -38,23 +39,16 @@ def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
     quota = repository.quotas.reasons()
     places = {study_id: at for at, study_id in enumerate(repository.studies.order(), 1)}
     return [
-        {**standing_of(repository, study, quota), "order": places.get(study.id)}
+        {**standing_of(repository, study, quota(study.owner)), "order": places.get(study.id)}
         for study in repository.studies.all(last)
     ]
 
 
-def no_quota(_: str) -> str:
-    """Return the reason of an owner without a quota."""
-    return ""
-
-
-def standing_of(
-    repository: Repository, study: StoredStudy, quota: Callable[[str], str]
-) -> dict[str, Any]:
+def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON.
 
     Args:
-        quota: returns, for an owner, which quota is exhausted; empty: none.
+        quota: quota of its owner that is exhausted; empty: none.
     """
     spec = StudySpec.model_validate(study.spec)
     lease = repository.leases.serving(study)
@@ -65,9 +59,9 @@ def standing_of(
     verdict = Verdict.from_dict(study.verdict) if study.verdict else None
     seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
-    waiting = waiting_of(repository, study, quota(study.owner))
+    waiting = waiting_of(repository, study, quota)
     runs = served and not waiting
-    signs = signs_of(repository, study.id, attempts, time.time()) if runs else NO_SIGNS
+    signs = _signs_of(repository, study.id, attempts, time.time()) if runs else _NO_SIGNS
     return {
         "study": study.name,
         "state": study.state.value,
@@ -161,7 +155,7 @@ def describe(status: dict[str, Any]) -> str:
         lines += [f"  running   {text}" for text in status["running"]]
         lines += [f"            {status['doing']}"] if status["doing"] else []
         lines += [f"  next      {status['next']}"] if status["next"] else []
-        lines += described(status)
+        lines += _signs_shown(status)
     if status["leading_ratio"] and not status["verdict"]:
         ratio = short_ratio(_ratio(status["leading_ratio"]))
         lines.append(f"  leading   trial {status['leading_trial']}, {ratio} over yours, seen once")
@@ -196,7 +190,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         age = duration(max(0.0, time.time() - row["created"]))
         lines.append(
-            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row['order'] or '-':>5} "
+            f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row.get('order') or '-':>5} "
             f"{_state(row):18} {row['trials']:>6}  {_speedup(row)}"
         )
         lines += [f"  {row['waiting']}"] if row["waiting"] else []
@@ -221,3 +215,44 @@ def _state(row: dict[str, Any]) -> str:
     if row["state"] in _UNFINISHED and not row["daemon"]:
         return f"{row['state']}, no daemon"
     return "WAITING" if row["waiting"] else str(row["state"])
+
+
+def _signs_of(
+    repository: Repository, study_id: int, attempts: Sequence[StoredAttempt], now: float
+) -> dict[str, Any]:
+    """Return the signs of life, ready for JSON.
+
+    Args:
+        attempts: of the study, those under way among them.
+        now: seconds since the epoch.
+
+    Returns:
+        `progress_seconds` since a run began, came a block further or ended, up to two more than that;
+        `slots` with those `alive`, those `planned` and how many seconds ago what is `away` went; each
+        None as long as nothing is known of it.
+    """
+    doing = repository.messages.status(study_id)
+    moments = [a.ended or a.started for a in attempts] + ([doing.at] if doing else [])
+    return {
+        "progress_seconds": round(max(0.0, now - max(moments)), 1) if moments else None,
+        "slots": _slots(repository, study_id, now),
+    }
+
+
+def _slots(repository: Repository, study_id: int, now: float) -> dict[str, Any] | None:
+    found = repository.studies.slots(study_id)
+    if found is None:
+        return None
+    ago = {what: round(max(0.0, now - since), 1) for what, since in found.away.items()}
+    return {"alive": found.alive, "planned": found.planned, "away": ago}
+
+
+def _signs_shown(status: dict[str, Any]) -> list[str]:
+    """Return the signs as lines for a person."""
+    lines, slots = [], status["slots"]
+    if slots:
+        away = [f"; {what} {duration(ago)} ago" for what, ago in slots["away"].items()]
+        lines.append(f"  slots     {slots['alive']} of {slots['planned']} alive{''.join(away)}")
+    if status["progress_seconds"] is not None:
+        lines.append(f"  progress  {duration(status['progress_seconds'])} ago")
+    return lines

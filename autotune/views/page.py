@@ -4,35 +4,46 @@ All figures are those of autotune.views.figures. Every text goes through `escape
 output of trials are inert.
 """
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 
-from autotune.analysis.rounds import Stage
+from autotune.analysis.rounds import Round
+from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import counted, duration, quantity
+from autotune.analysis.wording import counted, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
 from autotune.views.figure_text import (
+    CI,
     MIB,
     UNKNOWN,
+    Fact,
+    Known,
     bounds_text,
+    claim,
     hours,
-    money,
+    least,
+    percent,
     ratio_text,
+    saving_facts,
     short_ratio,
     times,
 )
 from autotune.views.figures import StudyFigures
 from autotune.views.paper import (
     PURPOSES,
+    STAGES,
     TRUST,
     best_first,
+    choice_text,
+    ended_text,
     failed_text,
     how_text,
     running_rows,
-    why_finalists,
+    step_note,
 )
 from autotune.views.svg import escaped
 from autotune.views.trial_figures import TrialFigures
@@ -47,15 +58,21 @@ _CAUSE = 200
 _MESSAGES = 200
 _REFRESH_SECONDS = 10
 _CODE = re.compile(r"`([^`]+)`")
-_MARKS = {Trust.PROVEN: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
+_MARKS = {Trust.MEASURED: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
 _TITLES = {
     Kind.NOTHING_BETTER: "Keep what you have",
     Kind.UNDECIDED: "Keep what you have: the noise is larger than the difference",
     Kind.NO_BASELINE: "Your configuration does not run here",
     Kind.NO_RESULT: "Nothing could be measured",
-    Kind.NOT_ENOUGH_TIME: "The time was over before anything was proven",
+    Kind.NOT_ENOUGH_TIME: "The time was over before anything was confirmed",
 }
 """Title of an answer without a recommendation."""
+_TITLES_SO_FAR = {
+    Kind.NOTHING_BETTER: "Nothing is surely faster than yours yet",
+    Kind.UNDECIDED: "Nothing is surely faster than yours yet",
+    Kind.NO_RESULT: "Nothing has been measured yet",
+}
+"""Title while the study goes on."""
 _HATCH = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
@@ -109,7 +126,7 @@ def _header(figures: StudyFigures) -> str:
         f"<b>{escaped(figures.study)}</b>",
         f'<span class="pill {"ok" if done else "warn"}">{escaped(figures.state.lower())}</span>',
     ]
-    if figures.provisional:
+    if figures.provisional and figures.error is None:
         parts.append('<span class="pill warn">provisional: every figure may change</span>')
     machine = figures.verdict.measured_on
     texts = [machine, counted(figures.job.world_size, "rank"), when]
@@ -125,16 +142,15 @@ def _answer(figures: StudyFigures) -> str:
 
 def _no_recommendation(figures: StudyFigures) -> str:
     kicker = "So far" if figures.provisional else "Verdict"
-    title = _TITLES.get(figures.answer.kind, "No answer")
-    if figures.provisional and figures.answer.kind in (Kind.NOTHING_BETTER, Kind.UNDECIDED):
-        title = "Nothing is surely faster than yours yet"
-    if figures.provisional and figures.answer.kind is Kind.NO_RESULT:
-        title = "Nothing has been measured yet"
-    error = f'<p class="lead wide cause">{escaped(figures.error)}</p>' if figures.error else ""
-    return (
-        f'<p class="kicker">{kicker}</p><h1 class="word">{escaped(title)}</h1>{error}'
-        f'<p class="lead wide">{_marked(figures.answer.text)}</p>'
-    )
+    titles = _TITLES | (_TITLES_SO_FAR if figures.provisional and figures.error is None else {})
+    title = titles.get(figures.answer.kind, "No answer")
+    texts = [f'<p class="lead wide">{_marked(figures.answer.text)}</p>']
+    if error := figures.error:
+        kicker = f"Study {figures.state.lower()}"
+        told = f'<p class="lead wide cause">{_marked(error[:1].upper() + error[1:])}</p>'
+        texts = [told, *(texts if figures.answer.kind is not Kind.NO_RESULT else ())]
+    head = f'<p class="kicker">{escaped(kicker)}</p><h1 class="word">{escaped(title)}</h1>'
+    return head + "".join(texts)
 
 
 def _claim(figures: StudyFigures) -> str:
@@ -143,10 +159,6 @@ def _claim(figures: StudyFigures) -> str:
     kicker = "Recommended, over yours"
     if figures.provisional:
         kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
-    percent = [f"{100 * (value - 1):.0f}" for value in (ratio.value, ratio.low, ratio.high)]
-    least = ratio.vague and ratio.faster
-    figure = times(ratio.low if least else ratio.value)
-    title = f'{"at least " if least else ""}<span class="big">{figure}</span> as fast'
     job, unit = figures.job, figures.unit.split("/")[0]
     batch = (
         f"at the same global batch of {job.batch_before}"
@@ -154,13 +166,19 @@ def _claim(figures: StudyFigures) -> str:
         else f"at a global batch of {job.batch_after} instead of {job.batch_before}, which wants "
         "another learning rate"
     )
-    more = f"<b>{percent[0]} % more {unit} a second</b>, " if not least else ""
-    lead = f"{more}95&nbsp;% interval {percent[1]} to {percent[2]}&nbsp;%, {batch}."
-    if not ratio.faster:
+    interval = f'<span class="ci">({bounds_text(ratio)}, {CI})</span>'
+    title = f'<span class="big">{times(ratio.value)}</span> as fast {interval}'
+    gain = Ratio(ratio.value - 1, ratio.low - 1, ratio.high - 1)
+    lead = (
+        f"<b>{percent(gain.value)} % more {unit} a second</b> ({bounds_text(gain, percent)} %), "
+        f"{batch}. {least(ratio) if answer.confirmed else ''}"
+    )
+    if Known.of(ratio) is Known.UNKNOWN:
         title = f'<span class="big">{bounds_text(ratio)}x</span>'
-        lead = f"Not distinguishable from yours (95&nbsp;% interval), {batch}."
+        text = claim(ratio)
+        lead = f"{text[:1].upper()}{text[1:]}, {batch}."
     won = (
-        f"It was the faster one in {answer.won} of all {answer.compared} rounds."
+        f"It was the faster one in {answer.won} of {counted(answer.compared, 'round')}."
         if answer.compared
         else ""
     )
@@ -168,8 +186,17 @@ def _claim(figures: StudyFigures) -> str:
     rates = f" Rates are no promise: {rates}." if rates else ""
     return (
         f'<p class="kicker">{kicker}</p><h1>{title}</h1><p class="lead">{lead}</p>'
-        f'{charts.interval_strip(figures)}<p class="note">{won}{escaped(rates)}</p>'
+        f'{charts.interval_strip(figures)}<p class="note">{won}{escaped(rates)}</p>{_cautions(figures)}'
     )
+
+
+def _cautions(figures: StudyFigures) -> str:
+    """Return the titles of what wants care, with a link to what it is."""
+    titles = [point.title for point in figures.trust if point.trust is Trust.CARE]
+    if not titles:
+        return ""
+    named = escaped("; ".join([titles[0], *(title.lower() for title in titles[1:])]))
+    return f'<p class="care">! {named} (<a href="#trust">details</a>)</p>'
 
 
 def _diff(figures: StudyFigures) -> str:
@@ -194,10 +221,18 @@ def _saving(figures: StudyFigures) -> str:
     saving, cost = figures.saving, figures.cost
     if saving is None:
         return ""
+    facts = saving_facts(saving, cost, assumed=figures.job.hours_assumed)
+    tiles = "".join(map(_tile, facts))
+    return (
+        f"<h2>What it saves, what it cost</h2>{_job_bars(saving)}<div class='tiles'>{tiles}</div>"
+    )
+
+
+def _job_bars(saving: Saving) -> str:
+    """Return the job as it is and as it would be, to scale."""
     left = {end: saving.job_hours - getattr(saving.hours, end) for end in ("value", "low", "high")}
     share = {end: 100 * value / saving.job_hours for end, value in left.items()}
-    assumed = " (assumed: objective.job_hours)" if figures.job.hours_assumed else ""
-    bars = (
+    return (
         '<div class="job"><span>a job today</span><div class="track"><div class="fill base" '
         f'style="width:100%"></div></div><b>{hours(saving.job_hours)}</b></div>'
         '<div class="job"><span>tuned</span><div class="track"><div class="fill rec" '
@@ -205,37 +240,23 @@ def _saving(figures: StudyFigures) -> str:
         f'style="left:{share["high"]:.2f}%;width:{share["low"] - share["high"]:.2f}%"></div></div>'
         f"<b>{hours(left['value'])}</b></div>"
     )
-    tiles = [
-        (
-            "Saved",
-            f"{hours(saving.hours.value)} of {hours(saving.job_hours)}",
-            f"{_range(saving.hours, hours)} (95 %); {hours(saving.device_hours.value)} of devices. "
-            f"Of a day {hours(saving.hours_per_day.value)}.{assumed}",
-        ),
-        (
-            "The study cost",
-            f"{cost.device_hours:.2g} device hours",
-            f"{duration(figures.elapsed)} on {counted(figures.job.world_size, 'rank')}",
-        ),
-    ]
-    if saving.payback_seconds is not None:
-        paid = f"{duration(saving.payback_seconds)} of training"
-        tiles.append(("Paid back after", paid, "by the recommended configuration"))
-    if saving.money is not None and cost.money is not None:
-        note = f"{_range(saving.money, money)}; the study cost {money(cost.money)}"
-        tiles.append(("Money saved", money(saving.money.value), note))
-    return f"<h2>What it saves, what it cost</h2>{bars}<div class='tiles'>{_tiles(tiles)}</div>"
 
 
-def _range(ratio: Ratio, text: Callable[[float], str]) -> str:
-    return f"{text(ratio.low)} to {text(ratio.high)}"
+_TILES = {
+    "saves": "Saved",
+    "cost": "The study cost",
+    "payback": "Paid back after",
+    "money": "Money",
+}
+"""Title of each fact of savings and cost."""
 
 
-def _tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
-    return "".join(
-        f'<div class="tile"><p class="kicker">{escaped(kicker)}</p><p class="num">{escaped(figure)}</p>'
-        f'<p class="note">{escaped(note)}</p></div>'
-        for kicker, figure, note in tiles
+def _tile(fact: Fact) -> str:
+    notes = [f"{fact.interval} ({CI})" if fact.interval else "", fact.note]
+    note = "; ".join(filter(None, notes))
+    return (
+        f'<div class="tile"><p class="kicker">{_TILES[fact.name]}</p>'
+        f'<p class="num">{escaped(fact.figure)}</p><p class="note">{_marked(note)}</p></div>'
     )
 
 
@@ -260,37 +281,59 @@ def _trust(figures: StudyFigures) -> str:
     return f'<h2>How far to trust it</h2><div class="cols">{columns}</div>{more}'
 
 
-def _proof(figures: StudyFigures) -> str:
-    drawn = charts.proof_charts(figures)
-    if not drawn:
+def _rounds(figures: StudyFigures) -> str:
+    tables = _round_tables(figures)
+    if not tables:
         return ""
-    return (
-        "<h2>The proof: round by round, in turn</h2><p>The pace of the machine changes, and both feel "
-        "it alike: so the ratio counts, and not the rates.</p>"
+    drawn = charts.proof_charts(figures)
+    legend = (
         '<div class="legend"><span class="k base">yours</span><span class="k">recommended</span>'
-        f'<span class="k hollow">disturbed by others</span></div>{drawn}{_round_table(figures)}'
-    )
-
-
-def _round_table(figures: StudyFigures) -> str:
-    trial, today = figures.answer.trial, figures.answer.baseline
-    rows = "".join(
-        f"<tr><td class=n>{one.number}</td><td class=n>{times(one.ratios[trial])}</td>"
-        f"<td>{escaped(ratio_text(one.so_far[trial])) if trial in one.so_far else '–'}</td>"
-        f"<td class=n>{quantity(one.rates[trial])}</td><td class=n>{quantity(one.rates[today])}</td>"
-        f"<td>{'chose' if one.stage is Stage.CHOICE else 'by how much'}</td></tr>"
-        for one in charts.counted_rounds(figures)
-        if trial is not None and today is not None
-    )
-    unit = escaped(figures.unit)
-    heads = (
-        f"<th class=n>round</th><th class=n>over yours</th><th>so far</th><th class=n>{unit}</th>"
-        "<th class=n>yours</th><th></th>"
+        '<span class="k hollow">disturbed by others</span></div>'
     )
     return (
-        "<details><summary>All rounds as figures</summary><table class='list'><thead><tr>"
-        f"{heads}</tr></thead><tbody>{rows}</tbody></table></details>"
+        "<h2>The rounds, one by one</h2><p>In each round all ran in turn. The pace of the machine "
+        "changes, and all feel it alike: so the ratio counts, and not the rates.</p>"
+        f"{legend if drawn else ''}{drawn}<details><summary>All rounds as figures</summary>{tables}"
+        "</details>"
     )
+
+
+def _round_tables(figures: StudyFigures) -> str:
+    """Return a table of the rounds of each stage, with every finalist where the baseline is kept."""
+    answer = figures.answer
+    every = sorted({trial for one in figures.rounds for trial in one.ratios})
+    trials = [answer.trial] if answer.better and answer.trial is not None else every
+    tables = ""
+    for stage, title in STAGES.items():
+        several = [one for one in figures.rounds if one.stage is stage]
+        if stage in charts.COMPLETE and any(one.ratios for one in several):
+            tables += f"<h3>{title}</h3>{_round_table(several, trials, figures)}"
+    return tables
+
+
+def _round_table(several: Sequence[Round], trials: Sequence[int], figures: StudyFigures) -> str:
+    today, named = figures.answer.baseline, len(trials) > 1
+    running = any(trial in one.so_far for one in several for trial in trials)
+    rows = ""
+    for one, trial in itertools.product(several, trials):
+        if today is None or trial not in one.ratios:
+            continue
+        known = ratio_text(one.so_far[trial]) if trial in one.so_far else "–"
+        rows += (
+            f"<tr><td class=n>{one.number}</td>{f'<td class=n>{trial}</td>' if named else ''}"
+            f"<td class=n>{times(one.ratios[trial])}</td>"
+            + (f"<td>{escaped(known)}</td>" if running else "")
+            + f"<td class=n>{quantity(one.rates[trial])}</td>"
+            f"<td class=n>{quantity(one.rates[today])}</td></tr>"
+        )
+    heads = (
+        f"<th class=n>round</th>{'<th class=n>trial</th>' if named else ''}"
+        "<th class=n>over yours</th>"
+        + ("<th>by these rounds so far</th>" if running else "")
+        + f"<th class=n>{escaped(figures.unit)}</th><th class=n>yours</th>"
+    )
+    note = "<p class='note'>–: too few rounds to tell.</p>" if running and "–" in rows else ""
+    return f"<table class='list'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{note}"
 
 
 def _step(figures: StudyFigures) -> str:
@@ -323,13 +366,10 @@ def _step(figures: StudyFigures) -> str:
     )
     total = f'<tr class="sum"><td>a step</td>{_ms_cells(made.before, made.after, kept=kept)}</tr>'
     heads = "" if kept else "<th class=n>tuned</th><th class=n>change</th>"
-    looks = " and ".join(counted(steps, "step") for steps in made.looks)
     return (
         "<h2>Where a step's time goes</h2>"
         f"{bars}<table class='list'><thead><tr><th>ms of a step</th><th class=n>yours</th>{heads}</tr>"
-        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>Shares of one look under the "
-        f"profiler ({looks}), times the confirmed time of a step. A look has no interval: differences "
-        "of a few per cent may be chance.</p>"
+        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>{step_note(made)}</p>"
     )
 
 
@@ -357,7 +397,7 @@ def _contributions(figures: StudyFigures) -> str:
     open_ = [one.knob for one in gains if not one.gain.distinguishable]
     said = "Each is told apart from nothing."
     if len(open_) == len(gains):
-        said = "Not known: each may bring nothing, or all of it. Only the total is proven."
+        said = "Not known: each may bring nothing, or all of it. Only the total is known."
     elif open_:
         said = f"Not known of {', '.join(open_)}: the interval contains 1."
     rounds = counted(max(one.rounds for one in gains), "round")
@@ -377,11 +417,9 @@ def _search(figures: StudyFigures) -> str:
     search = figures.search
     facts = [("Space", search.space)] if search.space else []
     facts += [("Left out", reason) for reason in search.left_out]
-    gain = search.expected_gain
-    more = "" if gain is None else f"; one more trial was expected to bring {gain:.1%}"
     goes_on = "it goes on" if figures.state == "RUNNING" else "it has not come to its end"
-    facts.append(("Ended", f"{search.ended}{more}" if search.ended else goes_on))
-    facts += [("Measured again", text.removeprefix("- ")) for text in why_finalists(figures)]
+    facts.append(("Ended", ended_text(search) if search.ended else goes_on))
+    facts += [("Choice", choice_text(one)) for one in search.choices]
     if search.stopped_early.stopped:
         facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
     facts += [("Failed", failed_text(one)) for one in search.failures[:_SHOWN]]
@@ -415,7 +453,7 @@ def _marked(text: str) -> str:
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>" for name, text in facts)
+    return "".join(f"<dt>{escaped(name)}</dt><dd>{_marked(text)}</dd>" for name, text in facts)
 
 
 def _trial_tables(figures: StudyFigures) -> str:
@@ -432,12 +470,13 @@ def _trial_tables(figures: StudyFigures) -> str:
 
 def _trial_table(figures: StudyFigures, several: Sequence[TrialFigures]) -> str:
     unit = escaped(figures.unit)
+    reasons = any(one.suggested_by not in ("", "baseline") for one in several)
     heads = (
         "<th class=n>trial</th><th>over yours, seen once</th><th>how</th>"
         f"<th class=n>expected</th><th class=n>{unit}</th><th class=n>yours</th><th class=n>MiB</th>"
-        "<th>changes</th><th>tried because</th>"
+        f"<th>changes</th>{'<th>tried because</th>' if reasons else ''}"
     )
-    rows = "".join(map(_trial_row, several))
+    rows = "".join(_trial_row(one, reasons=reasons) for one in several)
     note = f"?: {UNKNOWN}. Expected: by the model of a step, from all trials together."
     return (
         f'<table class="list tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
@@ -445,29 +484,33 @@ def _trial_table(figures: StudyFigures, several: Sequence[TrialFigures]) -> str:
     )
 
 
-def _trial_row(one: TrialFigures) -> str:
+def _trial_row(one: TrialFigures, *, reasons: bool) -> str:
     css = "win" if one.recommended else "own" if one.baseline else "bad" if one.rate is None else ""
-    changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
-    how = escaped(how_text(one))
-    if one.rate is None:
-        cause = escaped(one.cause[:_CAUSE])
-        how = f'<span class="cause">{escaped(one.state)}</span> {cause}'
-    cells = [
-        ("n", "", str(one.trial)),
-        ("ratio", "", escaped(short_ratio(one.ratio)) if one.ratio else "–"),
-        ("how" if one.rate is not None else "", "", how),
-        ("n", "expected", times(one.expected) if one.expected is not None else ""),
-        ("n", "rate", quantity(one.rate) if one.rate is not None else ""),
-        ("n", "yours", quantity(one.reference_rate) if one.reference_rate else ""),
-        ("n", "MiB", quantity(one.peak_bytes / MIB) if one.peak_bytes else ""),
-        ("", "", f"<code>{escaped(changes or 'no change')}</code>"),
-        ("why", "because", escaped(_first_words(one.suggested_by))),
-    ]
     columns = "".join(
         f"<td{f' class={c}' if c else ''}{f' data-l={name}' if name else ''}>{text}</td>"
-        for c, name, text in cells
+        for c, name, text in _trial_cells(one, reasons=reasons)
     )
     return f"<tr{f' class={css}' if css else ''}>{columns}</tr>"
+
+
+def _trial_cells(one: TrialFigures, *, reasons: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield class, label on a narrow screen and content of each cell."""
+    yield "n", "", str(one.trial)
+    yield "ratio", "", escaped(short_ratio(one.ratio)) if one.ratio else "–"
+    if one.rate is None:
+        cause = escaped(one.cause[:_CAUSE])
+        yield "", "", f'<span class="cause">{escaped(one.state)}</span> {cause}'
+    else:
+        yield "how", "", escaped(how_text(one))
+    yield "n", "expected", times(one.expected) if one.expected is not None else ""
+    yield "n", "rate", quantity(one.rate) if one.rate is not None else ""
+    yield "n", "yours", quantity(one.reference_rate) if one.reference_rate else ""
+    yield "n", "MiB", quantity(one.peak_bytes / MIB) if one.peak_bytes else ""
+    changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
+    yield "", "", f"<code>{escaped(changes or 'no change')}</code>"
+    if reasons:
+        why = _first_words(one.suggested_by) or "the sampler chose it"
+        yield "why", "why:", "" if one.baseline else escaped(why)
 
 
 def _first_words(reason: str) -> str:
@@ -505,7 +548,7 @@ def _how(figures: StudyFigures) -> str:
     )
     total = sum(one.seconds for one in figures.runs)
     count = sum(one.count for one in figures.runs)
-    rows += f"<tr class=sum><td>all</td><td class=n>{count}</td><td class=n>{total:.0f} s</td></tr>"
+    rows += f"<tr class=sum><td>all</td><td class=n>{count}</td><td class=n>{total:.1f} s</td></tr>"
     facts = list(_machine(figures))
     job = figures.job
     facts.append(("Job", f"{job.workload} {job.arguments}".strip()))
@@ -559,7 +602,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (
     ("answer", "", _answer),
     ("saving", "saving", _saving),
     ("trust", "trust", _trust),
-    ("proof", "proof", _proof),
+    ("rounds", "rounds", _rounds),
     ("step", "a step", _step),
     ("changes", "changes", _contributions),
     ("search", "search and trials", _search),

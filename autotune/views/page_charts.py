@@ -26,10 +26,14 @@ _NEAREST, _FARTHEST = 0.4, 2.5
 wild interval does not flatten all others."""
 
 
-def counted_rounds(figures: StudyFigures) -> list[Round]:
-    """Return the rounds that count and that both configurations ran."""
+COMPLETE = (Stage.CHOICE, Stage.GAIN)
+"""Stages of rounds that chose or tell by how much."""
+
+
+def complete_rounds(figures: StudyFigures) -> list[Round]:
+    """Return the rounds that chose or tell by how much, and that both configurations ran."""
     trial, today = figures.answer.trial, figures.answer.baseline
-    several = (r for r in figures.rounds if r.stage in (Stage.CHOICE, Stage.GAIN))
+    several = (r for r in figures.rounds if r.stage in COMPLETE)
     return [r for r in several if trial in r.ratios and today in r.rates]
 
 
@@ -42,8 +46,7 @@ def interval_strip(figures: StudyFigures) -> str:
     """Return the interval of the speed-up, with the rounds that it rests on as dots."""
     ratio = figures.answer.speedup
     assert ratio is not None
-    every = counted_rounds(figures)
-    told = [r for r in every if r.stage is Stage.GAIN] or every
+    told = [one for one in complete_rounds(figures) if one.counts]
     seen = [_ratio(one, figures) for one in told]
     high = min(ratio.high, 3 * ratio.value)
     x = Scale(min([0.97, ratio.low - 0.03, *seen]), max([high + 0.03, *seen]))
@@ -53,9 +56,9 @@ def interval_strip(figures: StudyFigures) -> str:
         band(x(ratio.low), x(ratio.high) - x(ratio.low), 12, 22, "iv"),
         line(x(ratio.value), 8, x(ratio.value), 38, "mid"),
     ]
-    for bound in (ratio.low, ratio.high):
+    for bound, text in zip((ratio.low, ratio.high), bounds_text(ratio).split(" to "), strict=True):
         if abs(x(bound) - x(1)) > 14:
-            marks.append(label(x(bound), 76, f"{bound:.2f}", "tick strong", anchor="middle"))
+            marks.append(label(x(bound), 76, text, "tick strong", anchor="middle"))
     marks += [
         dot(x(value), 51, "pt rec faint", f"round {one.number}: {times(value)}", r=4)
         for one, value in zip(told, seen, strict=True)
@@ -65,7 +68,7 @@ def interval_strip(figures: StudyFigures) -> str:
 
 def proof_charts(figures: StudyFigures) -> str:
     """Return both rates round by round, and under them their ratio."""
-    several = counted_rounds(figures)
+    several = complete_rounds(figures)
     if len(several) < 2 or figures.answer.speedup is None:
         return ""
     x = Scale(0.4, len(several) + 0.6)

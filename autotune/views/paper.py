@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.analysis.attribution import Contribution
+from autotune.analysis.finalists import ChoiceReason, FinalistChoice
 from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
-from autotune.views.figure_text import MIB, hours, money, range_text, ratio_text, times
-from autotune.views.figures import Failed, KnobChange, StudyFigures, figures_of
+from autotune.views.composition import StepMade
+from autotune.views.figure_text import MIB, range_text, ratio_text, saving_facts, times
+from autotune.views.figures import Failed, KnobChange, Search, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
 from autotune.views.running import Running
 from autotune.views.trial_figures import TrialFigures
@@ -19,13 +21,21 @@ from storage import Repository
 
 _SHOWN = 10
 """Trials in the table of the search."""
-TRUST = {Trust.PROVEN: "Proven", Trust.CARE: "With care", Trust.OPEN: "Not known"}
+TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
 STAGES = {
-    Stage.CHOICE: "choosing",
-    Stage.GAIN: "by how much",
-    Stage.BEFORE: "does not count",
-    Stage.OPEN: "not complete",
+    Stage.CHOICE: "Rounds of all finalists, which choose",
+    Stage.GAIN: "Rounds that tell by how much it is faster",
+    Stage.BEFORE: "Rounds that do not count: another machine, or the search went on",
+    Stage.OPEN: "Not complete",
 }
+"""Title of the rounds of each stage."""
+CHOICES = {
+    ChoiceReason.FINALIST: "measured again",
+    ChoiceReason.REFUSED: "not measured again, for a check refuses it",
+    ChoiceReason.PASSED_OVER: "not measured again: slower beyond doubt, or no time for its check",
+    ChoiceReason.BEYOND: "not measured again: `measurement.finalists`, or the time",
+}
+"""Why a trial was measured again or not."""
 PURPOSES = {
     "search": "trials of the search",
     "pace": "yours beside a trial",
@@ -108,24 +118,13 @@ def _trust(figures: StudyFigures) -> Iterator[str]:
 
 
 def _saving(figures: StudyFigures) -> Iterator[str]:
-    saving, cost = figures.saving, figures.cost
+    saving = figures.saving
     if saving is None:
         return
     yield "### What it saves, and what the study cost"
     yield ""
-    assumed = ", the default of `objective.job_hours`" if figures.job.hours_assumed else ""
-    yield (
-        f"- saved: {hours(saving.hours.value)} of a job of {hours(saving.job_hours)}{assumed} "
-        f"({hours(saving.hours.low)} to {hours(saving.hours.high)})"
-    )
-    yield f"- cost: {cost.device_hours:.2g} device hours"
-    if saving.payback_seconds is not None:
-        yield f"- paid back after {duration(saving.payback_seconds)} of training"
-    if saving.money is not None and cost.money is not None:
-        yield (
-            f"- money: {money(saving.money.value)} saved ({money(saving.money.low)} to "
-            f"{money(saving.money.high)}), for {money(cost.money)}"
-        )
+    for fact in saving_facts(saving, figures.cost, assumed=figures.job.hours_assumed):
+        yield f"- {fact.name}: {fact.text}"
 
 
 def _rounds(figures: StudyFigures) -> Iterator[str]:
@@ -133,31 +132,41 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
     trials = sorted({t for one in figures.rounds for t in one.rates if t != today})
     if not trials or today is None:
         return
-    yield "### Proof, round by round"
-    yield ""
-    yield f"| round | trial | over yours | so far | rate, {figures.unit} | yours, {figures.unit} | |"
-    yield "|---|---|---|---|---|---|---|"
-    for one in figures.rounds:
-        for trial in trials:
-            if trial in one.rates or trial in one.failed:
-                yield _round_row(one, trial, today)
+    yield "### Rounds, one by one"
     yield ""
     yield (
         "Yours and the other ran in turn in each round, so that both felt the same pace of the "
-        "machine. So far: by the rounds up to then, with an interval that holds whenever it is looked "
-        "at."
+        "machine."
     )
+    for stage, title in STAGES.items():
+        several = [one for one in figures.rounds if one.stage is stage]
+        rows = [row for one in several for row in _round_rows(one, trials, today)]
+        if rows:
+            running = any(one.so_far for one in several)
+            yield ""
+            yield f"**{title}**"
+            yield ""
+            more = " by these rounds so far |" if running else ""
+            yield f"| round | trial | over yours |{more} rate, {figures.unit} | yours | |"
+            yield f"|---|---|---|{'---|' if running else ''}---|---|---|"
+            yield from rows
+    yield ""
+    yield f"Yours: in {figures.unit}. The result so far has an interval that holds at any look."
 
 
-def _round_row(one: Round, trial: int, today: int) -> str:
-    cells = [
-        times(one.ratios[trial]) if trial in one.ratios else "-",
-        ratio_text(one.so_far[trial]) if trial in one.so_far else "-",
-        quantity(one.rates[trial]) if trial in one.rates else one.failed[trial],
-        quantity(one.rates[today]) if today in one.rates else "-",
-        STAGES[one.stage] + (", disturbed" if {trial, today} & {*one.disturbed} else ""),
-    ]
-    return f"| {one.number} | {trial} | {' | '.join(cells)} |"
+def _round_rows(one: Round, trials: Iterable[int], today: int) -> Iterator[str]:
+    for trial in trials:
+        if trial not in one.rates and trial not in one.failed:
+            continue
+        cells = [times(one.ratios[trial]) if trial in one.ratios else "-"]
+        if one.counts:
+            cells.append(ratio_text(one.so_far[trial]) if trial in one.so_far else "-")
+        cells += [
+            quantity(one.rates[trial]) if trial in one.rates else one.failed[trial],
+            quantity(one.rates[today]) if today in one.rates else "-",
+            "disturbed" if {trial, today} & {*one.disturbed} else "",
+        ]
+        yield f"| {one.number} | {trial} | {' | '.join(cells)} |"
 
 
 def _step(figures: StudyFigures) -> Iterator[str]:
@@ -174,14 +183,19 @@ def _step(figures: StudyFigures) -> Iterator[str]:
         more = "" if kept else f" {after:.4g} | {after - before:+.3g} |"
         yield f"| {label} | {before:.4g} |{more}"
     yield ""
-    looks = " and ".join(counted(steps, "step") for steps in made.looks)
-    yield (
-        f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
-        "has no interval: differences of a few per cent may be chance."
-    )
+    yield step_note(made)
     if figures.traces:
         yield "Traces for https://ui.perfetto.dev:"
         yield from (f"- `{path}`" for path in figures.traces)
+
+
+def step_note(made: StepMade) -> str:
+    """Return what the parts of a step rest on."""
+    looks = " and ".join(counted(steps, "step") for steps in made.looks)
+    return (
+        f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
+        "has no interval: differences of a few per cent may be chance."
+    )
 
 
 def _contributions(figures: StudyFigures) -> Iterator[str]:
@@ -191,7 +205,7 @@ def _contributions(figures: StudyFigures) -> Iterator[str]:
         return
     yield "### What each knob brings"
     yield ""
-    yield "| knob | baseline | winner | gain (95 % interval) |"
+    yield "| knob | baseline | winner | gain (95 % CI) |"
     yield "|---|---|---|---|"
     for one in gains:
         yield f"| {tied(one)} | {written(one.before)} | {written(one.after)} | {ratio_text(one.gain)} |"
@@ -243,10 +257,8 @@ def _search(figures: StudyFigures) -> Iterator[str]:
     yield from (f"- {text}" for text in [search.space] if text)
     yield from (f"- left out: {reason}" for reason in search.left_out)
     if search.ended:
-        gain = search.expected_gain
-        more = "" if gain is None else f"; one more trial was expected to bring {gain:.2%}"
-        yield f"- ended: {search.ended}{more}"
-    yield from why_finalists(figures)
+        yield f"- ended: {ended_text(search)}"
+    yield from (f"- {choice_text(one)}" for one in search.choices)
     if raced := search.stopped_early.stopped:
         saved = search.stopped_early
         time = f", which saved {duration(saved.seconds)}, {saved.share:.0%} of the search"
@@ -264,18 +276,18 @@ def _search(figures: StudyFigures) -> Iterator[str]:
     )
 
 
-def why_finalists(figures: StudyFigures) -> Iterator[str]:
-    """Yield why the recommended trial was measured again."""
-    one = next((t for t in figures.trials if t.recommended and not t.baseline), None)
-    if one is None or one.expected is None or not one.again:
-        return
-    rank = 1 + sum((t.expected or 0.0) > one.expected for t in figures.trials)
-    place = "the most" if rank == 1 else f"number {rank} by that"
-    seen = f", and it was seen at {ratio_text(one.ratio)}" if one.ratio else ""
-    yield (
-        f"- trial {one.trial} was measured again because the model of a step expects "
-        f"{times(one.expected)} of it ({place}){seen}"
-    )
+def ended_text(search: Search) -> str:
+    """Return why a search ended, and what one more trial was expected to bring."""
+    gain = search.expected_gain
+    more = "" if gain is None else f"; one more trial was expected to bring {gain:.2%}"
+    return f"{search.ended}{more}"
+
+
+def choice_text(one: FinalistChoice) -> str:
+    """Return why a trial was measured again or not, as 'trial 4, expected 1.15x: measured again'."""
+    expected = f", expected {times(one.expected)}" if one.expected is not None else ""
+    detail = f": {one.detail}" if one.detail else ""
+    return f"trial {one.trial}{expected}: {CHOICES[one.reason]}{detail}"
 
 
 def failed_text(one: Failed) -> str:

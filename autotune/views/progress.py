@@ -177,6 +177,7 @@ class ProgressLines:
         if trial not in one.ratios or today is None:
             return f"{head}  {rate}, yours failed"
         text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[today])}"
+        text += "  choosing" if one.stage is Stage.CHOICE else ""
         return f"{text}  so far {ratio_text(one.so_far[trial])}" if trial in one.so_far else text
 
     def _line(

@@ -1,4 +1,4 @@
-"""Every figure of a study computed again from its recorded blocks."""
+"""Verdict of a study at this moment, and every figure of it computed again from its recorded blocks."""
 
 import dataclasses
 import math
@@ -22,7 +22,25 @@ from storage import (
     Repository,
     StoredAttempt,
     StoredBlock,
+    StoredStudy,
+    StudyState,
 )
+
+
+def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
+    """Return the verdict, or the provisional answer while there is none.
+
+    The verdict of a study that goes on counts until there is a new one, if it recommends something.
+    """
+    if study.verdict is not None:
+        verdict = Verdict.from_dict(study.verdict)
+        if study.state == StudyState.DONE or verdict.trial is not None:
+            return verdict
+    spec = StudySpec.model_validate(study.spec)
+    recorded = repository.attempts.of(study.id)
+    attempts = Attempts(recorded, spec.full_baseline(), spec.harmless)
+    facts = StudyFacts.of(study, spec)._replace(ended=False)
+    return build_verdict(Records.of(repository, attempts, study.id), spec, facts)
 
 
 def estimate_of(blocks: list[StoredBlock], *, counts: str) -> Estimate | None:

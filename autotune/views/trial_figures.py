@@ -1,10 +1,11 @@
 """Figures of the trials of a search: each one's speed-up, its rate as measured, and how it ended."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.finalists import expected_by_trial, ranked
+from autotune.analysis.finalists import expected_gains
 from autotune.analysis.trial_ratios import TrialRatio, changed_knobs, trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.estimate import Ratio
@@ -64,14 +65,12 @@ def trial_figures(
     """
     ratios = trial_ratios(attempts, noise)
     own = attempts.baseline()
-    expected = _expected(attempts)
-    again: dict[int, int] = {}
-    for run in attempts.of(Purpose.CONFIRM).measured():
-        again[run.trial] = again.get(run.trial, 0) + 1
+    expected = expected_gains(attempts)
+    again = Counter(run.trial for run in attempts.of(Purpose.CONFIRM).measured())
+    today = own.knobs if own else verdict.baseline_knobs
 
     def figures(one: StoredAttempt) -> TrialFigures:
         ratio: TrialRatio | None = ratios.get(one.trial)
-        today = own.knobs if own else verdict.baseline_knobs
         return TrialFigures(
             trial=one.trial,
             state=one.result.state.value,
@@ -81,7 +80,7 @@ def trial_figures(
             reference_rate=ratio.reference_rate if ratio else None,
             rate=one.result.rate,
             expected=expected.get(one.trial),
-            again=again.get(one.trial, 0),
+            again=again[one.trial],
             baseline=own is not None and one.trial == own.trial,
             recommended=one.trial == verdict.trial,
             peak_bytes=one.result.peak_bytes,
@@ -92,13 +91,3 @@ def trial_figures(
         )
 
     return [figures(one) for one in attempts.searched()]
-
-
-def _expected(attempts: Attempts) -> dict[int, float]:
-    """Return the speed-up that the model expects of the trials that it ranks, by number."""
-    own, complete = attempts.baseline(), ranked(attempts)
-    if own is None or len(complete) < 2:
-        return {}
-    rates = expected_by_trial(complete)
-    today = rates.get(own.trial, own.result.throughput)
-    return {trial: rate / today for trial, rate in rates.items()} if today else {}

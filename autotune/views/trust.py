@@ -1,14 +1,16 @@
-"""Trust in the answer of a study: what is proven, what wants care, what is not known."""
+"""Trust in the answer of a study: what is measured, what wants care, what is not known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.analysis.attribution import Contribution
+from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Round
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, duration
-from autotune.views.figure_text import range_text, ratio_text
+from autotune.measurement.bottleneck import STRAGGLER
+from autotune.views.figure_text import least, range_text, ratio_text
 from autotune.views.trial_figures import TrialFigures
 from storage import SearchEndCause, StoredAttempt
 
@@ -28,7 +30,7 @@ _MOSTLY = 0.5
 class Trust(StrEnum):
     """Kind of a point."""
 
-    PROVEN = "proven"
+    MEASURED = "measured"
     CARE = "care"
     OPEN = "open"
 
@@ -61,6 +63,7 @@ class Evidence:
         environments: number of machines that were measured on.
         elapsed: seconds of the study.
         warmup: seconds of a run's warm-up.
+        bottlenecks: what holds the baseline back.
     """
 
     verdict: Verdict
@@ -74,6 +77,7 @@ class Evidence:
     elapsed: float
     unit: str
     warmup: float
+    bottlenecks: Sequence[Finding]
 
     @property
     def better(self) -> bool:
@@ -95,20 +99,21 @@ class Evidence:
 
 
 def points(evidence: Evidence) -> tuple[Point, ...]:
-    """Return all points, the proven ones first; none before anything was timed."""
+    """Return all points, the measured ones first; none before anything was timed."""
     if not evidence.timed:
         return ()
-    found = [*_proven(evidence), *_with_care(evidence), *_open(evidence)]
+    found = [*_measured(evidence), *_with_care(evidence), *_open(evidence)]
     return tuple(point for point in found if point is not None)
 
 
-def _proven(known: Evidence) -> list[Point | None]:
+def _measured(known: Evidence) -> list[Point | None]:
     return [_in_turn(known), _same_training(known), _one_machine(known)]
 
 
 def _with_care(known: Evidence) -> list[Point | None]:
     return [
         _restless(known),
+        _straggler(known),
         _disturbed(known),
         _unsteady(known),
         _provisional(known),
@@ -121,6 +126,7 @@ def _with_care(known: Evidence) -> list[Point | None]:
 
 def _open(known: Evidence) -> list[Point | None]:
     return [
+        _by_how_much(known),
         _which_change(known),
         _more_trials(known),
         _rival(known),
@@ -139,7 +145,7 @@ def _in_turn(known: Evidence) -> Point | None:
             f"{counted(verdict.chosen_in, 'round')} chose it, {verdict.rounds} others tell by how "
             "much."
         )
-    return Point(Trust.PROVEN, "in_turn", "Compared in turn", text)
+    return Point(Trust.MEASURED, "in_turn", "Compared in turn", text)
 
 
 def _same_training(known: Evidence) -> Point | None:
@@ -148,14 +154,14 @@ def _same_training(known: Evidence) -> Point | None:
         return None
     steps = f" over {agreed.steps} steps" if agreed.steps else ""
     text = f"The loss stays within {agreed.loss_distance:.2%} of fp32{steps}."
-    return Point(Trust.PROVEN, "numerics", "The same training", text)
+    return Point(Trust.MEASURED, "numerics", "The same training", text)
 
 
 def _one_machine(known: Evidence) -> Point | None:
     if known.environments != 1:
         return None
     text = f"One environment, within {duration(known.elapsed)}."
-    return Point(Trust.PROVEN, "one_machine", "One machine, one sitting", text)
+    return Point(Trust.MEASURED, "one_machine", "One machine, one sitting", text)
 
 
 def _restless(known: Evidence) -> Point | None:
@@ -167,6 +173,16 @@ def _restless(known: Evidence) -> Point | None:
     if known.better:
         text += " The ratio holds; the rates are no promise."
     return Point(Trust.CARE, "restless", "Restless machine", text)
+
+
+def _straggler(known: Evidence) -> Point | None:
+    found = next((one for one in known.bottlenecks if one.name == STRAGGLER), None)
+    if found is None:
+        return None
+    text = f"{found.text[:1].upper()}{found.text[1:]}."
+    if found.share is not None:
+        text = f"In {found.share:.0%} of a step of yours {found.text}."
+    return Point(Trust.CARE, "straggler", "A slow rank", text)
 
 
 def _disturbed(known: Evidence) -> Point | None:
@@ -226,11 +242,20 @@ def _long_failure(known: Evidence) -> Point | None:
     return Point(Trust.CARE, "long_failure", "A longer run failed", text)
 
 
+def _by_how_much(known: Evidence) -> Point | None:
+    verdict = known.verdict
+    if not known.better or not verdict.confirmed or verdict.speedup is None:
+        return None
+    text = least(verdict.speedup)
+    setting = "budget.wall_time" if verdict.missing_seconds else "measurement.rounds"
+    return Point(Trust.OPEN, "width", "By how much it is faster", text, setting) if text else None
+
+
 def _which_change(known: Evidence) -> Point | None:
     gains = [one.gain for one in known.contributions]
     if not gains or any(gain.distinguishable for gain in gains):
         return None
-    text = "Each may bring nothing, or all of it: only the total is proven."
+    text = "Each may bring nothing, or all of it: only the total is known."
     return Point(
         Trust.OPEN, "attribution", "Which change brings it", text, "measurement.attribution"
     )

@@ -5,20 +5,27 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotune.analysis.batches import BatchChange
-from autotune.analysis.effort import Price
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
-from autotune.analysis.wording import counted, difference, duration, quantity, too_slow
+from autotune.analysis.wording import counted, difference, quantity, too_slow
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import bounds_text, hardly_a_gain, range_text
+from autotune.views.figure_text import (
+    CI,
+    bounds_text,
+    claim,
+    least,
+    range_text,
+    ratio_text,
+    signed_percent,
+    times,
+)
 from search_spaces import CATALOGUE
 from storage import AttemptState
 
 _AS_FAST = 0.0005
 """A smaller relative difference is not mentioned."""
 _SECONDS_PER_MINUTE = 60.0
-_SECONDS_PER_HOUR = 3600.0
 _GIB, _MIB = 2**30, 2**20
 _MORE_TIME = "a longer `budget.wall_time`; `autotune start` then goes on"
 
@@ -61,14 +68,13 @@ def _better(verdict: Verdict) -> str:
     assert verdict.speedup is not None
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_gain(verdict.speedup)}: {changed}, {_how_often(verdict)}, at {_rate(verdict)}."
+        f"{_over_yours(verdict.speedup)}: {changed}, {_how_often(verdict)}, at {_rate(verdict)}."
         + _of_several(verdict)
         + _failed(verdict)
         + _reverted(verdict)
         + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
         + _consequences(verdict)
-        + _price(verdict.price)
-        + (_would_narrow(verdict) if verdict.speedup.vague else "")
+        + (f" {least(verdict.speedup)}{_would_narrow(verdict)}" if verdict.speedup.vague else "")
     )
 
 
@@ -103,13 +109,13 @@ def _open(verdict: Verdict, contender: Contender) -> str:
     if contender.contradicted_by:
         since = counted(contender.contradicted_by, "round")
         return (
-            f"{changed} measured {ratio.value:.2f}x in the rounds that chose it, and no more than yours "
-            f"in {since} after that"
+            f"{changed} measured {times(ratio.value)} in the rounds that chose it, and no more than "
+            f"yours in {since} after that"
         )
     if not ratio.vague:
         return (
-            f"{changed} measured {ratio.value:.2f}x in {rounds}, but the 95 % interval is "
-            f"{ratio.low:.2f} to {ratio.high:.2f}"
+            f"{changed} measured {times(ratio.value)} in {rounds}, but the {CI} is "
+            f"{bounds_text(ratio)}"
         )
     known = "nothing" if not math.isfinite(ratio.high) else "too little"
     return f"{rounds} of {changed} against yours tell {known}"
@@ -185,8 +191,8 @@ def _ahead(verdict: Verdict) -> str:
     assert verdict.speedup is not None
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_times(verdict.speedup)}: {changed}, by one run of each. That is not confirmed: the first of "
-        "many trials owes a part of it to luck."
+        f"{_over_yours(verdict.speedup)}: {changed}, by one run of each. That is not confirmed: the "
+        "first of many trials owes a part of it to luck."
         + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
         + _consequences(verdict)
         + _unchecked(verdict)
@@ -201,7 +207,7 @@ def _keep(verdict: Verdict) -> str:
     changed = difference(contender.knobs, verdict.baseline_knobs)
     return (
         f"keep your configuration, which ran at {rate}: nothing is surely faster; next comes "
-        f"{changed}: {_times(contender.gain)}." + _unchecked(verdict)
+        f"{changed}: {_over_yours(contender.gain)}." + _unchecked(verdict)
     )
 
 
@@ -231,32 +237,19 @@ def _rate(verdict: Verdict) -> str:
     return range_text(verdict.own_rates, verdict.unit)
 
 
-def _times(ratio: Ratio) -> str:
-    """Return a speed-up in words; one whose interval contains 1 has no figure."""
-    interval = f"95 % interval {bounds_text(ratio)}"
-    if not ratio.distinguishable:
-        return f"not distinguishable from your configuration ({interval})"
-    return f"{ratio.value:.2f}x your configuration ({interval})"
-
-
-def _gain(speedup: Ratio) -> str:
-    """Return the speed-up; of a vague one only the lower end holds."""
-    interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
-    if hardly_a_gain(speedup):
-        return f"Faster than your configuration, but by an unknown amount ({interval})"
-    if speedup.vague:
-        return f"At least {speedup.low:.2f}x your configuration ({interval})"
-    return _times(speedup)
+def _over_yours(ratio: Ratio) -> str:
+    return claim(ratio, "your configuration")
 
 
 def remarks(verdict: Verdict) -> list[str]:
     """Return what the text of a recommendation says besides speed-up, evidence, price and memory."""
     if verdict.kind != Kind.BETTER or verdict.speedup is None or verdict.told:
         return []
-    speedup, today = verdict.speedup, verdict.baseline_knobs
+    batch = verdict.batch if verdict.batch and verdict.batch.compared else None
+    compared = _batch(batch, verdict.speedup, verdict.baseline_knobs)
     found = [
         *(_of_several(verdict), _failed(verdict), _reverted(verdict)),
-        *(_batch(verdict.batch, speedup, today), _training(verdict), _refused(verdict)),
+        *(compared, _training(verdict), _refused(verdict)),
         *(_outgrown(verdict), _unchecked(verdict)),
     ]
     if verdict.long_run is not None:
@@ -321,8 +314,8 @@ def _batch(change: BatchChange | None, speedup: Ratio, today: Mapping[str, Any])
         return f"{text} At your {before} nothing that was tried is surely faster."
     direction = "grow" if after > before else "shrink"
     return (
-        f"{text} {best.value:.2f}x ({best.low:.2f} to {best.high:.2f}) at your {before}, with "
-        f"{difference(change.best_knobs or {}, today)}; {speedup.value:.2f}x if it may {direction} to "
+        f"{text} {ratio_text(best)} at your {before}, with "
+        f"{difference(change.best_knobs or {}, today)}; {times(speedup.value)} if it may {direction} to "
         f"{after}."
     )
 
@@ -367,16 +360,6 @@ def _unchecked(verdict: Verdict) -> str:
     return (
         f" Faster, at {found.ratio:.2f}x, but not an answer before {', '.join(found.touched)} has been "
         f"checked against fp32: {difference(found.knobs, verdict.baseline_knobs)}."
-    )
-
-
-def _price(price: Price | None) -> str:
-    if price is None:
-        return ""
-    saved = duration(price.hours_saved_per_day * _SECONDS_PER_HOUR)
-    return (
-        f" The study cost {price.device_hours:.2g} device hours; it saves {saved} of every day of "
-        f"training, and has paid after {price.steps_to_pay:,} steps."
     )
 
 
@@ -429,9 +412,9 @@ def _long_figure(found: LongRun) -> str:
     change = "less" if shift.value < 1 else "more"
     doubt = " Compare both for longer before you rely on it." if found.contradicts else ""
     return (
-        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % "
-        f"interval {ratio.low:.2f} to {ratio.high:.2f}), {abs(shift.value - 1):.1%} {change} than in "
-        f"short ones ({shift.low - 1:+.1%} to {shift.high - 1:+.1%}).{doubt}"
+        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {times(ratio.value)} "
+        f"({bounds_text(ratio)}, {CI}), {abs(shift.value - 1):.1%} {change} than in short ones "
+        f"({bounds_text(shift, signed_percent)}).{doubt}"
     )
 
 

@@ -138,6 +138,8 @@ class Script:
     """Launcher whose rules the process follows: one of those above."""
     changes: tuple[str, ...] = ()
     """Names of knobs that act on the script from outside; it sets all others itself."""
+    constructed: dict[str, Any] = field(default_factory=dict)
+    """Arguments with which it constructs objects of a framework: `Class(argument)` -> value."""
     samples: int = 0
     """Samples per rank and optimizer step if the configuration determines them, else 0."""
     draws_none: bool = False

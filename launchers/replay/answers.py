@@ -18,14 +18,19 @@ class Launch:
         number: number of launches of these knobs so far, this one included.
         at: virtual time in seconds at which it begins.
         draw: random generator of this launch.
-        live: True if it takes over the processes of the previous trial.
+        before: knobs of the trial whose processes it takes over; None: it has processes of its own.
     """
 
     request: TrialRequest
     number: int
     at: float
     draw: random.Random
-    live: bool = False
+    before: Knobs | None = None
+
+    @property
+    def live(self) -> bool:
+        """True if it takes over the processes of the previous trial."""
+        return self.before is not None
 
     @property
     def knobs(self) -> Knobs:

@@ -106,15 +106,16 @@ class ReplayLauncher(Launcher):
         """Do nothing, as no resources are held."""
 
     def _answer(
-        self, request: TrialRequest, at: float, live: bool = False
+        self, request: TrialRequest, at: float, before: Knobs | None = None
     ) -> tuple[Answer, random.Random]:
         knobs = tuple(sorted(request.knobs.items()))
         with self._lock:
             self._launches[knobs] += 1
             number = self._launches[knobs]
         draw = random.Random(f"{self._seed}/{_unusual(request.knobs)}/{request.trial}")
-        answer = self._behaviour(Launch(request, number, at, draw, live))
-        return (dataclasses.replace(answer, startup=answer.switch) if live else answer), draw
+        launch = Launch(request, number, at, draw, before)
+        answer = self._behaviour(launch)
+        return (dataclasses.replace(answer, startup=answer.switch) if launch.live else answer), draw
 
 
 class ReplaySlot(Slot):
@@ -124,7 +125,7 @@ class ReplaySlot(Slot):
         self,
         name: str,
         environment: Mapping[str, Any],
-        answer: Callable[[TrialRequest, float, bool], tuple[Answer, random.Random]],
+        answer: Callable[[TrialRequest, float, Knobs | None], tuple[Answer, random.Random]],
         speed: MachineSpeed,
     ) -> None:
         self.name = name
@@ -166,7 +167,8 @@ class ReplaySlot(Slot):
             returns = member in members
             if not returns:
                 built = self.time - began if schedule.at_once else 0.0
-                members[member] = self._begun(requests[member], bool(launched[member]), built)
+                taken = self._claimed[member].request.knobs if launched[member] else None
+                members[member] = self._begun(requests[member], taken, built)
             running = members[member]
             block = running.turn(number, self._speed, rested=returns and member != trains)
             trains = member
@@ -207,15 +209,15 @@ class ReplaySlot(Slot):
         self._claimed, self._waiting = waiting, {}
         return [waiting[p].launched if p in waiting else "" for p in range(len(requests))]
 
-    def _begun(self, request: TrialRequest, live: bool, built: float) -> ReplayMember:
+    def _begun(self, request: TrialRequest, before: Knobs | None, built: float) -> ReplayMember:
         """Return a trial at its first turn.
 
         Args:
-            live: True if it takes over a warm worker.
+            before: knobs of the warm worker that it takes over; None: it launches processes.
             built: seconds for which its processes have been starting.
         """
-        self.launches += not live
-        answer, draw = self._answer(request, self.time, live)
+        self.launches += before is None
+        answer, draw = self._answer(request, self.time, before)
         startup = max(0.0, answer.startup - built)
         return ReplayMember(request, dataclasses.replace(answer, startup=startup), draw)
 

@@ -24,7 +24,7 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8, SHARDED
+from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8, SHARDED, UNSHARDED
 from search_spaces.words import Fields, Knobs, Words, one_of, without
 
 
@@ -104,6 +104,7 @@ KNOBS = (
         because="computing anew costs time: only if memory is what hurts",
         only_with=(),
         conflicts=(FOR_ONE_COPY,),
+        reversible=UNSHARDED,
         exports={
             "hf-trainer": Words(_hf_checkpointing),
             "accelerate": Words(_accelerate_checkpointing),
@@ -130,6 +131,7 @@ KNOBS = (
         because="computing anew costs time: only if memory is what hurts",
         only_with=(),
         conflicts=(),
+        reversible=UNSHARDED,
         exports={},
     ),
     Knob(
@@ -230,6 +232,8 @@ KNOBS = (
         because="the format that convolution kernels work in",
         only_with=(),
         conflicts=(FOR_ONE_COPY,),
+        # The buckets of DDP keep the memory format that the weights had.
+        reversible=("none",),
         exports={},
     ),
     Knob(
@@ -283,7 +287,12 @@ KNOBS = (
                 device="cuda",
             ),
         ),
-        made_for=("micro_batch", "precision", "attention"),
+        reversible=UNSHARDED,
+        lasting=CUDA_GRAPHS,
+        made_for=(
+            *("micro_batch", "precision", "attention", "activation_checkpointing"),
+            *("channels_last", "compile_scope", "loss_chunks", "qkv_streams"),
+        ),
         exports={
             "hf-trainer": Words(_hf_compile),
             "accelerate": Words(_accelerate_compile),
@@ -311,6 +320,7 @@ KNOBS = (
         memory=True,
         only_with=(OnlyWith("compile", (), "nothing is compiled"),),
         conflicts=(),
+        reversible=UNSHARDED,
         exports={
             "hf-trainer": one_of({"model": {}}),
             "accelerate": Words(_accelerate_scope),
@@ -377,6 +387,7 @@ KNOBS = (
         because="measured slower at usual sizes",
         only_with=(),
         conflicts=(FOR_ONE_COPY,),
+        reversible=UNSHARDED,
         exports={},
     ),
 )

@@ -11,6 +11,7 @@ from search_spaces.knob import (
     NOTHING,
     NUMBERS,
     ON_OR_OFF,
+    SHARDING,
     STATISTICS,
     WRAPPER,
     Choice,
@@ -238,7 +239,10 @@ KNOBS = (
                 "(torch 2.13)",
             ),
         ),
-        made_for=("accumulation_steps",),
+        made_for=(
+            *("accumulation_steps", "activation_checkpointing", "compile", "compile_scope"),
+            "loss_chunks",
+        ),
         exports={
             "hf-trainer": one_of({False: {}, True: {"ddp_static_graph": True}}, in_ddp),
             "lightning": _lightning_ddp("static_graph", usual=False),
@@ -273,7 +277,7 @@ KNOBS = (
         "node, on the CPU all its processors",
         acts_on=WRAPPER,
         target=ANY_WORKLOAD,
-        inject=None,
+        inject=Via(SHARDING, values=("ddp", "fsdp", "fsdp_keep", "hsdp")),
         applied="DistributedDataParallel, DataParallel, ZeroRedundancyOptimizer, fully_shard of blocks "
         "and model",
         source="Li et al. 2020, PyTorch Distributed (VLDB); Rajbhandari et al. 2020, ZeRO; Zhao et al. "
@@ -346,7 +350,7 @@ KNOBS = (
         "0: as FSDP2 does by itself",
         acts_on=WRAPPER,
         target=BLOCKS,
-        inject=None,
+        inject=Via(SHARDING),
         applied="FSDPModule.set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
         source="PyTorch FSDP2 documentation, explicit prefetching",
         ordered=True,
@@ -366,7 +370,7 @@ KNOBS = (
         summary="the format in which FSDP2 sums gradients over ranks; under pure_bf16 always bf16",
         acts_on=WRAPPER,
         target=ANY_WORKLOAD,
-        inject=None,
+        inject=Via(SHARDING),
         applied="MixedPrecisionPolicy(reduce_dtype=...)",
         source="PyTorch FSDP2 documentation; torchtitan, mixed_precision_reduce (default float32)",
         parts=("communication",),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy
 from tests.control.replayed import Replayed
@@ -19,9 +21,14 @@ def of_script(launch: Launch) -> Answer:
     compiles = launch.knobs["compile"] != "none"
     rate = 40.0 * FASTER[launch.knobs["micro_batch"]] * (1.1 if compiles else 1.0)
     cold = COMPILING if launch.number == 1 else COMPILING / 3
-    first = cold if compiles else None
     startup = launch.draw.uniform(2.0, 3.0)
-    return Answer(rate=rate, startup=startup, first_step=first, stays=False)
+    return Answer(
+        rate=rate,
+        startup=startup,
+        stays=False,
+        first_step=cold if compiles else None,
+        first_steps={"compilations": 1} if compiles else {},
+    )
 
 
 def run(played: Replayed, wall_time: int, seed: int = 0) -> dict[str, Any]:
@@ -35,3 +42,24 @@ def run(played: Replayed, wall_time: int, seed: int = 0) -> dict[str, Any]:
         measurement={"warmup": 10.0, "longest": 20.0, "rounds": 10, "baseline_runs": 3},
         budget={"trials": None, "wall_time": f"{wall_time}s"},
     )
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("wall_time", [90, 150])
+def test_study_too_short_to_compile_on_cpu_proves_another_gain_and_says_what_it_leaves_out(
+    played: Replayed, wall_time: int, seed: int
+) -> None:
+    verdict = run(played, wall_time, seed)
+    assert (verdict["kind"], verdict["knobs"]["micro_batch"]) == ("better", 8)
+    assert {attempt.knobs["compile"] for attempt in played.attempts("search")} == {"none"}
+    assert "compile=default is left out" in played.said()
+
+
+def test_study_with_time_to_compile_on_cpu_cuts_no_trial_before_its_first_step(
+    played: Replayed,
+) -> None:
+    verdict = run(played, 400)
+    tried = played.attempts("search")
+    assert {attempt.knobs["compile"] for attempt in tried} == {"none", "default"}
+    assert all(attempt.result.throughput for attempt in tried)
+    assert (verdict["kind"], verdict["knobs"]["compile"]) == ("better", "default")

@@ -20,10 +20,9 @@ from autotune.export import publish
 from autotune.service.daemon import Daemon, this_queue
 from autotune.service.follow import conclusion
 from autotune.study import dashboard_sync
-from autotune.views.current_verdict import current_verdict
 from autotune.views.figure_text import range_text
 from autotune.views.notes import study_note
-from autotune.views.recompute import recomputed_verdict
+from autotune.views.recompute import current_verdict, recomputed_verdict
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch

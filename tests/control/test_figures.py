@@ -13,16 +13,21 @@ import pandas
 import pytest
 from optuna_dashboard import get_note
 
+from autotune.analysis.finalists import ChoiceReason
+from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Stage
 from autotune.config import StudySpec
+from autotune.measurement.bottleneck import STRAGGLER
+from autotune.measurement.estimate import Ratio
 from autotune.views.block import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
-from autotune.views.figure_text import bounds_text, hours, ratio_text, times
+from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
 from autotune.views.figures import StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.views.page import page
-from autotune.views.paper import report_of
+from autotune.views.paper import choice_text, report_of
 from autotune.views.progress import ProgressLines
+from autotune.views.trust import Evidence, Trust, points
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
@@ -77,10 +82,13 @@ def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: R
         assert times(speedup.value) in text, name
         assert bounds_text(speedup) in " ".join(text.split()) or name == "page", name
         assert hours(saving.hours.value) in text, name
+        for fact in saving_facts(saving, figures.cost, assumed=figures.job.hours_assumed):
+            shown = " ".join(text.split())
+            assert fact.figure in shown and fact.interval in shown, (name, fact)
     assert f"({bounds_text(speedup)})" in texts["page"], "in the title"
     study = played.trials_of_optuna()
     assert f"{times(speedup.value)} your configuration" in get_note(study)
-    assert f"interval {bounds_text(speedup)}" in get_note(study)
+    assert f"({bounds_text(speedup)}, {CI})" in get_note(study)
     told = json.loads(answered(played, "report", played.name, "--json"))
     assert told == json.loads(json.dumps(figures.as_dict()))
     for found in (told["answer"], json.loads(answered(played, "status", played.name, "--json"))):
@@ -88,6 +96,9 @@ def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: R
     [listed] = json.loads(answered(played, "list", "--json"))
     assert listed["speedup"] == as_json(speedup)
     assert ratio_text(speedup) in answered(played, "list")
+    again = [choice_text(one) for one in figures.search.choices]
+    assert again and all(text in texts["report"] for text in again)
+    assert all(text.partition("`")[0] in texts["page"] for text in again)
     _assert_same_trials(figures, texts, played)
     _assert_same_rounds(figures, texts, played)
 
@@ -136,7 +147,12 @@ def _assert_same_rounds(figures: StudyFigures, texts: dict[str, str], played: Re
             assert ratio_text(one.so_far[trial]) in line
             assert ratio_text(one.so_far[trial]) in texts["page"]
     assert figures.rounds[-1].so_far[trial] == figures.answer.speedup, "the last is the verdict's"
-    assert {one.stage for one in figures.rounds} <= {Stage.CHOICE, Stage.GAIN}
+    assert {one.stage for one in figures.rounds} == {Stage.CHOICE, Stage.GAIN}
+    for one in figures.rounds:
+        assert one.counts == (one.stage is Stage.GAIN), "the others chose"
+        assert one.counts or not one.so_far
+    counted = [one for one in figures.rounds if one.counts]
+    assert figures.answer.compared == figures.answer.rounds == len(counted)
 
 
 def table(played: Replayed) -> list[dict[str, str]]:
@@ -173,13 +189,54 @@ def test_value_in_optuna_is_the_ratio_to_the_baseline(played: Replayed) -> None:
             assert trial.value == pytest.approx(ratios[trial.number])
 
 
+def test_choice_of_the_finalists_is_recorded_with_expectation_and_reason(
+    played: Replayed,
+) -> None:
+    figures = tuned(played)
+    again = {one.trial for one in figures.trials if one.again and not one.baseline}
+    chosen = {c.trial: c for c in figures.search.choices if c.reason is ChoiceReason.FINALIST}
+    assert chosen.keys() == again
+    assert all(choice.expected is not None for choice in chosen.values())
+    others = [c for c in figures.search.choices if c.reason is ChoiceReason.BEYOND]
+    assert others, "the most promising of the others, with the reason why not"
+
+
+def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Replayed) -> None:
+    figures = tuned(played)
+    wide = Ratio(1.2, 1.026, 1.41)
+    evidence = Evidence(
+        verdict=dataclasses.replace(figures.verdict, speedup=wide, missing_seconds=None),
+        rounds=figures.rounds,
+        trials=figures.trials,
+        contributions=(),
+        search_end=None,
+        expected_gain=None,
+        timed=tuple(played.attempts("search")),
+        environments=1,
+        elapsed=figures.elapsed,
+        unit=figures.unit,
+        warmup=1.0,
+        bottlenecks=(Finding(STRAGGLER, 0.12, "all ranks wait for rank 1"),),
+    )
+    found = {point.code: point for point in points(evidence)}
+    assert (found["straggler"].trust, found["width"].trust) == (Trust.CARE, Trust.OPEN)
+    assert "12% of a step" in found["straggler"].text
+    assert "1.02x" in found["width"].text
+    answer = dataclasses.replace(figures.answer, speedup=wide)
+    shown = dataclasses.replace(figures, trust=tuple(found.values()), answer=answer)
+    text = words(page(shown))
+    assert text.index("1.20x") < text.index("(1.02 to 1.41, 95 % CI)") < text.index("slow rank")
+    assert text.index("slow rank") < text.index("What it saves")
+    assert final_block(shown).startswith("1.20x yours (1.02 to 1.41, 95 % CI)")
+
+
 def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None:
     figures = tuned(played)
     saving, cost = figures.saving, figures.cost
     assert saving is not None and saving.money is not None and cost.money is not None
     assert saving.money.value == pytest.approx(2.5 * saving.device_hours.value)
     assert cost.money == pytest.approx(2.5 * cost.device_hours)
-    assert "Money saved" in page(figures)
+    assert "saved for" in page(figures)
 
 
 @pytest.mark.parametrize("attempts", [2, 9, 22])

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from autotune.views.current_verdict import current_verdict
 from autotune.views.paper import report
-from autotune.views.recompute import recomputed_verdict
+from autotune.views.recompute import current_verdict, recomputed_verdict
 from launchers.replay import ENVIRONMENT, Answer, Launch
 from storage import Purpose, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed, rate

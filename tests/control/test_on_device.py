@@ -1,12 +1,16 @@
 """Studies of minutes over a recorded CUDA device, whose launches take seconds and compilation more."""
 
+import dataclasses
+
 import pytest
 
 from autotune.worker.protocol import Outcome
 from benchmarks import gpu_policy
 from benchmarks.gpu_policy import EmptyStorage
-from launchers.replay.behaviours import where
+from launchers.replay.behaviours import noisy, where
 from launchers.replay.device import RecordedDevice, read_device
+from launchers.replay.speed import SpeedVariation
+from storage import StoredBlock
 from tests.control.replayed import Replayed
 
 MEASUREMENT = {"warmup": 2.0, "longest": 5.0, "block_seconds": 0.25, "attribution": 0}
@@ -26,12 +30,23 @@ def run(played: Replayed, seconds: int, baseline: str = "mb16", **space: object)
     played.run(
         measurement=MEASUREMENT,
         baseline=gpu_policy.BASELINES[baseline],
-        search_space={**gpu_policy.SPACE, **space},
+        search_space={n: v for n, v in {**gpu_policy.SPACE, **space}.items() if v},
         budget={"trials": None, "wall_time": seconds},
         objective={"metric": "tokens_per_second"},
         sampler="model",
         resources={"workers": 1},
     )
+
+
+def blocks(played: Replayed, purpose: str) -> list[StoredBlock]:
+    attempts = played.attempts(purpose)
+    return [block for one in attempts for block in played.repository.attempts.blocks(one.id)]
+
+
+@pytest.fixture
+def in_warm_workers(played: Replayed, device: RecordedDevice) -> Replayed:
+    behaviour = device.behaviour(script=False)
+    return played.on(behaviour, workers=1, environment=device.environment)
 
 
 @pytest.fixture
@@ -98,6 +113,17 @@ def test_no_trial_of_two_minutes_is_cut_before_its_first_step(on_device: Replaye
     assert all(attempt.result.throughput for attempt in on_device.attempts("search"))
 
 
+def test_compilation_far_longer_than_expected_is_not_cut_again_and_again(
+    played: Replayed, device: RecordedDevice
+) -> None:
+    slow = dataclasses.replace(device, compile_scale=8.0)
+    played.on(slow.behaviour(script=True), workers=1, environment=device.environment)
+    run(played, 200)
+    tried = [one for one in played.attempts("search") if one.knobs["compile"] != "none"]
+    assert sum(one.result.throughput is None for one in tried) <= 2
+    assert played.verdict["kind"] == "better"
+
+
 def test_baseline_that_waits_for_its_host_is_repeated_and_its_winner_is_not(
     on_device: Replayed,
 ) -> None:
@@ -122,3 +148,71 @@ def test_bundle_that_fails_is_split(played: Replayed, device: RecordedDevice) ->
     assert bundle.result.state == "ERROR"
     split = [a for a in rest[:2] if a.knobs["optimizer_kernels"] == own.knobs["optimizer_kernels"]]
     assert split and split[0].result.state == "COMPLETE"
+
+
+def test_float8_is_tried_beside_compilation_only_and_in_new_processes(
+    in_warm_workers: Replayed,
+) -> None:
+    run(in_warm_workers, 300)
+    tried = in_warm_workers.attempts("search")
+    assert ("none", "none") in {(one.knobs["float8"], one.knobs["compile"]) for one in tried}
+    changed = [one for one in tried if one.knobs["float8"] != "none"]
+    assert all(one.knobs["compile"] != "none" for one in changed)
+    assert changed and changed[0].result.resident_of is None
+
+
+def test_numerics_are_not_checked_and_no_time_is_kept_where_nothing_beats_the_baseline(
+    on_device: Replayed,
+) -> None:
+    space = dict.fromkeys(gpu_policy.SPACE) | {"attention": ["auto", "unfused"]}
+    run(on_device, 300, **space)
+    tried = {one.knobs["attention"] for one in on_device.attempts("search")}
+    assert tried == {"auto", "unfused"}
+    assert not on_device.attempts("reference") and not on_device.attempts("numerics")
+    assert on_device.seconds < 100
+
+
+def test_trial_is_over_within_two_seconds_of_steps_and_knows_its_rate(on_device: Replayed) -> None:
+    run(on_device, 120)
+    plain = [one for one in on_device.attempts("search") if one.knobs["compile"] == "none"]
+    for one in plain:
+        kept = [block for block in on_device.repository.attempts.blocks(one.id) if block.kept]
+        assert sum(block.seconds for block in kept) < 3
+        assert one.result.block_half_width is not None and one.result.block_half_width < 0.05
+    assert "still unsteady" not in on_device.said()
+
+
+def test_warm_worker_of_a_factory_compiles_without_a_launch(in_warm_workers: Replayed) -> None:
+    run(in_warm_workers, 120, float8=["none"])
+    own, *others = in_warm_workers.attempts("search")
+    assert "default" in {one.knobs["compile"] for one in others}
+    assert {one.result.resident_of for one in others} == {own.id}
+
+
+def test_winner_and_baseline_of_a_round_are_resident_at_once(on_device: Replayed) -> None:
+    run(on_device, 120)
+    rounds = on_device.attempts("confirm")
+    assert len(rounds) >= 4
+    assert all("turn" in block.observed for block in blocks(on_device, "confirm"))
+
+
+def test_rate_of_the_winner_allows_for_other_processes_and_for_drift(
+    played: Replayed, device: RecordedDevice
+) -> None:
+    apart = noisy(device.behaviour(script=False), run=0.005)
+    drift = SpeedVariation(sigma=0.005, seconds=60.0)
+    played.on(apart, workers=1, environment=device.environment, variation=drift)
+    run(played, 150)
+    rate, knobs = played.verdict["throughput"], played.verdict["knobs"]
+    true = gpu_policy.TOKENS * device.rate(knobs)
+    assert rate["low"] <= true <= rate["high"]
+    assert 0.005 <= (rate["high"] - rate["low"]) / (2 * true) <= 0.025
+
+
+def test_winner_over_an_unsteady_baseline_is_measured_until_its_own_rate_is_known(
+    storage: EmptyStorage, device: RecordedDevice
+) -> None:
+    found = gpu_policy.study(storage, device, "mb4", "factory", 300, 0)
+    assert found.own_low is not None and found.own_high is not None
+    assert found.own_low <= 1 <= found.own_high
+    assert (found.own_high - found.own_low) / 2 <= 0.0155

@@ -44,7 +44,7 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
         turns = [turn for a in of_round for turn in turns_of(played, a)]
         assert sorted(turns) == list(range(1, len(turns) + 1))
     assert in_turn(played, "attribute") == {True}
-    assert "are resident at once and take turns" in played.said()
+    assert "at the same time and train in turn" in played.said()
     shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
     runs = sum(a.trial == played.verdict["trial"] for a in attempts)
     assert f"| runs in turn with the others, block by block | {runs} |" in shown

@@ -4,11 +4,13 @@ import itertools
 import multiprocessing
 import os
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from autotune.worker.survey_result import SurveyResult
+from search_spaces.knob import KnobValue
 
 _SECONDS = 180
 PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.script_survey", "search_spaces"]
@@ -32,18 +34,27 @@ class Looked:
     padded: bool
 
 
-def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
+def look(
+    text: str,
+    *,
+    steps: int = 6,
+    counts_tokens: bool = False,
+    constructed: Mapping[str, KnobValue] | None = None,
+) -> Looked:
     """Run a script for so many optimizer steps.
 
     Args:
         text: of the script, which is run as `__main__`.
         steps: after which it is left.
         counts_tokens: whether its tokens are counted.
+        constructed: `Class(argument)` -> value that objects of a framework are constructed with.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(text, steps, counts_tokens, theirs))
+    process = context.Process(
+        target=_run, args=(text, steps, counts_tokens, constructed or {}, theirs)
+    )
     process.start()
     theirs.close()
     try:
@@ -56,14 +67,21 @@ def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
     return found
 
 
-def _run(text: str, steps: int, counts_tokens: bool, connection: Connection) -> None:
+def _run(
+    text: str,
+    steps: int,
+    counts_tokens: bool,
+    constructed: Mapping[str, KnobValue],
+    connection: Connection,
+) -> None:
+    from autotune.worker.inject.constructed import Constructed
     from autotune.worker.inject.script_probe import ScriptProbe
     from autotune.worker.inject.script_survey import Survey
     from search_spaces import defaults
 
     # Loaders start their workers as in a process of their own.
     multiprocessing.set_start_method("fork", force=True)
-    survey = Survey(defaults())
+    survey = Survey(defaults(), constructed=Constructed(constructed))
     probe: ScriptProbe = survey.probe
     probe.counts_tokens = counts_tokens
     counted = [(0, 0)]

@@ -58,3 +58,15 @@ def test_unsteady_baseline_hides_no_difference_between_finalists() -> None:
         assert confirmation.chosen is None
         confirmation.close_round(dict(enumerate(rates)))
     assert confirmation.chosen in (1, 2)
+
+
+@pytest.mark.parametrize("spread", [0.002, 0.005, 0.008])
+def test_rate_of_two_rounds_holds_the_truth_with_processes_apart_and_drift(spread: float) -> None:
+    """Each round has processes of its own, and the machine has drifted since the one before."""
+    draw, held = random.Random(3), 0
+    for _ in range(1000):
+        drift = draw.gauss(0, 0.003)
+        rates = [math.exp(draw.gauss(0, spread) + at * drift) for at in (-0.5, 0.5)]
+        rate = Arm(rates, COMPUTES).rate
+        held += rate.low <= 1 <= rate.high
+    assert held / 1000 >= 0.93

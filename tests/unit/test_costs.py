@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from autotune.analysis.compilation import Compilation
 from autotune.analysis.costs import CostRecords, Costs, Pace
 from autotune.measurement.onset import Onset
+from autotune.measurement.policy import MEASUREMENT
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -40,6 +42,17 @@ def test_a_switch_costs_what_switches_have_cost() -> None:
     assert costs.startup == LAUNCH
     assert costs.expected(BATCHES, BASELINE) == pytest.approx(SWITCH + 2.0)
     assert costs.expected(BATCHES, None) == LAUNCH + TRAINED
+
+
+def test_change_of_the_graph_in_warm_workers_costs_its_compilation_and_no_launch() -> None:
+    compiled = {**BASELINE, "compile": "default"}
+    costs = Costs([pace(LAUNCH), pace(SWITCH, live=True)], compilation=Compilation("cuda"))
+    cold = MEASUREMENT.compile_default
+    assert costs.expected(compiled, BASELINE) == pytest.approx(SWITCH + TRAINED + cold)
+    again = {**compiled, "log_interval": 1}
+    assert costs.expected(again, compiled) == pytest.approx(SWITCH + TRAINED)
+    other = {**compiled, "micro_batch": 4}
+    assert costs.expected(other, compiled) == pytest.approx(SWITCH + TRAINED + cold)
 
 
 def test_long_steps_take_as_long_as_they_take() -> None:

@@ -26,6 +26,7 @@ from search_spaces.knob import (
     PROCESS,
     ROOT,
     SETTINGS,
+    SHARDING,
     STATISTICS,
     STEP,
     VARIABLES,
@@ -48,6 +49,7 @@ INJECTED = {
     VARIABLES: changes.VARIABLES,
     SETTINGS: changes.SETTINGS,
     DDP: changes.DDP,
+    SHARDING: changes.SHARDING,
     ROOT: changes.ROOT,
     LOADER: changes.LOADER,
     OPTIMIZER: changes.OPTIMIZER,
@@ -97,8 +99,10 @@ def test_values_that_are_told_apart_are_values_of_the_knob(knob: Knob) -> None:
 @EVERY_KNOB
 def test_entry_says_where_it_acts_and_so_what_a_warm_worker_can_swap(knob: Knob) -> None:
     assert knob.acts_on in (PROCESS, MODEL, WRAPPER, STEP)
-    assert knob.acts_on == STEP or not knob.lasting, "it takes new processes anyway"
-    assert all(CATALOGUE[name].acts_on == STEP for name in knob.made_for)
+    assert knob.acts_on == STEP or knob.reversible or not knob.lasting, "it takes new processes"
+    assert knob.acts_on == MODEL or not knob.reversible
+    others = [CATALOGUE[name] for name in knob.made_for]
+    assert all(other.acts_on == STEP or other.reversible for other in others)
 
 
 def test_conflicts_of_the_catalogue_are_those_of_its_entries() -> None:

@@ -11,6 +11,7 @@ from autotune.errors import BadInput
 from autotune.export.best import BestConfig
 from autotune.export.launch_settings import with_variables
 from autotune.export.tuned_job import script_job, script_of
+from autotune.worker.inject.job_order import VARIABLE, Order
 
 BATCH = {"micro_batch": "--batch-size", "accumulation_steps": "$STEPS"}
 TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
@@ -47,6 +48,24 @@ def test_each_change_of_the_job_is_told() -> None:
         "bucket_cap_mb: 25 -> 5 (from outside)",
     )
     assert job.refusals == ()
+
+
+def test_argument_of_a_class_reaches_the_job_and_is_told_as_code() -> None:
+    flags = {"micro_batch": "TrainingArguments(per_device_train_batch_size)"}
+    job = script_job(best(flags, args=[]), TORCHRUN, {}, ranks=2)
+    given = {"TrainingArguments(per_device_train_batch_size)": 32}
+    assert Order.from_text(job.environment[VARIABLE]).constructed == given
+    assert "micro_batch: TrainingArguments(per_device_train_batch_size=32)" in job.changes
+    assert job.command == tuple(TORCHRUN)
+
+
+def test_job_that_is_sharded_says_what_becomes_of_its_checkpoints() -> None:
+    chosen = best()
+    knobs = {**chosen.knobs, "parallelism": "fsdp"}
+    assert chosen.script is not None
+    script = {**chosen.script, "changes": ["parallelism"]}
+    job = script_job(dataclasses.replace(chosen, knobs=knobs, script=script), TORCHRUN, {})
+    assert any(change.startswith("checkpoints: ") for change in job.changes)
 
 
 def test_assignments_of_a_leading_env_are_rewritten() -> None:

@@ -74,6 +74,8 @@ def test_only_choices_of_the_parser_are_tried() -> None:
     assert words(none) == {}
     unset = Option("--mp", "mixed_precision", None, choices=("no", "fp16", "bf16"))
     assert words(unset) == {"precision": [("--mp", "bf16")]}
+    half = Option("--mp", "mixed_precision", "bf16", choices=("no", "fp16", "bf16"))
+    assert words(half) == {"precision": [("--mp", "no")]}
 
 
 def test_what_a_value_needs_is_asked_for() -> None:

@@ -23,8 +23,8 @@ def knobs(**changes: object) -> Knobs:
     return {**defaults(), "precision": "bf16", "accumulation_steps": 1, **changes}
 
 
-def launch(given: Knobs, *, live: bool = False) -> Launch:
-    return Launch(trial(Path("/w"), knobs=given), 1, 0.0, random.Random(0), live)
+def launch(given: Knobs, before: Knobs | None = None) -> Launch:
+    return Launch(trial(Path("/w"), knobs=given), 1, 0.0, random.Random(0), before)
 
 
 def test_recorded_configuration_runs_at_its_recorded_median(device: RecordedDevice) -> None:
@@ -51,6 +51,24 @@ def test_second_compilation_of_a_graph_finds_a_warm_cache(device: RecordedDevice
     cold, warm = behaviour(launch(given)), behaviour(launch(given))
     assert cold.first_step is not None and warm.first_step is not None
     assert cold.first_step > 10 > 3 * warm.first_step / 2
+
+
+def test_warm_worker_compiles_for_another_graph_only(device: RecordedDevice) -> None:
+    behaviour = device.behaviour(script=False)
+    plain, compiled = knobs(micro_batch=16), knobs(micro_batch=16, compile="default")
+    several = [
+        behaviour(launch(compiled, plain)),
+        behaviour(launch({**compiled, "log_interval": 1}, compiled)),
+        behaviour(launch({**compiled, "micro_batch": 32}, compiled)),
+        behaviour(launch(plain, compiled)),
+    ]
+    assert [bool(answer.first_steps.get("compilations")) for answer in several] == [
+        *(True, False),
+        *(True, False),
+    ]
+    cold, same, other, undone = (answer.first_step for answer in several)
+    assert cold and same and other and undone
+    assert min(cold, other) > 10 > 1 > max(same, undone)
 
 
 def test_launch_bound_processes_differ_and_compute_bound_ones_do_not(

@@ -7,7 +7,9 @@ from search_spaces.knob import MODEL, PROCESS, STEP, WRAPPER, Choice
 from search_spaces.residency import why_not_live
 
 STEPS = [name for name, knob in CATALOGUE.items() if knob.acts_on == STEP]
-OTHERS = [name for name in CATALOGUE if name not in STEPS]
+REVERSIBLE = [name for name, knob in CATALOGUE.items() if knob.reversible]
+OTHERS = [name for name in CATALOGUE if name not in (*STEPS, *REVERSIBLE)]
+ALONE = {**defaults(), "parallelism": "none"}
 
 
 def another(name: str) -> object:
@@ -30,6 +32,37 @@ def test_what_acts_on_a_step_is_taken_live_there_and_back(name: str) -> None:
     assert why_not_live(changed, defaults()) == ""
 
 
+@pytest.mark.parametrize("name", REVERSIBLE)
+def test_knob_of_the_model_that_can_be_undone_is_taken_live_there_and_back(name: str) -> None:
+    changed = {**ALONE, name: another(name)}
+    assert why_not_live(ALONE, changed) == ""
+    assert why_not_live(changed, ALONE) == ""
+
+
+def test_what_replaces_the_forward_pass_alone_can_be_undone() -> None:
+    assert {*REVERSIBLE} == {
+        *("activation_checkpointing", "channels_last", "compile", "compile_scope"),
+        *("loss_chunks", "qkv_streams"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("beside", "name", "value"),
+    [
+        ({"parallelism": "ddp"}, "channels_last", True),
+        ({"parallelism": "fsdp"}, "compile", "default"),
+        ({"parallelism": "zero1"}, "activation_checkpointing", 1),
+        ({"static_graph": True}, "compile", "default"),
+        ({"float8": "tensorwise"}, "precision", "bf16"),
+    ],
+)
+def test_what_the_wrapper_or_the_layers_are_made_for_takes_new_processes(
+    beside: dict[str, object], name: str, value: object
+) -> None:
+    now = {**defaults(), **beside}
+    assert why_not_live(now, {**now, name: value})
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_whatever_acts_elsewhere_takes_new_processes(name: str) -> None:
     changed = {**defaults(), name: another(name)}
@@ -37,20 +70,28 @@ def test_whatever_acts_elsewhere_takes_new_processes(name: str) -> None:
     assert why_not_live(changed, defaults()).startswith(name)
 
 
-@pytest.mark.parametrize(("name", "value"), [("precision", "pure_bf16"), ("attention", "flash3")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("precision", "pure_bf16"),
+        ("attention", "flash3"),
+        ("compile", "reduce-overhead"),
+        ("compile", "max-autotune"),
+    ],
+)
 def test_single_values_stay_with_their_process(name: str, value: str) -> None:
     plain, lasting = defaults(), {**defaults(), name: value}
     assert why_not_live(plain, lasting) and why_not_live(lasting, plain)
-    assert why_not_live(lasting, {**lasting, "micro_batch": 1}) == ""
+    assert why_not_live(lasting, {**lasting, "log_interval": 1}) == ""
 
 
 @pytest.mark.parametrize(
     ("beside", "name", "value"),
     [
-        ({"compile": "default"}, "micro_batch", 1),
-        ({"compile": "default"}, "precision", "bf16"),
-        ({"compile": "default"}, "attention", "flash"),
-        ({"float8": "tensorwise"}, "precision", "bf16"),
+        ({"compile": "reduce-overhead"}, "micro_batch", 1),
+        ({"compile": "reduce-overhead"}, "precision", "bf16"),
+        ({"compile": "max-autotune"}, "attention", "flash"),
+        ({"compile": "max-autotune"}, "activation_checkpointing", 1),
         ({"static_graph": True}, "accumulation_steps", 4),
         ({"parallelism": "fsdp"}, "micro_batch", 1),
         ({"parallelism": "zero1"}, "micro_batch", 1),
@@ -67,9 +108,17 @@ def test_what_was_made_for_a_value_is_made_anew_for_another(
     assert why_not_live(now, {**now, name: value})
 
 
-def test_a_compiled_model_takes_what_is_not_in_its_graph() -> None:
-    now = {**defaults(), "compile": "default"}
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_compiled_model_takes_what_is_not_in_its_graph(mode: str) -> None:
+    now = {**defaults(), "compile": mode}
     assert why_not_live(now, {**now, "log_interval": 1, "loader_workers": 2}) == ""
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_model_without_cuda_graphs_is_compiled_anew_where_it_is(mode: str) -> None:
+    now = {**defaults(), "compile": mode}
+    changed = {**now, "micro_batch": 1, "precision": "bf16", "attention": "flash"}
+    assert why_not_live(now, changed) == ""
 
 
 def test_what_the_catalogue_does_not_know_takes_new_processes() -> None:

@@ -89,6 +89,19 @@ def test_parameters_of_a_root_can_be_swapped_once_an_optimizer_has_them() -> Non
     run_apart(_swapped_parameters)
 
 
+def _parameters_replaced_in_an_optimizer() -> None:
+    roots = _roots()
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    model.weight, model.bias = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(1))
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    assert roots.takes(model)
+
+
+def test_model_whose_parameters_are_replaced_in_a_living_optimizer_is_a_root() -> None:
+    run_apart(_parameters_replaced_in_an_optimizer)
+
+
 def _compiled_in_place_and_settled() -> None:
     roots = _roots()
     model = nn.Linear(1, 1)

@@ -4,7 +4,16 @@ import pytest
 
 from autotune.analysis.saving import Cost, Saving
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import ratio_text, short_ratio
+from autotune.views.figure_text import (
+    bounds_text,
+    claim,
+    hours,
+    least,
+    percent,
+    ratio_text,
+    saving_facts,
+    short_ratio,
+)
 
 COST = Cost.of(360.0, world_size=8, price=2.0)
 
@@ -21,14 +30,30 @@ def test_saving_of_a_job_has_the_bounds_of_its_speed_up() -> None:
     assert found.hours.low == pytest.approx(100.0 * (1 - 1 / 1.2))
     assert found.hours_per_day.value == pytest.approx(4.8)
     assert found.money.value == pytest.approx(320.0)
-    assert found.payback_seconds == pytest.approx(360.0 / 0.25)
+    paid = found.payback_seconds
+    assert paid is not None
+    assert (paid.low, paid.value, paid.high) == pytest.approx((1200.0, 1440.0, 1800.0))
 
 
-def test_saving_of_a_vague_speed_up_is_that_of_its_lower_bound() -> None:
+def test_saving_of_a_vague_speed_up_is_that_of_its_estimate() -> None:
     found = Saving.of(Ratio(2.0, 1.25, 8.0), COST, job_hours=100.0, world_size=8, price=None)
     assert found is not None
-    assert found.hours.value == found.hours.low == pytest.approx(20.0)
+    assert (found.hours.low, found.hours.value) == pytest.approx((20.0, 50.0))
     assert found.money is None
+
+
+@pytest.mark.parametrize("assumed", [True, False])
+def test_facts_of_a_saving_have_its_estimate_its_interval_and_what_is_assumed(
+    assumed: bool,
+) -> None:
+    speedup = Ratio(1.2, 1.026, 1.41)
+    found = Saving.of(speedup, COST, job_hours=168.0, world_size=8, price=None)
+    assert found is not None
+    facts = {fact.name: fact for fact in saving_facts(found, COST, assumed=assumed)}
+    saves, paid = facts["saves"], facts["payback"]
+    assert (saves.figure, saves.interval) == ("28 h of a job of 168 h", "4.2 h to 49 h")
+    assert ("objective.job_hours" in saves.note) == assumed
+    assert (paid.figure, paid.interval) == ("30 min of training", "14 min to 3.9 h")
 
 
 def test_speed_up_that_may_be_none_saves_nothing() -> None:
@@ -51,3 +76,40 @@ def test_ratio_whose_interval_contains_one_has_no_figure(
 ) -> None:
     assert ratio_text(ratio) == text
     assert short_ratio(ratio) == short
+
+
+def test_bounds_are_rounded_outwards() -> None:
+    assert bounds_text(Ratio(1.2, 1.026, 1.4101)) == "1.02 to 1.42"
+    assert bounds_text(Ratio(1.2, 1.1, 1.15)) == "1.10 to 1.15", "errors of floats do not count"
+    assert bounds_text(Ratio(0.2, 1.026 - 1, 1.41 - 1), percent) == "2 to 41"
+    assert bounds_text(Ratio(20.0, 4.26, 20.01), hours) == "4.2 h to 21 h"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text", "sure"),
+    [
+        (Ratio(1.14, 1.10, 1.19), "1.14x yours (1.10 to 1.19, 95 % CI)", ""),
+        (
+            Ratio(1.2, 1.026, 1.41),
+            "1.20x yours (1.02 to 1.41, 95 % CI)",
+            "The interval is wide: at least 1.02x is sure.",
+        ),
+        (
+            Ratio(1.9, 1.004, 3.8),
+            "1.90x yours (1.00 to 3.80, 95 % CI)",
+            "That it is faster is sure, by how much is not.",
+        ),
+        (
+            Ratio(1.14, 0.52, 2.49),
+            "not distinguishable from yours (0.52 to 2.49, 95 % CI)",
+            "",
+        ),
+        (Ratio(1.3, 0.0, float("inf")), "1.30x yours, seen once", ""),
+    ],
+    ids=["known", "wide", "very wide", "unknown", "once"],
+)
+def test_claim_begins_with_the_estimate_unless_its_interval_contains_one(
+    ratio: Ratio, text: str, sure: str
+) -> None:
+    assert claim(ratio) == text
+    assert least(ratio) == sure

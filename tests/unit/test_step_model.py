@@ -207,13 +207,13 @@ def trials_until_close(seed, profile):
     best = min(time(dict(zip(LOADED, v, strict=True))) for v in itertools.product(*LOADED.values()))
     sampler = PerformanceModelSampler(seed, DISTRIBUTIONS)
     sampler.see(profile)
-    study = optuna.create_study(direction="minimize", sampler=sampler)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     study.enqueue_trial(TODAY)
     study.enqueue_trial({name: draw.choice(values) for name, values in LOADED.items()})
     for number in range(1, 31):
         trial = study.ask(DISTRIBUTIONS)
         took = time(trial.params)
-        study.tell(trial, took * math.exp(draw.gauss(0, NOISE)))
+        study.tell(trial, 1 / (took * math.exp(draw.gauss(0, NOISE))))
         if took <= best / 0.98:
             return number
     return 31

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from autotune.config import StudySpec, load
 from autotune.errors import AutotuneError, BadInput
@@ -187,3 +188,15 @@ def test_study_that_has_measured_nothing_begins_anew_with_other_settings(
     found = submission.submit(repository, settings(tmp_path, seed=2), tmp_path)
     assert (found.state, found.spec["seed"]) == ("QUEUED", 2)
     assert repository.attempts.of(found.id) == []
+
+
+def test_study_of_another_owner_is_not_replaced_by_one_of_its_name(
+    repository: Repository, tmp_path: Path
+) -> None:
+    submission.submit(repository, settings(tmp_path), tmp_path)
+    repository.studies.request_stop("tiny")
+    with repository.database.writing() as connection:
+        connection.execute(text("update autotune_study set owner = 'alice'"))
+    with pytest.raises(BadInput, match="was started with other settings"):
+        submission.submit(repository, settings(tmp_path, resources={"workers": 1}), tmp_path)
+    assert repository.studies.named("tiny").owner == "alice"

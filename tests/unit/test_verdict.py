@@ -10,12 +10,11 @@ import pytest
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Confirmation, replay
-from autotune.analysis.effort import Effort, Price
 from autotune.analysis.estimates import leader
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes
-from autotune.analysis.shortfall import rounds_missing
+from autotune.analysis.shortfall import Shortfall, rounds_missing
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
@@ -195,8 +194,8 @@ def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
     for number in range(len(rates[0])):
         confirmation.close_round({trial: rates[trial][number] for trial in (0, 1)})
     assert not confirmation.decided()
-    effort = Effort(spent=100.0, missing=75.0)
-    found = concluded(confirmation, effort=effort)
+    lacking = Shortfall(75.0)
+    found = concluded(confirmation, lacking=lacking)
     assert (found.kind, found.trial, found.missing_seconds) == ("undecided", 0, 75.0)
     assert found.contender.gain.vague
 
@@ -209,20 +208,18 @@ def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known()
         confirmation.close_round({0: 100.0, 1: 100.0 * gain})
     assert len(confirmation.fresh) == 4
     assert not confirmation.decided()
-    effort = Effort(spent=100.0, missing=75.0)
-    found = concluded(confirmation, effort=effort)
+    lacking = Shortfall(75.0)
+    found = concluded(confirmation, lacking=lacking)
     assert (found.kind, found.trial, found.missing_seconds) == ("better", 1, 75.0)
     assert found.speedup.vague
 
 
-def test_what_a_study_cost_and_when_it_has_paid():
-    """A step of half a second took a whole one before; half an hour on two ranks."""
+def test_verdict_that_was_written_as_json_is_read_back_as_it_was():
     candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = confirmed({0: [100.0] * 5, 1: [200.0] * 5}, candidates)
-    effort = Effort(spent=1800.0, step=0.5)
-    found = concluded(confirmation, effort=effort)
-    assert found.price == Price(device_hours=1.0, hours_saved_per_day=12.0, steps_to_pay=3600)
+    found = concluded(confirmed({0: [100.0] * 5, 1: [200.0] * 5}, candidates))
     assert Verdict.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    older = {**found.as_dict(), "price": {"device_hours": 1.0}}
+    assert Verdict.from_dict(older) == found, "what an earlier version had besides is left out"
 
 
 def test_of_equals_the_one_with_less_memory():
@@ -309,8 +306,8 @@ def test_more_rounds_are_asked_for_than_told_by_how_much():
     confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))
     for baseline, chosen in [(100, 140), (103, 107), (98, 121), (101, 150), (97, 99), (104, 133)]:
         confirmation.close_round({0: float(baseline), 1: float(chosen)})
-    effort = Effort(spent=100.0, missing=20.0)
-    found = concluded(confirmation, effort=effort)
+    lacking = Shortfall(20.0)
+    found = concluded(confirmation, lacking=lacking)
     assert (found.exhausted, found.rounds, found.missing_seconds) == (True, 6, None)
 
 
@@ -600,7 +597,7 @@ def test_what_would_lead_further_is_not_said_of_a_study_that_goes_on():
         confirmation.close_round({0: 100.0, 1: rate})
     found = concluded(confirmation)
     assert (found.kind, found.missing_seconds) == ("undecided", None)
-    done = concluded(confirmation, effort=Effort(missing=75.0))
+    done = concluded(confirmation, lacking=Shortfall(75.0))
     assert done.missing_seconds == 75.0
 
 
@@ -610,11 +607,10 @@ def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
     confirmation = Confirmation(candidates, 0, 3)
     for rate in (102.0, 102.1, 102.05, 101.1, 99.7, 101.1):
         confirmation.close_round({0: 100.0, 1: rate})
-    effort = Effort(spent=100.0, missing=75.0, step=0.5)
+    lacking = Shortfall(75.0)
     assert confirmation.measured_alone
-    found = concluded(confirmation, effort=effort)
+    found = concluded(confirmation, lacking=lacking)
     assert (found.kind, found.trial, found.speedup.value) == ("undecided", 0, 1.0)
-    assert found.price is None
     assert found.missing_seconds is None, "all rounds are over"
 
 
@@ -636,5 +632,5 @@ def test_few_fresh_rounds_that_contradict_the_choice_are_not_passed_over():
         confirmation.close_round({0: 100.0, 1: rate})
     assert confirmation.chosen == 1
     assert not confirmation.measured_alone
-    found = concluded(confirmation, effort=Effort(missing=75.0))
+    found = concluded(confirmation, lacking=Shortfall(75.0))
     assert (found.trial, found.missing_seconds) == (0, 75.0)

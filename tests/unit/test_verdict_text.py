@@ -6,7 +6,6 @@ import math
 import pytest
 
 from autotune.analysis.batches import BatchChange
-from autotune.analysis.effort import Price
 from autotune.analysis.gate import Refusal
 from autotune.analysis.memory import Memory, Outgrown
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
@@ -60,10 +59,11 @@ KEPT = dataclasses.replace(
     speedup=Ratio(1, 1, 1),
 )
 HEAD = (
-    "1.50x your configuration (95 % interval 1.40 to 1.60): micro_batch=64, measured again 5 times in "
+    "1.50x your configuration (1.40 to 1.60, 95 % CI): micro_batch=64, measured again 5 times in "
     "turn with yours, at 1,200 to 1,268 samples/s."
 )
 MORE = "a longer `budget.wall_time`; `autotune start` then goes on"
+SURE = "The interval is wide: at least 1.10x is sure."
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,8 @@ MORE = "a longer `budget.wall_time`; `autotune start` then goes on"
             " 1 trial refused: precision=bf16, as its loss leaves fp32.",
         ),
         (
-            {"price": Price(1.0, 12.0, 3600)},
-            " The study cost 1 device hours; it saves 12.0 h of every day of training, and has paid "
-            "after "
-            "3,600 steps.",
-        ),
-        (
             {"long_run": LongRun(480.0, Ratio(1.52, 1.5, 1.54), Ratio(1.013, 0.99, 1.03))},
-            " In runs of 8 minutes: 1.52x (95 % interval 1.50 to 1.54), 1.3% more than in short ones "
+            " In runs of 8 minutes: 1.52x (1.50 to 1.54, 95 % CI), 1.3% more than in short ones "
             "(-1.0% to +3.0%).",
         ),
         (
@@ -153,25 +147,27 @@ def test_text_of_a_choice_by_earlier_rounds_names_both():
     [
         (
             {"missing_seconds": 75.0, "exhausted": False},
-            "At least 1.10x your configuration (95 % interval 1.10 to 2.00)",
-            f" By how much it is faster, about 75 s more would tell ({MORE}).",
+            "1.50x your configuration (1.10 to 2.00, 95 % CI)",
+            f" {SURE} By how much it is faster, about 75 s more would tell ({MORE}).",
         ),
         (
             {"exhausted": True},
-            "At least 1.10x your configuration (95 % interval 1.10 to 2.00)",
-            " All rounds that the study may have are over: one of another name with "
+            "1.50x your configuration (1.10 to 2.00, 95 % CI)",
+            f" {SURE} All rounds that the study may have are over: one of another name with "
             "`measurement.rounds` above 5 would tell more.",
         ),
         (
             {"speedup": Ratio(1.5, 1.001, 2.2), "exhausted": False},
-            "Faster than your configuration, but by an unknown amount (95 % interval 1.00 to 2.20)",
-            " By how much it is faster, no number of rounds that the study may have would tell: its "
-            "runs lie too far apart.",
+            "1.50x your configuration (1.00 to 2.20, 95 % CI)",
+            " That it is faster is sure, by how much is not. By how much it is faster, no number of "
+            "rounds that the study may have would tell: its runs lie too far apart.",
         ),
     ],
     ids=["more time", "more rounds", "nothing"],
 )
-def test_text_of_a_vague_speed_up_has_its_bound_and_what_would_narrow_it(changes, first, last):
+def test_text_of_a_vague_speed_up_begins_with_its_estimate_and_has_what_would_narrow_it(
+    changes, first, last
+):
     found = dataclasses.replace(BETTER, **{"speedup": Ratio(1.5, 1.1, 2.0), **changes})
     assert text_of(found).startswith(f"{first}: micro_batch=64, measured again ")
     assert text_of(found).endswith(f"in turn with yours, at 1,200 to 1,268 samples/s.{last}")
@@ -198,7 +194,7 @@ def test_text_of_a_baseline_that_nothing_beats():
     [
         (
             Contender(1, knobs(bucket_cap_mb=5), Ratio(1.02, 0.99, 1.05)),
-            "bucket_cap_mb=5 measured 1.02x in 5 rounds, but the 95 % interval is 0.99 to 1.05",
+            "bucket_cap_mb=5 measured 1.02x in 5 rounds, but the 95 % CI is 0.99 to 1.05",
         ),
         (
             Contender(1, knobs(bucket_cap_mb=5), Ratio(1.3, 0.5, 3.0)),
@@ -250,7 +246,7 @@ def test_text_of_a_baseline_that_does_not_run():
 
 LONG = LongRun(480.0, Ratio(1.2, 1.18, 1.22), Ratio(0.8, 0.78, 0.82))
 FIGURE = (
-    "In runs of 8 minutes: 1.20x (95 % interval 1.18 to 1.22), 20.0% less than in short ones (-22.0% to "
+    "In runs of 8 minutes: 1.20x (1.18 to 1.22, 95 % CI), 20.0% less than in short ones (-22.0% to "
     "-18.0%)"
 )
 
@@ -338,7 +334,7 @@ def test_text_of_a_study_without_time(changes, text):
 def test_text_of_a_provisional_answer_by_the_search():
     found = dataclasses.replace(BETTER, provisional=True, rounds=0)
     assert text_of(found) == (
-        "Provisional, after 8 trials: 1.50x your configuration (95 % interval 1.40 to 1.60): "
+        "Provisional, after 8 trials: 1.50x your configuration (1.40 to 1.60, 95 % CI): "
         "micro_batch=64, by one run of each. That is not confirmed: the first of many trials owes a "
         "part of it to luck."
     )
@@ -361,8 +357,8 @@ def test_text_of_a_provisional_answer_that_keeps_the_baseline():
     found = dataclasses.replace(kept, contender=contender, unchecked=unchecked, trials=3)
     assert text_of(found) == (
         f"Provisional, after 3 trials: keep your configuration, which ran at {RATE}: nothing is surely "
-        "faster; next comes micro_batch=64: not distinguishable from your configuration (95 % interval "
-        "0.99 to 1.11). Faster, at 1.30x, but not an answer before precision has been checked against "
+        "faster; next comes micro_batch=64: not distinguishable from your configuration (0.99 to "
+        "1.11, 95 % CI). Faster, at 1.30x, but not an answer before precision has been checked against "
         "fp32: precision=bf16."
     )
 

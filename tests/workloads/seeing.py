@@ -91,3 +91,33 @@ def build():
         loss=loss,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-6),
     )
+
+
+class Counted(torch.nn.Module):
+    """A block that counts its forward passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+        self.passes = 0
+
+    def forward(self, hidden):
+        self.passes += 1
+        return self.inner(hidden)
+
+
+def build_blocks():
+    """Build two equal blocks; passes.json has the forward passes of the first in its latest step."""
+    blocks = [Counted(), Counted()]
+
+    def count(optimizer, *_):
+        Path("passes.json").write_text(json.dumps(blocks[0].passes))
+        blocks[0].passes = 0
+
+    register_optimizer_step_pre_hook(count)
+    return autotune.Workload(
+        model=torch.nn.Sequential(*blocks),
+        dataset=Numbers(),
+        loss=lambda model, batch: (model(batch) ** 2).mean(),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-6),
+    )

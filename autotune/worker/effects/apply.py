@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autotune.worker.effects import (
     feeding,
@@ -25,6 +26,14 @@ from autotune.worker.effects import (
 from autotune.worker.effects.replicas import Loss
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Workload, optimizers_of
+
+_ON_FORWARD = (
+    *("activation_checkpointing", "channels_last", "compile", "compile_scope"),
+    *("loss_chunks", "qkv_streams"),
+)
+"""Knobs that act on the forward pass of the bare model."""
+_IN_GRAPH = ("attention", "micro_batch", "precision")
+"""Further knobs that a compiled graph is made for."""
 
 
 class Applied:
@@ -58,6 +67,7 @@ class Applied:
         self._knobs = knobs
         self._devices = devices
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._layers: schedules.LayerDrop
         self._one_process = knobs["parallelism"] == "data_parallel"
         self._curriculum = schedules.Curriculum(knobs, shorten, tokens_per_sample)
 
@@ -76,13 +86,8 @@ class Applied:
         precision.weights(knobs, model)
         kernels.cudnn_benchmark(knobs)
         kernels.flash_attention(knobs)
-        model = float8.converted(knobs, model)
-        kernels.qkv_streams(knobs, model)
-        kernels.loss_chunks(knobs, model)
-        kernels.checkpoint_activations(knobs, model)
-        self._layers = schedules.LayerDrop(knobs, model)
-        kernels.channels_last(knobs, model)
-        model = kernels.compiled(knobs, model)
+        self._bare = kernels.BareModel(float8.converted(knobs, model))
+        model = self._acted_on(self._bare.model)
         if self._one_process:
             self._model = replicas.wrapped(knobs, model, loss, self._devices)
         else:
@@ -92,18 +97,52 @@ class Applied:
     def take_over(self, before: "Applied") -> nn.Module:
         """Return the model as an earlier configuration has wrapped it.
 
-        This one differs from it in per-step knobs alone (search_spaces.residency). The earlier one
-        must not be used any more.
+        This one differs from it only in knobs that can be undone (search_spaces.residency). The
+        earlier one must not be used any more.
         """
         before._tf32.undo()
         self._tf32 = precision.float32_matmul(self._knobs)
-        self._layers, self._model = before._layers, before._model
+        self._bare, self._layers, self._model = before._bare, before._layers, before._model
+        if not self._leaves_model_of(before):
+            self._act_anew(before)
         if self._knobs["optimizer_kernels"] == before._knobs["optimizer_kernels"]:
             self._optimizers = before._optimizers
         else:
             for optimizer in before._optimizers:
                 optimizer.state.clear()  # also where other references to it remain
         return self._model
+
+    def _acted_on(self, model: nn.Module) -> nn.Module:
+        """Apply the knobs that act on the forward pass of a bare model."""
+        knobs = self._knobs
+        kernels.qkv_streams(knobs, model)
+        kernels.loss_chunks(knobs, model)
+        kernels.checkpoint_activations(knobs, model)
+        self._layers = schedules.LayerDrop(knobs, model)
+        kernels.channels_last(knobs, model)
+        return kernels.compiled(knobs, model)
+
+    def _leaves_model_of(self, before: "Applied") -> bool:
+        """Return whether the model can stay as it is, compiled code included."""
+        compiles = self._knobs["compile"] != "none"
+        names = _ON_FORWARD + (_IN_GRAPH if compiles else ())
+        return all(self._knobs[name] == before._knobs[name] for name in names)
+
+    def _act_anew(self, before: "Applied") -> None:
+        """Undo what the earlier configuration did to the model, and apply this one.
+
+        The compiler forgets everything, as in a new process: it would compile another micro-batch
+        for a size that may change.
+        """
+        if before._knobs["compile"] != "none":
+            torch.compiler.reset()
+        model = self._acted_on(self._bare.restored())
+        if isinstance(self._model, DistributedDataParallel):
+            self._model.module = model
+        else:
+            self._model = model
+        for optimizer in before._optimizers:
+            kernels.lay_out_state(optimizer)
 
     def loss(self, loss: Loss) -> Loss:
         """Return a function that computes the loss of a batch with the wrapped model."""

@@ -1,5 +1,6 @@
 """Choice of kernels and of what they keep: compilation, attention, layout, recomputation."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast, runtime_checkable
@@ -240,3 +241,44 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
         group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
     if wanted == "fused":  # as the constructor does: the kernel applies the loss scale itself
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+class BareModel:
+    """Forward passes and memory formats of a model before any knob has acted on them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Record a model that is not wrapped, nor compiled."""
+        self.model = model
+        self._forwards = {module: vars(module).get("forward") for module in model.modules()}
+        self._strides = {name: tensor.stride() for name, tensor in _tensors(model).items()}
+        self._recomputes = _recomputes(model)
+
+    def restored(self) -> nn.Module:
+        """Return the model as it was. Its weights are what training has made of them."""
+        if _recomputes(self.model) and not self._recomputes:
+            _stop_recomputing(self.model)
+        for module, forward in self._forwards.items():
+            if forward is not None:
+                module.forward = forward
+            elif "forward" in vars(module):
+                del module.forward
+        for name, tensor in _tensors(self.model).items():
+            if tensor.stride() != self._strides[name]:
+                tensor.data = torch.empty_strided(
+                    tensor.shape, self._strides[name], dtype=tensor.dtype, device=tensor.device
+                ).copy_(tensor.data)
+        return self.model
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+
+
+def _recomputes(model: nn.Module) -> bool:
+    """Return whether a model of transformers checkpoints its blocks by itself."""
+    return bool(getattr(model, "is_gradient_checkpointing", False))
+
+
+def _stop_recomputing(model: nn.Module) -> None:
+    stop = getattr(model, "activation_checkpointing_disable", None)  # since 5.23
+    (stop or model.gradient_checkpointing_disable)()  # type: ignore[operator]

@@ -3,7 +3,7 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from autotune.worker.effects.blocks import blocks, repeated
 from autotune.worker.effects.compression import compress_gradients, compressed_momentum
 from autotune.worker.effects.precision import AUTOCAST_DTYPES
 from autotune.worker.protocol import Knobs
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _DDP_DEFAULT_BUCKET = 25
 _MIB = 1 << 20
@@ -39,7 +42,7 @@ def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     """Move the model to the device: bare, under DDP, or sharded by FSDP2 (parallelism)."""
     if knobs["parallelism"] in SHARDING:
         # FSDP2 moves each part by itself: the whole model may be larger than the device.
-        return _sharded(knobs, model, device)
+        return sharded(knobs, model, device)
     model = model.to(device)
     if knobs["parallelism"] == "none":
         return model
@@ -59,7 +62,7 @@ def first_bucket(knobs: Knobs) -> None:
     dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]
 
 
-def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
+def sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     """Shard parameters, gradients and optimizer state; each block is gathered when it is needed.
 
     fsdp gathers parameters again for the backward pass, fsdp_keep does not; hsdp shards over the
@@ -67,33 +70,41 @@ def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     pass, which begins with them.
     """
     # Imported where needed: half of what importing torch itself takes.
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    world = dist.get_world_size()
     dtype = AUTOCAST_DTYPES.get(knobs["precision"])
     # Without a format of its own FSDP2 sums gradients in that of the parameters.
     summed = torch.float32 if dtype else None
     if knobs["fsdp_reduce_dtype"] == "bf16":
         summed = torch.bfloat16
     arguments: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (world,)),
+        "mesh": mesh(knobs["parallelism"], device.type),
         "reshard_after_forward": knobs["parallelism"] != "fsdp_keep",
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=summed),
     }
-    if knobs["parallelism"] == "hsdp":
-        names = ("replicate", "shard")
-        of_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        sizes = (world // of_node, of_node)
-        arguments["mesh"] = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     for block in blocks(model):
         fully_shard(block, **arguments)
     fully_shard(model, **{**arguments, "reshard_after_forward": False})
-    _prefetch(knobs, model)
+    prefetch(knobs, model)
     return model
 
 
-def _prefetch(knobs: Knobs, model: nn.Module) -> None:
+def mesh(parallelism: str, device: str) -> "DeviceMesh":
+    """Return all ranks as FSDP2 takes them: those that share parameters, and those that hold copies.
+
+    With ddp every rank holds a copy.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world = dist.get_world_size()
+    sharing = {"ddp": 1, "hsdp": int(os.environ.get("LOCAL_WORLD_SIZE", world))}
+    if parallelism not in sharing:
+        return init_device_mesh(device, (world,))
+    sizes = (world // sharing[parallelism], sharing[parallelism])
+    return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard"))
+
+
+def prefetch(knobs: Knobs, model: nn.Module) -> None:
     """Let every block request the parameters of the following ones (fsdp_prefetch).
 
     Raises:

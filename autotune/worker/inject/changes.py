@@ -4,7 +4,6 @@ The functions of `effects` do the work, as for the built-in loop. `idle` names a
 nothing to act on: the result of a run must not be attributed to it.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,6 +25,9 @@ from autotune.worker.effects import feeding, kernels, parallel, precision, proce
 from autotune.worker.effects.compression import HOOKED, compress_gradients
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
+from autotune.worker.inject import sharding
+from autotune.worker.inject.constructed import construct_by
+from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges, has_convolutions
 from autotune.worker.inject.roots import Roots
 from autotune.worker.protocol import CHECKED_STEPS, Knobs
@@ -36,6 +38,8 @@ SETTINGS = frozenset({"attention", "cpu_affinity", "cudnn_benchmark", "freeze_gc
 """Knobs that are settings of the process."""
 DDP = frozenset({*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"})
 """Knobs that act where a script wraps its model in DistributedDataParallel."""
+SHARDING = frozenset({"parallelism", "fsdp_prefetch", "fsdp_reduce_dtype"})
+"""Knobs that act where a script calls fully_shard, or has DistributedDataParallel instead."""
 ROOT = frozenset({*COMPILATION, "precision", "activation_checkpointing", "channels_last", "float8"})
 """Knobs that act on the modules whose calls the losses come from."""
 LOADER = frozenset(LOADER_ARGUMENTS)
@@ -82,6 +86,8 @@ class Changes:
         """
         self._threads = 0
         self._changed: WeakSet[Optimizer] = WeakSet()
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._sharded = False
         self._root = RootChanges(knobs, self._names & ROOT)
         self._roots = Roots(self._root.prepare)
         self._steps = 0
@@ -89,10 +95,13 @@ class Changes:
     def begin(self) -> None:
         """Patch what the script will use."""
         self._begin_process()
-        _wrap(DistributedDataParallel, self._build_ddp)
+        construct_by(DistributedDataParallel, self._build_ddp)
+        if self._names & SHARDING:
+            construct_by(Optimizer, self._build_optimizer)
+            sharding.change_calls(self._knobs, self._names, self._shards)
         if self._names & LOADER:
-            _wrap(DataLoader, self._build_loader)
-        if self._names & {*OPTIMIZER, "channels_last"}:
+            construct_by(DataLoader, self._build_loader)
+        if self._names & {*OPTIMIZER, *SHARDING, "channels_last"}:
             register_optimizer_step_pre_hook(self._before_update)
         if self._names & ROOT:
             self._root.watch()
@@ -161,6 +170,9 @@ class Changes:
 
     def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
+        if "parallelism" in names and knobs["parallelism"] in parallel.SHARDING:
+            self._shard_instead(arguments)
+            return
         if "channels_last" in names and has_convolutions(arguments["module"]):
             # The wrapper lays out gradients as parameters are then.
             kernels.channels_last(knobs, arguments["module"])
@@ -181,6 +193,31 @@ class Changes:
             compress_gradients(knobs, model)
         self._met |= names & {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"}
 
+    def _shard_instead(self, arguments: dict[str, Any]) -> None:
+        """Shard the module that the script gives to DistributedDataParallel.
+
+        Raises:
+            ValueError: it names ranks of its own.
+        """
+        if arguments.get("process_group") is not None:
+            raise ValueError(
+                f"parallelism={self._knobs['parallelism']}: the script gives DistributedDataParallel "
+                "a process group of its own; take the knob out of the search space"
+            )
+        module = arguments["module"]
+        sharding.shard(arguments["self"], module, self._knobs, self._optimizers)
+        self.built.inner = module
+        self._shards()
+        # They are at the values that say nothing beside sharding.
+        self._met |= self._names & {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"}
+
+    def _shards(self) -> None:
+        self._sharded = True
+
+    def _build_optimizer(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        self._optimizers.add(bound.arguments["self"])
+        build(*bound.args, **bound.kwargs)
+
     def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
         for name in names & LOADER:
@@ -193,29 +230,15 @@ class Changes:
         self._met |= names & LOADER
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        """Apply the knobs of an optimizer before its first step."""
+        """Apply the knobs of an optimizer before its first step; see whether it updates parts."""
         if optimizer in self._changed:
             return
         self._changed.add(optimizer)
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        if self._sharded and any(map(is_sharded, parameters)):
+            self._met |= self._names & SHARDING
         if "channels_last" in self._names:
             kernels.lay_out_state(optimizer)
         if "optimizer_kernels" in self._names:
             kernels.optimizer_kernels(self._knobs, optimizer)
             self._met.add("optimizer_kernels")
-
-
-def _wrap(
-    owner: type, build: Callable[[Callable[..., None], inspect.BoundArguments], None]
-) -> None:
-    """Construct objects of a class and of its subclasses by `build`.
-
-    It receives the constructor and the arguments. The signature stays, as frameworks read it.
-    """
-    original: Callable[..., None] = owner.__init__  # type: ignore[misc]
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> None:
-        build(original, signature.bind(*args, **kwargs))
-
-    owner.__init__ = init  # type: ignore[misc]

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Order:
         is_module: whether `target` is a module.
         knobs: a value for every knob.
         changes: names of those that act from outside.
+        constructed: arguments with which it constructs objects of a framework.
         copies: of settings files that the script reads; their texts are written already.
         samples: of one rank in a step, where no loader shows them; 0: unknown.
         fixed_samples: whether `samples` count even if a loader shows others.
@@ -42,6 +43,7 @@ class Order:
     knobs: dict[str, Any]
     changes: tuple[str, ...]
     copies: tuple[FileCopy, ...] = ()
+    constructed: dict[str, Any] = field(default_factory=dict)
     samples: int = 0
     fixed_samples: bool = False
 
@@ -73,17 +75,21 @@ def begin(command: Sequence[str]) -> None:
     from autotune.worker.effects import binding
     from autotune.worker.inject import spawning
     from autotune.worker.inject.changes import Changes
+    from autotune.worker.inject.constructed import Constructed
 
     if not in_rank:
         spawning.pass_on(IN_RANK)
 
     copies = SettingsCopies(order.copies)
     copies.begin()
+    constructed = Constructed(order.constructed)
+    if order.constructed:
+        constructed.watch()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
     if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
         changes.met("cpu_affinity")
-    _say_what_is_idle(changes, copies)
+    _say_what_is_idle(changes, copies, constructed)
     if address := os.environ.get(speed_report.ADDRESS):
         from autotune.worker.inject import meter
 
@@ -98,7 +104,7 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
     return (parts.target, True) if parts.is_module else (Path(parts.target).name, False)
 
 
-def _say_what_is_idle(changes: Any, copies: SettingsCopies) -> None:
+def _say_what_is_idle(changes: Any, copies: SettingsCopies, constructed: Any) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     checked = False
@@ -109,7 +115,7 @@ def _say_what_is_idle(changes: Any, copies: SettingsCopies) -> None:
         if checked:
             return
         checked = True
-        if idle := sorted({*changes.idle(), *changes.set_back()}):
+        if idle := sorted({*changes.idle(), *changes.set_back(), *constructed.unmet()}):
             print(
                 f"autotune: {', '.join(idle)}: has found nothing to act on in this script, or was set "
                 "back by it; the speed-up of the study is not to be expected",

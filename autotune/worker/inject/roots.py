@@ -8,7 +8,7 @@ parameter that an optimizer updates. `trained` tells afterwards whether it has r
 import functools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -49,8 +49,8 @@ class Roots:
         """
         self.found: dict[nn.Module, Call] = {}
         self._prepare = prepare
-        self._updated: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
-        """Optimizer -> ids of the parameters that it was given; it keeps them alive.
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        """All that exist. Their parameters are looked up at each call: a framework may replace them.
 
         A parameter must have no weak reference: `torch.utils.swap_tensors` refuses it then, by which
         `model.to(device)` moves sharded parameters.
@@ -67,7 +67,7 @@ class Roots:
     def settle(self) -> None:
         """Look for no more roots: calls of all other modules are as torch has them again."""
         self._settled = True
-        self._updated.clear()
+        self._optimizers.clear()
         setattr(nn.Module, PLACE, None)
 
     def trained(self) -> bool:
@@ -118,23 +118,23 @@ class Roots:
 
     def _is_updated(self, module: nn.Module) -> bool:
         """Return whether an optimizer that exists updates a parameter of a module."""
-        return any(
-            id(parameter) in given
-            for parameter in module.parameters()
-            for given in self._updated.values()
-        )
+        updated = {
+            id(parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return any(id(parameter) in updated for parameter in module.parameters())
 
     def _watch_optimizers(self) -> None:
-        """Record the parameters that optimizers are given from now on."""
+        """Record the optimizers that are given parameters from now on."""
         add: Call = Optimizer.add_param_group
 
         @functools.wraps(add)
         def added(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
             add(optimizer, param_group)
-            if self._settled:
-                return
-            given = self._updated.setdefault(optimizer, set())
-            given |= {id(parameter) for parameter in param_group["params"]}
+            if not self._settled:
+                self._optimizers.add(optimizer)
 
         Optimizer.add_param_group = added  # type: ignore[method-assign, assignment]
 

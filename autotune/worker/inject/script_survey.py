@@ -19,6 +19,7 @@ from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples, tensors
 from autotune.worker.inject.changes import Changes
+from autotune.worker.inject.constructed import ACCUMULATED_BY_LOOP, Constructed, Setting
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
@@ -27,7 +28,7 @@ from autotune.worker.inject.setting_files import may_hold_settings
 from autotune.worker.inject.settled import Settled
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import Knobs
-from autotune.worker.survey_result import SETTINGS, SurveyResult
+from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
 
 _NO_BACKWARD = -1
 _MOST_SIGNS = 4000
@@ -87,18 +88,25 @@ class Survey:
         probe: probe of the script's steps.
     """
 
-    def __init__(self, knobs: Knobs, names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        knobs: Knobs,
+        names: tuple[str, ...] = (),
+        constructed: Constructed | None = None,
+    ) -> None:
         """Prepare the survey.
 
         Args:
             knobs: a value for every knob.
             names: of those that act on the script from outside. With any, passes are not looked at:
                 what looks at them would be compiled as well.
+            constructed: constructors of frameworks, which may be given other arguments.
         """
         self._changes = Changes(knobs, names)
         self._looks_at_passes = not names
         self.probe = ScriptProbe(self._changes.built, trained=self._counted)
         self._options = Options()
+        self._constructed = constructed or Constructed()
         self._settled = Settled()
         self._statistics = Statistics()
         self.steps = 0
@@ -130,6 +138,7 @@ class Survey:
                 description.
         """
         self._options.watch()
+        self._constructed.watch()
         self._settled.watch()
         self._statistics.watch()
         self._changes.begin()
@@ -223,10 +232,25 @@ class Survey:
             attends=self._settled.attends,
             reads=self._settled.reads,
             frames=detected.compiled_frames(),
-            options=self._options.found(),
+            options=self._all_options(micro_batch),
             settings=tuple(self._settings),
             ended=ended,
         )
+
+    def _all_options(self, micro_batch: int) -> tuple[Option, ...]:
+        """Return the options of the script, and arguments of classes that none is named for.
+
+        The batch size of its DataLoader is one of them where a framework counts the steps, and the
+        script derives nothing from the number of batches.
+        """
+        own, built = self._options.found(), self._constructed.found()
+        names = {option.name for option in own if option.sure}
+        found = [*own, *(one for one in built if one.name not in names)]
+        counts = any(one.flag == ACCUMULATED_BY_LOOP for one in built)
+        if counts and self.probe.saw_loader and not self._settled.asks_length:
+            flag = str(Setting("DataLoader", "batch_size", micro_batch))
+            found.append(Option(flag, "batch_size", micro_batch))
+        return tuple(found)
 
     def _own(self) -> dict[str, Any]:
         """Return what the script has in force by itself.

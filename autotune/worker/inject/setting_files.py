@@ -21,9 +21,14 @@ def may_hold_settings(path: Path) -> bool:
     Args:
         path: absolute.
     """
-    if path.is_relative_to(sys.prefix) or _FOLDERS & {*path.parts} or _DATA.search(path.name):
+    if is_of_library(path) or _DATA.search(path.name):
         return False
     try:
         return path.is_file() and path.stat().st_size <= _MOST_BYTES
     except OSError:
         return False
+
+
+def is_of_library(path: Path) -> bool:
+    """Return whether a file is one of an installed library or of a cache."""
+    return path.is_relative_to(sys.prefix) or bool(_FOLDERS & {*path.parts})

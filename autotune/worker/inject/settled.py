@@ -5,11 +5,16 @@ A knob would be set back there, or find nothing to act on.
 
 import functools
 import gc
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from autotune.worker.inject.setting_files import is_of_library
 
 
 class Settled:
@@ -20,12 +25,14 @@ class Settled:
         attends: whether scaled_dot_product_attention was called.
         reads: how often a number was read from a tensor while gradients were on, as a loss is for a
             log.
+        asks_length: whether the script itself has asked a DataLoader for its number of batches.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.attends = False
         self.reads = 0
+        self.asks_length = False
         self._collector = (False, 0)
 
     def watch(self) -> None:
@@ -35,6 +42,7 @@ class Settled:
         _before(functional, "scaled_dot_product_attention", self._attended)
         for read in ("item", "__float__"):
             _before(torch.Tensor, read, self._read)
+        _before(DataLoader, "__len__", self._asked_length)
         # A property of the module; torch keeps its setter there.
         benchmark = vars(type(torch.backends.cudnn)).get("benchmark")
         if hasattr(benchmark, "setter"):
@@ -44,6 +52,10 @@ class Settled:
         """Return knobs that the script has set by itself so far."""
         collected = {"freeze_gc"} if _collector() != self._collector else set()
         return tuple(sorted(self.names | collected))
+
+    def _asked_length(self) -> None:
+        caller = sys._getframe(2)
+        self.asks_length = self.asks_length or not is_of_library(Path(caller.f_code.co_filename))
 
     def _attended(self) -> None:
         self.attends = True

@@ -81,7 +81,7 @@ class TrainingLoop(Training):
         self.model.zero_grad(set_to_none=True)
 
     def reconfigured(self, request: TrialRequest, context: RankContext) -> "TrainingLoop":
-        """Return a loop for the same model under a configuration with other per-step knobs.
+        """Return a loop for the same model under a configuration that its process can take over.
 
         This loop is closed. The new one is timed, so that no part of it is marked.
         """

@@ -14,6 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from autotune.worker.inject import detected, spawning
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
+from autotune.worker.inject.constructed import Constructed
 from autotune.worker.inject.loaded import Loaded
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settings_copies import SettingsCopies
@@ -176,6 +177,7 @@ class ScriptRun:
         self._leave = leave
         self._changes = Changes(request.knobs, self._script.changes)
         self._copies = SettingsCopies(request.copies)
+        self._constructed = Constructed(self._script.constructed)
         self._probe = ScriptProbe(
             self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS
         )
@@ -194,6 +196,8 @@ class ScriptRun:
         """Run the script until enough of its steps are measured."""
         spawning.watch(self._script, self._refuse, self._starts)
         self._copies.begin()
+        if self._script.constructed:
+            self._constructed.watch()
         self._changes.begin()
         self._changes.met("cpu_affinity")  # set for every rank before it began
         self._loaded.watch()
@@ -285,6 +289,8 @@ class ScriptRun:
 
     def _problem(self) -> str | None:
         """Return why the training is not what the configuration says, or cannot be measured."""
+        if unmet := self._constructed.unmet():
+            return f"{', '.join(unmet)}: the script has constructed no object of that class"
         if self._probe.loss is None:
             return "no loss was seen: Tensor.backward was never called on a scalar"
         idle = self._changes.idle(draws=self._probe.saw_loader)

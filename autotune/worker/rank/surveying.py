@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
+from autotune.worker.inject.constructed import Constructed
 from autotune.worker.inject.script_survey import Survey
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import Outcome, TrialRequest
@@ -32,7 +33,7 @@ def survey(
     """
     script, files = request.script, TrialFiles(Path(request.log_dir))
     assert script is not None
-    seen = Survey(request.knobs, script.changes)
+    seen = Survey(request.knobs, script.changes, Constructed(script.constructed))
     longest = _OF_STARTUP * request.deadlines.startup
     ending = threading.Lock()
 

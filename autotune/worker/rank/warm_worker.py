@@ -1,6 +1,7 @@
 """Run one configuration after another in the ranks of a warm worker."""
 
 import gc
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import NoReturn
 
 import torch
 
+from autotune.worker.effects import process
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.protocol import BlockReport, TrialRequest
@@ -47,6 +49,7 @@ def serve(
         print_to(TrialFiles(Path(request.log_dir)).log(context.rank))
         loop.close()
         _clear(request, context)
+        process.compile_workers(request.knobs, int(os.environ["LOCAL_WORLD_SIZE"]))
         loop = loop.reconfigured(request, context)
         loop.take(run_blocks(loop, request, context, report))
 

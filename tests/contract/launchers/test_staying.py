@@ -112,6 +112,31 @@ def test_every_step_level_knob_is_looked_at() -> None:
     assert {*EFFECTS} | on_cuda_only == acting
 
 
+@pytest.mark.slow
+@sites("local")
+def test_warm_worker_compiles_for_each_graph_and_no_longer_once_undone(site: Site) -> None:
+    first = stay(site)
+    for changes, compiles in [
+        ({"compile": "default"}, True),
+        ({"compile": "default", "log_interval": 2}, False),
+        ({"compile": "default", "micro_batch": 4}, True),
+        ({}, False),
+    ]:
+        report = stay(site, knobs=knobs(**changes))
+        assert (report.outcome, report.cause, report.resident_of) == (None, "", first.trial)
+        compilations = sum(block.observed["compilations"] for block in report.blocks)
+        assert (compilations > 0) == compiles, changes
+
+
+@sites("local")
+def test_warm_worker_checkpoints_activations_and_no_longer_once_undone(site: Site) -> None:
+    first = stay(site, "seeing:build_blocks")
+    for changes, passes in [({"activation_checkpointing": 1}, 2), ({}, 1)]:
+        report = stay(site, "seeing:build_blocks", knobs=knobs(**changes))
+        assert (report.outcome, report.cause, report.resident_of) == (None, "", first.trial)
+        assert json.loads((site.folder / "passes.json").read_text()) == passes
+
+
 def seen(site: Site) -> dict[str, Any]:
     found = json.loads((site.folder / "seen.json").read_text())
     assert found.pop("steps") > 6, "too few to have seen all"

@@ -37,8 +37,8 @@ class Locks:
     def _note(self, *given: object) -> None:
         statement = str(given[2])
         # An insert locks what it refers to: with us that is a study, or an attempt of it. Nothing waits
-        # for the new lease of a new study.
-        if statement.startswith(f"INSERT INTO {LEASE}"):
+        # for the new lease of a new study, and an event refers to nothing.
+        if re.match(f"INSERT INTO ({LEASE}|autotune_event)", statement):
             return
         if re.match("UPDATE|DELETE|INSERT", statement) or "FOR UPDATE" in statement:
             found = _TABLES.search(statement)

@@ -1,0 +1,109 @@
+"""Arguments of frameworks' classes as settings of scripts that construct their objects in code."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from autotune.config import fields
+from autotune.standalone import flags
+from autotune.standalone.batch_settings import find_batch_settings
+from autotune.standalone.named_options import OtherWord, others
+from autotune.standalone.own_options import find_own_options
+from autotune.worker.inject import job_order
+from autotune.worker.protocol import PYTHON
+from autotune.worker.survey_result import SurveyResult
+from search_spaces import Facts
+from search_spaces.knob import KnobValue
+from tests.contract.scripts.bench import SCRIPTS, Bench
+from tests.support.seeing import look
+
+KINDS = SCRIPTS / "kinds"
+LIBRARIES = {"trainer": "transformers", "accelerated": "accelerate", "lit": "lightning"}
+PRECISION = {
+    "trainer": ("TrainingArguments(bf16)", {"fp32": False, "bf16": True}),
+    "accelerated": ("Accelerator(mixed_precision)", {"fp32": "no", "bf16": "bf16"}),
+    "lit": ("Trainer(precision)", {"fp32": "32-true", "bf16": "bf16-mixed"}),
+}
+
+
+def seen(kind: str, replaced: tuple[str, str] = ("", ""), **constructed: KnobValue) -> SurveyResult:
+    """Survey a script that has constants in the place of its options, and a part replaced."""
+    pytest.importorskip(LIBRARIES[kind])
+    text = (KINDS / f"{kind}.py").read_text().replace("tiny.arguments()", "CONSTANTS")
+    if replaced[0]:
+        text = text.replace("args.", "CONSTANTS.").replace(*replaced)
+    start = (
+        f"import sys, types\nsys.path.insert(0, {str(KINDS)!r})\nsys.argv = ['train.py']\n"
+        "CONSTANTS = types.SimpleNamespace(batch_size=8, steps=1000)\n"
+    )
+    found = look(start + text, steps=4, constructed=constructed).seen
+    return dataclasses.replace(found, options=flags.settings_of(found, (), {}))
+
+
+@pytest.mark.parametrize("kind", PRECISION)
+def test_number_format_is_turned_through_the_class_of_a_framework(kind: str) -> None:
+    before = seen(kind)
+    setting, words = PRECISION[kind]
+    tried = others(before.options, Facts("cpu", 1), 1)
+
+    def given(other: OtherWord) -> SurveyResult:
+        return seen(kind, **{other.option.flag: other.word})
+
+    wanted = {"precision": tried["precision"]}
+    found = find_own_options(given, before, wanted, print, 600).turned["precision"]
+    assert (found.flag, found.today, found.words) == (setting, "fp32", words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "accumulation"),
+    [
+        (
+            "trainer",
+            "TrainingArguments(per_device_train_batch_size)",
+            "TrainingArguments(gradient_accumulation_steps)",
+        ),
+        ("lit", "DataLoader(batch_size=8)", "Trainer(accumulate_grad_batches)"),
+    ],
+)
+def test_batch_is_turned_through_the_classes_of_a_framework_that_counts_steps(
+    kind: str, size: str, accumulation: str
+) -> None:
+    found = find_batch_settings(lambda given: seen(kind, **given), seen(kind), 1, print)
+    assert found.flags == {"micro_batch": size, "accumulation_steps": accumulation}
+
+
+def test_loader_whose_length_the_script_asks_for_is_no_setting() -> None:
+    asking = "tiny.loader(CONSTANTS.batch_size)", "[len(b) and b for b in [tiny.loader(8)]][0]"
+    found = seen("lit", asking).options
+    assert not [one for one in found if one.flag.startswith("DataLoader")]
+
+
+def test_accumulation_of_a_loop_of_the_script_is_no_setting() -> None:
+    assert not [one for one in seen("accelerated").options if "accumulation" in one.flag]
+
+
+def test_option_of_the_script_is_preferred_to_the_class() -> None:
+    one = seen("trainer")
+    own = dataclasses.replace(one.options[0], flag="--half", name="amp", value=False)
+    several = others((*one.options, own), Facts("cpu", 1), 1)["precision"]
+    assert [word.option.flag for word in several] == ["--half", "TrainingArguments(bf16)"]
+
+
+def test_argument_of_a_class_that_is_never_constructed_ends_the_trial(slot, tmp_path: Path) -> None:
+    bench = Bench(slot, tmp_path)
+    for script in KINDS.glob("*.py"):
+        (tmp_path / script.name).write_text(script.read_text())
+    told = {"launch": PYTHON, "constructed": {"Fabric(precision)": "bf16-mixed"}}
+    report = bench.run("plain.py", told=told)
+    assert "Fabric(precision): the script has constructed no object of that class" in report.cause
+
+
+def test_class_that_is_not_known_is_refused() -> None:
+    assert fields.of_flag("Optimizer(lr)")
+    assert fields.of_flag("Trainer(precision)") is None
+
+
+def test_order_of_a_job_keeps_arguments_of_classes() -> None:
+    order = job_order.Order("train.py", False, {}, (), constructed={"Trainer(precision)": "x"})
+    assert job_order.Order.from_text(order.to_text()) == order

@@ -1,0 +1,103 @@
+"""FSDP2 in the place of DistributedDataParallel, and back, in scripts that know of neither change."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.worker.protocol import Outcome
+from launchers import Slot
+from tests.contract.scripts.bench import SCRIPTS, Bench, assert_well
+
+STEPS = 4
+_ACCUMULATES = """
+import seen, tiny, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = tiny.Transformer()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+wrapped = DistributedDataParallel(model)
+batches = tiny.loader(8, DistributedSampler(tiny.Images()))
+for number, (images, labels) in enumerate(batches):
+    last = number % 2 == 1
+    SYNC
+    if last:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+_BACKWARD = "nn.functional.cross_entropy(wrapped(images), labels).backward()"
+_BY_CONTEXT = f"""
+    import contextlib
+    with contextlib.nullcontext() if last else wrapped.no_sync():
+        {_BACKWARD}
+"""
+_BY_ATTRIBUTE = f"wrapped.require_backward_grad_sync = last; {_BACKWARD}"
+
+
+@pytest.fixture
+def bench(slot: Slot, tmp_path: Path) -> Bench:
+    for script in (SCRIPTS / "kinds").glob("*.py"):
+        (tmp_path / script.name).write_text(script.read_text())
+    return Bench(slot, tmp_path)
+
+
+def losses(bench: Bench, script: str, **changes: object) -> list[float]:
+    report = bench.run(script, trajectory=STEPS, **changes)
+    assert_well(report, blocks=STEPS)
+    return [block.loss for block in report.blocks]
+
+
+@pytest.mark.parametrize("value", ["fsdp", "fsdp_keep"])
+def test_model_that_is_sharded_instead_has_the_losses_of_ddp(bench: Bench, value: str) -> None:
+    expected = losses(bench, "ddp.py")
+    assert losses(bench, "ddp.py", parallelism=value) == pytest.approx(expected, rel=1e-4)
+
+
+def test_model_that_is_replicated_instead_has_the_losses_of_fsdp2(bench: Bench) -> None:
+    expected = losses(bench, "fsdp2.py")
+    assert losses(bench, "fsdp2.py", parallelism="ddp") == pytest.approx(expected, rel=1e-4)
+
+
+def test_calls_of_the_script_take_format_and_prefetch(bench: Bench) -> None:
+    before = losses(bench, "fsdp2.py")
+    changed = losses(bench, "fsdp2.py", fsdp_reduce_dtype="bf16", fsdp_prefetch=1)
+    assert changed == pytest.approx(before, rel=1e-2) and changed != before
+
+
+@pytest.mark.parametrize("sync", [_BY_CONTEXT, _BY_ATTRIBUTE], ids=["context", "attribute"])
+def test_accumulation_and_an_earlier_optimizer_are_kept(bench: Bench, sync: str) -> None:
+    script = bench.write(_ACCUMULATES.replace("SYNC", sync.strip()))
+    expected = losses(bench, script)
+    assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "library", "alone", "ranked"),
+    [
+        ("trainer", "transformers", "", ""),
+        ("accelerated", "accelerate", "", ""),
+        ("lit", "lightning", "devices=1", 'devices=2, strategy="ddp"'),
+    ],
+)
+def test_model_that_a_framework_wraps_is_sharded_instead(
+    bench: Bench, kind: str, library: str, alone: str, ranked: str
+) -> None:
+    pytest.importorskip(library)
+    text = (SCRIPTS / "kinds" / f"{kind}.py").read_text()
+    script = bench.write(text.replace(alone, ranked) if alone else text)
+    expected = losses(bench, script)
+    assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
+
+
+def test_knobs_of_the_root_act_on_a_model_that_is_sharded_instead(bench: Bench) -> None:
+    changes = {"parallelism": "fsdp", "precision": "bf16", "optimizer_kernels": "fused"}
+    assert_well(bench.run("ddp.py", blocks=2, **changes), blocks=2)
+
+
+def test_script_that_shards_nothing_has_nothing_to_change(bench: Bench) -> None:
+    report = bench.run("plain.py", told={"launch": "python"}, parallelism="fsdp")
+    assert report.outcome == Outcome.ERROR
+    assert "parallelism: has found nothing to act on" in report.cause

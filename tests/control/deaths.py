@@ -46,7 +46,7 @@ def writers() -> list[str]:
             return name.startswith(("create_", "set_", "delete_"))
         if owner == "TrialLedger":
             return hasattr(method, "__wrapped__")
-        return not {"lease", "worker"}.isdisjoint(inspect.signature(method).parameters)
+        return not {"lease", "holder"}.isdisjoint(inspect.signature(method).parameters)
 
     return [
         f"{owner}.{name}"

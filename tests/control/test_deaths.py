@@ -15,6 +15,7 @@ SHORT = {
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 2},
 }
 COMMITS = [
+    Commit("Leases.acquire", 1),
     Commit("Studies.claim", 1),
     Commit("Studies.record_facts", 1),
     Commit("Environments.record", 1),

@@ -379,7 +379,7 @@ def running_rows(ran: Running) -> Iterator[tuple[str, str]]:
         ("step time, 95th percentile", ran.step_p95, "{:.4g} s"),
         ("step time, longest", ran.step_max, "{:.4g} s"),
         ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
-        ("communication not hidden on any rank", ran.exposed_share, "{:.1%} of the time"),
+        ("communication that every rank waited for", ran.exposed_share, "{:.1%} of the time"),
         ("slowest rank over the median one", ran.straggler, "{:.3f}"),
         ("peak memory of a rank", ran.peak_bytes / MIB, "{:,.0f} MiB"),
         ("memory left free", ran.headroom, "{:.1%}"),

@@ -252,13 +252,15 @@ def _by_how_much(known: Evidence) -> Point | None:
 
 
 def _which_change(known: Evidence) -> Point | None:
-    gains = [one.gain for one in known.contributions]
-    if not gains or any(gain.distinguishable for gain in gains):
+    """Return the changes of which it is not known whether they bring anything."""
+    unknown = [one.knob for one in known.contributions if not one.gain.distinguishable]
+    if not unknown:
         return None
-    text = "Each may bring nothing, or all of it: only the total is known."
-    return Point(
-        Trust.OPEN, "attribution", "Which change brings it", text, "measurement.attribution"
-    )
+    title, text = "Which change brings it", "Each may bring nothing, or all of it."
+    if len(unknown) < len(known.contributions):
+        title = "What some changes bring"
+        text = f"{', '.join(unknown)}: alone not distinguishable from no gain."
+    return Point(Trust.OPEN, "attribution", title, text, "measurement.attribution")
 
 
 def _more_trials(known: Evidence) -> Point | None:

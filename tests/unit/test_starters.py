@@ -12,7 +12,8 @@ from autotune.worker import processes, starters
 from tests.support.stand_in_slurm import StandInSlurm, stand_in_slurm
 from tests.support.waiting import wait_for
 
-MARK = "1-2-3-of-a-dead-agent"
+MARK = f"{os.getpid()}-2-3-of-a-dead-agent"
+"""Tests in other processes kill what has their own."""
 
 
 @pytest.fixture

@@ -282,7 +282,7 @@ def _in_space(name: str, knob: Knob, space: Mapping[str, list[Any]], text: str) 
     own = name.partition("=")[0]
     reasons = (line for line in text.splitlines() if line.startswith(f"# Not here: {own}"))
     why = next(reasons, "").partition(f"{own}: ")[2]
-    return f"{NOT}: {why or 'it is offered on CUDA devices'}"
+    return f"{NOT}: {why or 'the study names no reason'}"
 
 
 def markdown(found: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:

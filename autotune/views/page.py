@@ -200,21 +200,29 @@ def _cautions(figures: StudyFigures) -> str:
 
 
 def _diff(figures: StudyFigures) -> str:
-    answer = figures.answer
+    answer, unsure = figures.answer, _unsure(figures)
     rows = "".join(
         f"<tr><th>{escaped(one.knob)}</th><td class=was>{escaped(written(one.before))}</td>"
-        f"<td class=arrow>→</td><td class=now>{escaped(written(one.after))}</td></tr>"
+        f'<td class=arrow>→</td><td class="now{" pale" if one.knob in unsure else ""}">'
+        f"{escaped(written(one.after))}</td></tr>"
         for one in answer.changes
     )
+    note = '<p class="note">Pale: alone not distinguishable from no gain.</p>' if unsure else ""
     name = escaped(figures.study)
     export = f"autotune export {name}\n" if figures.provisional else ""
     command = f"{export}autotune run best.yaml -- YOUR COMMAND"
     return (
         f'<p class="kicker">What changes: {len(answer.changes)} of {len(figures.own_knobs)} knobs of '
-        f'this job</p><table class="diff">{rows}</table><p class="kicker">Use it</p>'
+        f'this job</p><table class="diff">{rows}</table>{note}<p class="kicker">Use it</p>'
         f'<pre>{command}</pre><p class="note">or in code <code>autotune.load("best.yaml")</code></p>'
         f'<p class="note">Trial {answer.trial} of the study.</p>'
     )
+
+
+def _unsure(figures: StudyFigures) -> set[str]:
+    """Return the changes that alone may bring nothing, where others are known to bring something."""
+    found = {one.knob for one in figures.contributions if not one.gain.distinguishable}
+    return found if len(found) < len(figures.contributions) else set()
 
 
 def _saving(figures: StudyFigures) -> str:
@@ -522,9 +530,14 @@ def _memory(figures: StudyFigures) -> str:
     drawn = charts.memory_chart(figures)
     if not drawn:
         return ""
+    speedup = figures.answer.speedup
+    fresh = ""
+    if figures.verdict.confirmed and figures.answer.better and speedup is not None:
+        fresh = f" The rounds since give the recommended one {ratio_text(speedup)}."
     return (
         f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>{drawn}"
-        '<p class="note">Stepped line: nothing was seen faster in as little memory.</p>'
+        f'<p class="note">As the search saw each once.{escaped(fresh)} Stepped line: the fastest that '
+        "was seen in as little memory.</p>"
     )
 
 

@@ -23,7 +23,7 @@ _SHOWN = 10
 """Trials in the table of the search."""
 TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
 STAGES = {
-    Stage.CHOICE: "Rounds of all finalists, which choose",
+    Stage.CHOICE: "Rounds that chose among the finalists",
     Stage.GAIN: "Rounds that tell by how much it is faster",
     Stage.BEFORE: "Rounds that do not count: another machine, or the search went on",
     Stage.OPEN: "Not complete",

@@ -22,6 +22,7 @@ from storage.engines import (
     engine_arguments,
     explain_sqlite_error,
     open_engine,
+    open_to_read,
     unlimited,
     writing,
 )
@@ -317,6 +318,28 @@ class Database:
             yield
         finally:
             os.close(descriptor)
+
+
+def schema_of_file(path: Path) -> str:
+    """Return the schema of the storage in a SQLite file, which stays as it is.
+
+    Raises:
+        BadInput: there is no file, or it is no storage of autotune.
+        StorageError: it cannot be read.
+    """
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder; name the SQLite file")
+        if not path.is_file():
+            raise BadInput(f"there is no {path}")
+        found = schema.revision_of(open_to_read(path))
+    except (DBAPIError, OSError) as error:
+        raise StorageError(f"{path}: {explain_sqlite_error(_original(error), path)}") from None
+    if found is None:
+        raise BadInput(
+            f"{path} holds no studies of autotune; name the file of a storage, or of a backup"
+        )
+    return found
 
 
 def parse(url: str) -> URL:

@@ -2,13 +2,16 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.shared_options import StorageOption, open_storage, url_of
 from autotune.errors import BadInput, StorageError
 from autotune.views.terminal import show as print
+
+if TYPE_CHECKING:  # imported where it is used: SQLAlchemy and Optuna take a second
+    from storage import Database
 
 app = typer.Typer(no_args_is_help=True, help="Check, upgrade, back up or restore the storage.")
 FileArgument = Annotated[Path, typer.Argument(help="SQLite file of the copy.")]
@@ -17,7 +20,7 @@ FileArgument = Annotated[Path, typer.Argument(help="SQLite file of the copy.")]
 @app.command()
 def check(storage: StorageOption = None) -> None:
     """Check that the storage is sound and of this version; exit code 1 if not."""
-    database = open_storage(url_of(storage), existing=True, reading=True).database
+    database = _existing(storage)
     problems = database.problems()
     with contextlib.suppress(StorageError):
         database.check_writable()
@@ -32,7 +35,7 @@ def check(storage: StorageOption = None) -> None:
 @app.command()
 def upgrade(storage: StorageOption = None) -> None:
     """Bring the storage of an earlier version to this one. A SQLite file is copied first."""
-    database = open_storage(url_of(storage), existing=True, reading=True).database
+    database = _existing(storage)
     path = Path(str(database.url.database))
     copy = path.with_name(f"{path.name}.{database.schema}") if database.folder else None
     if copy is not None and database.schema and copy.exists():
@@ -48,7 +51,7 @@ def upgrade(storage: StorageOption = None) -> None:
 @app.command()
 def backup(file: FileArgument, storage: StorageOption = None) -> None:
     """Copy all studies and trials into a new SQLite file, while studies run."""
-    database = open_storage(url_of(storage), existing=True, reading=True).database
+    database = _existing(storage)
     if file.exists():
         raise BadInput(f"{file} exists; name a new file")
     database.back_up(file)
@@ -68,3 +71,19 @@ def restore(file: FileArgument, storage: StorageOption = None) -> None:
     backup = open_storage(f"sqlite:///{file.absolute()}", reading=True)
     repository.database.restore(backup.database)
     print(f"{len(repository.studies.all())} studies restored to {repository.database}.")
+
+
+def _existing(storage: str | None) -> "Database":
+    """Open a storage that exists; a SQLite file of another program is refused unchanged.
+
+    Raises:
+        BadInput: there is none.
+        StorageError: it cannot be read.
+    """
+    from storage.database import parse, schema_of_file
+
+    parsed = parse(url_of(storage))
+    path = Path(str(parsed.database))
+    if parsed.get_backend_name() == "sqlite" and path.exists():
+        schema_of_file(path)
+    return open_storage(url_of(storage), existing=True, reading=True).database

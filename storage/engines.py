@@ -38,6 +38,8 @@ _SESSION = {
 Transactions here take milliseconds. An idle one belongs to a machine that was lost or stopped, and
 a process that waits for its locks outlasts it."""
 _SET = "select set_config(name, %s, false) from pg_settings where name = %s and setting = '0'"
+_BESIDE = ("-wal", "-shm", "-journal", ".lock")
+"""Suffixes of the files that SQLite and autotune keep beside a database."""
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
@@ -65,6 +67,17 @@ def open_engine(url: URL) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     return engine
+
+
+@contextlib.contextmanager
+def whole_or_none(path: Path) -> Iterator[None]:
+    """Remove a new SQLite file, with the files beside it, if the block that writes it fails."""
+    try:
+        yield
+    except BaseException:
+        for suffix in ("", *_BESIDE):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        raise
 
 
 def open_to_read(path: Path) -> Engine:
@@ -169,7 +182,7 @@ def explain_sqlite_error(error: BaseException, path: Path) -> str:
     if name.startswith("SQLITE_BUSY"):
         return f"another program keeps the file locked ({said})"
     if path.exists() and not os.access(path, os.R_OK):
-        return f"it may not be read ({said}): it belongs to another user"
+        return f"it may not be read ({said}): run this as the owner of the file"
     if name.startswith("SQLITE_READONLY") or not _may_be_written(path):
         return (
             f"it may not be written ({said}): SQLite writes to the file and to others beside it, so "

@@ -61,16 +61,29 @@ def backup(file: FileArgument, storage: StorageOption = None) -> None:
 @app.command()
 def restore(file: FileArgument, storage: StorageOption = None) -> None:
     """Copy a backup into a storage that has no study yet."""
-    if not file.is_file():
-        raise BadInput(f"there is no {file}")
-    repository = open_storage(url_of(storage))
-    if studies := repository.studies.all():
-        raise BadInput(
-            f"{repository.database} has {len(studies)} studies; restore into a new storage: --storage"
-        )
-    backup = open_storage(f"sqlite:///{file.absolute()}", reading=True)
-    repository.database.restore(backup.database)
+    from storage.database import copy_of_file
+    from storage.engines import whole_or_none
+
+    url = url_of(storage)
+    target = _sqlite_file(url)
+    guard = whole_or_none(target) if target and not target.exists() else contextlib.nullcontext()
+    with copy_of_file(file) as backup, guard:
+        repository = open_storage(url)
+        if studies := repository.studies.all():
+            raise BadInput(
+                f"{repository.database} has {len(studies)} studies; restore into a new storage: "
+                "--storage"
+            )
+        repository.database.restore(backup)
     print(f"{len(repository.studies.all())} studies restored to {repository.database}.")
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """Return the path of the SQLite file of a URL; None for a server."""
+    from storage.database import parse
+
+    parsed = parse(url)
+    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
 
 
 def _existing(storage: str | None) -> "Database":
@@ -80,10 +93,9 @@ def _existing(storage: str | None) -> "Database":
         BadInput: there is none.
         StorageError: it cannot be read.
     """
-    from storage.database import parse, schema_of_file
+    from storage.database import schema_of_file
 
-    parsed = parse(url_of(storage))
-    path = Path(str(parsed.database))
-    if parsed.get_backend_name() == "sqlite" and path.exists():
+    path = _sqlite_file(url_of(storage))
+    if path is not None and path.exists():
         schema_of_file(path)
     return open_storage(url_of(storage), existing=True, reading=True).database

@@ -159,8 +159,23 @@ class Database:
         )
 
     def back_up(self, path: Path) -> None:
-        """Copy the database, as it is now, into a new SQLite file at the newest schema."""
-        schema.copied(self.engine, path, newest=True).dispose()
+        """Copy the database, as it is now, into a new SQLite file at the newest schema.
+
+        Raises:
+            BadInput: the file cannot be created, or exists.
+            StorageError: the database is of a newer program, or the copy failed.
+        """
+        if self.schema:
+            _refuse_newer(self, self.schema)
+        try:
+            schema.copied(self.engine, path, newest=True).dispose()
+        except OSError as error:
+            raise BadInput(
+                f"{path} cannot be created ({error.strerror}); name a new file, in a folder that "
+                "exists and that you may write to"
+            ) from None
+        except DBAPIError as error:
+            raise StorageError(f"copy of storage {self} to {path}: {self.reason(error)}") from None
 
     def restore(self, backup: Engine) -> None:
         """Copy the rows of another database into this one; daemons that ran there hold no lease here.

@@ -1,6 +1,7 @@
 """Commands about the storage itself: check, upgrade, backup, restore."""
 
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # imported where it is used: SQLAlchemy and Optuna take a sec
 
 app = typer.Typer(no_args_is_help=True, help="Check, upgrade, back up or restore the storage.")
 FileArgument = Annotated[Path, typer.Argument(help="SQLite file of the copy.")]
+
+_URL = re.compile(r"(sqlite|postgres(ql)?)(\+\w+)?:")
 
 
 @app.command()
@@ -52,8 +55,8 @@ def upgrade(storage: StorageOption = None) -> None:
 def backup(file: FileArgument, storage: StorageOption = None) -> None:
     """Copy all studies and trials into a new SQLite file, while studies run."""
     database = _existing(storage)
-    if file.exists():
-        raise BadInput(f"{file} exists; name a new file")
+    if _URL.match(str(file)):
+        raise BadInput(f"{file} is a URL; name a file, such as backup.db")
     database.back_up(file)
     print(f"{file} written; autotune storage restore {file} --storage URL reads it back.")
 

@@ -122,3 +122,44 @@ restore(Path(source), f"sqlite:///{target}")
 """
     ran = in_private_mounts(script, str(source), str(tmp_path / "target.db"), cwd=tmp_path)
     assert (ran.returncode, ran.stdout[:1]) == (0, "1"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("missing/copy.db", "No such file or directory"),
+        ("/proc/copy.db", "cannot be created"),
+        ("there.db", "File exists"),
+        ("sqlite:////tmp/copy.db", "is a URL"),
+        ("postgresql://me@host/copy", "is a URL"),
+    ],
+)
+def test_backup_to_a_place_where_none_can_be_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.db").write_text("mine")
+    with pytest.raises(BadInput, match=expected):
+        commands.backup(Path(file), url(source))
+    assert content(tmp_path) == {"there.db": b"mine"}
+
+
+def test_backup_of_a_newer_schema_is_refused_and_leaves_no_file(
+    source: Path, tmp_path: Path
+) -> None:
+    make_newer(source)
+    with pytest.raises(StorageError, match=r"newer autotune \(schema 0099"):
+        commands.backup(tmp_path / "copy.db", url(source))
+    assert content(tmp_path) == {}
+
+
+def test_backup_that_fails_half_way_leaves_no_file(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("storage.schema.copy_rows", fail)
+    with pytest.raises(BadInput, match="No space left"):
+        commands.backup(tmp_path / "copy.db", url(source))
+    assert content(tmp_path) == {}

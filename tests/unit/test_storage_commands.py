@@ -9,6 +9,7 @@ from autotune.cli import storage as commands
 from autotune.errors import AutotuneError, BadInput, StorageError
 from storage import Repository
 from storage.schema import VERSION_TABLE
+from tests.support.steering import autotune
 from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened
 
 
@@ -50,7 +51,7 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "source" / "a storage.db"
     path.parent.mkdir()
     with opened(url(path)) as database:
-        Repository(database).studies.submit("first", "host:here", {}, "/w")
+        Repository(database).studies.submit("first", "host:elsewhere", {}, "/w")
         database.optuna().engine.dispose()
     return path
 
@@ -163,3 +164,11 @@ def test_backup_that_fails_half_way_leaves_no_file(
     with pytest.raises(BadInput, match="No space left"):
         commands.backup(tmp_path / "copy.db", url(source))
     assert content(tmp_path) == {}
+
+
+def test_daemon_that_opens_a_storage_logs_nothing_of_its_schema(source: Path) -> None:
+    storage = ("--storage", url(source))
+    ran = autotune("daemon", "--idle-exit", "0", *storage, cwd=source.parent)
+    assert ran.returncode == 0
+    assert "SQLiteImpl" not in ran.stderr
+    assert "DDL" not in ran.stderr

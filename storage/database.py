@@ -22,6 +22,7 @@ from storage.engines import (
     engine_arguments,
     explain_sqlite_error,
     open_engine,
+    open_to_read,
     unlimited,
     writing,
 )
@@ -149,34 +150,51 @@ class Database:
         """
         if not self.schema:
             return
-        newest, known = schema.revisions()
-        if self.schema in known:
-            raise StorageError(
-                f"storage {self} has schema {self.schema}, and this autotune writes {newest}: what it "
-                "holds can be read. `autotune storage upgrade` brings it to the newer one, which "
-                "earlier versions then can only read"
-            )
+        _refuse_newer(self, self.schema)
+        newest, _ = schema.revisions()
         raise StorageError(
-            f"storage {self} was written by a newer autotune (schema {self.schema}, this one writes "
-            f"{newest}): what it holds can be read; to go on with it, upgrade autotune here"
+            f"storage {self} has schema {self.schema}, and this autotune writes {newest}: what it "
+            "holds can be read. `autotune storage upgrade` brings it to the newer one, which "
+            "earlier versions then can only read"
         )
 
     def back_up(self, path: Path) -> None:
-        """Copy the database, as it is now, into a new SQLite file at the newest schema."""
-        schema.copied(self.engine, path, newest=True).dispose()
-
-    def restore(self, backup: "Database") -> None:
-        """Copy the rows of another database into this one; daemons that ran there hold no lease here.
+        """Copy the database, as it is now, into a new SQLite file at the newest schema.
 
         Raises:
-            StorageError: this one has studies, ours or of Optuna alone.
+            BadInput: the file cannot be created, or exists.
+            StorageError: the database is of a newer program, or the copy failed.
+        """
+        if self.schema:
+            _refuse_newer(self, self.schema)
+        try:
+            schema.copied(self.engine, path, newest=True).dispose()
+        except OSError as error:
+            raise BadInput(
+                f"{path} cannot be created ({error.strerror}); name a new file, in a folder that "
+                "exists and that you may write to"
+            ) from None
+        except DBAPIError as error:
+            raise StorageError(f"copy of storage {self} to {path}: {self.reason(error)}") from None
+
+    def restore(self, backup: Engine) -> None:
+        """Copy the rows of another database into this one; daemons that ran there hold no lease here.
+
+        Args:
+            backup: database of the newest schema.
+
+        Raises:
+            StorageError: this one has studies, ours or of Optuna alone, or cannot be written.
         """
         self.check_writable()
         if there := self.optuna().get_all_studies():
             raise StorageError(
                 f"storage {self} has {len(there)} studies of Optuna: restore into a new one"
             )
-        schema.copy_rows(backup.engine, self.engine)
+        try:
+            schema.copy_rows(backup, self.engine)
+        except DBAPIError as error:
+            raise StorageError(f"storage {self}: {self.reason(error)}") from None
         with self.writing() as connection:
             connection.execute(text("update autotune_lease set expires = 0, boot_expires = 0"))
 
@@ -250,11 +268,10 @@ class Database:
         Raises:
             StorageError: a daemon runs studies there, or the database is of a newer program.
         """
-        newest, known = schema.revisions()
+        newest, _ = schema.revisions()
         if not self.schema:
             return newest, newest
-        if self.schema not in known:
-            self.check_writable()
+        _refuse_newer(self, self.schema)
         before, engine = self.schema, open_engine(self.url)
         with self._schema_lock(engine):
             if busy := schema.holders(engine, _NOW[engine.dialect.name]):
@@ -317,6 +334,60 @@ class Database:
             yield
         finally:
             os.close(descriptor)
+
+
+def schema_of_file(path: Path) -> str:
+    """Return the schema of the storage in a SQLite file, which stays as it is.
+
+    Raises:
+        BadInput: there is no file, or it is no storage of autotune.
+        StorageError: it cannot be read.
+    """
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder; name the SQLite file")
+        if not path.is_file():
+            raise BadInput(f"there is no {path}")
+        found = schema.revision_of(open_to_read(path))
+    except (DBAPIError, OSError) as error:
+        raise StorageError(f"{path}: {explain_sqlite_error(_original(error), path)}") from None
+    if found is None:
+        raise BadInput(
+            f"{path} holds no studies of autotune; name the file of a storage, or of a backup"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def copy_of_file(path: Path) -> Iterator[Engine]:
+    """Open a copy, at the newest schema, of the storage in a SQLite file, which stays as it is.
+
+    Raises:
+        BadInput: there is no file, or it is no storage of autotune.
+        StorageError: it cannot be read, or is of a newer program.
+    """
+    _refuse_newer(path, schema_of_file(path))
+    with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as folder:
+        try:
+            copy = schema.copied(open_to_read(path), Path(folder) / "autotune.db", newest=True)
+        except DBAPIError as error:
+            raise StorageError(f"{path}: {explain_sqlite_error(_original(error), path)}") from None
+        yield copy
+        copy.dispose()
+
+
+def _refuse_newer(storage: object, found: str) -> None:
+    """Refuse a schema that this program does not know.
+
+    Raises:
+        StorageError: the schema is that of a newer program.
+    """
+    newest, known = schema.revisions()
+    if found not in known:
+        raise StorageError(
+            f"storage {storage} was written by a newer autotune (schema {found}, this one writes "
+            f"{newest}): what it holds can be read; to go on with it, upgrade autotune here"
+        )
 
 
 def parse(url: str) -> URL:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import NoSuchModuleError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from autotune.errors import BadInput
 from storage.disk import full, is_full
@@ -38,6 +38,8 @@ _SESSION = {
 Transactions here take milliseconds. An idle one belongs to a machine that was lost or stopped, and
 a process that waits for its locks outlasts it."""
 _SET = "select set_config(name, %s, false) from pg_settings where name = %s and setting = '0'"
+_BESIDE = ("-wal", "-shm", "-journal", ".lock")
+"""Suffixes of the files that SQLite and autotune keep beside a database."""
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
@@ -64,6 +66,34 @@ def open_engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+@contextlib.contextmanager
+def whole_or_none(path: Path) -> Iterator[None]:
+    """Remove a new SQLite file, with the files beside it, if the block that writes it fails."""
+    try:
+        yield
+    except BaseException:
+        for suffix in ("", *_BESIDE):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        raise
+
+
+def open_to_read(path: Path) -> Engine:
+    """Return an engine that reads a SQLite file, and writes neither to it nor beside it.
+
+    Without a write-ahead log the file is complete. SQLite then needs no files beside it, and reads
+    also where the folder cannot be written.
+    """
+    logged = path.with_name(f"{path.name}-wal").exists()
+    address = f"{path.absolute().as_uri()}?{'mode=ro' if logged else 'immutable=1'}"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(address, _BUSY_SECONDS, isolation_level=None, uri=True)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    event.listen(engine, "begin", _on_sqlite_begin)
     return engine
 
 
@@ -151,6 +181,8 @@ def explain_sqlite_error(error: BaseException, path: Path) -> str:
         return f"the file is no database of SQLite, or is damaged ({said})"
     if name.startswith("SQLITE_BUSY"):
         return f"another program keeps the file locked ({said})"
+    if path.exists() and not os.access(path, os.R_OK):
+        return f"it may not be read ({said}): run this as the owner of the file"
     if name.startswith("SQLITE_READONLY") or not _may_be_written(path):
         return (
             f"it may not be written ({said}): SQLite writes to the file and to others beside it, so "

@@ -15,9 +15,9 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
-from sqlalchemy import Connection, Engine, MetaData, Table, inspect, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, MetaData, Table, inspect, select, text
 
-from storage.engines import engine_arguments, open_engine, unlimited, writing
+from storage.engines import engine_arguments, open_engine, unlimited, whole_or_none, writing
 from storage.holders import is_gone
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -75,12 +75,13 @@ def copied(source: Engine, path: Path, *, newest: bool) -> Engine:
     Args:
         newest: bring the copy to the newest schema.
     """
-    path.touch(_OF_USER)
-    target = open_engine(make_url(f"sqlite:///{path}"))
-    create(target, revision_of(source) or "head")
-    copy_rows(source, target)
-    if newest:
-        create(target)
+    path.touch(_OF_USER, exist_ok=False)
+    with whole_or_none(path):
+        target = open_engine(URL.create("sqlite", database=str(path)))
+        create(target, revision_of(source) or "head")
+        copy_rows(source, target)
+        if newest:
+            create(target)
     return target
 
 

@@ -279,6 +279,7 @@ def daemon(
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each look at a schema
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
     repository, queue = open_storage(url), owned(cluster) if cluster else this_queue()
     if studies == 1:

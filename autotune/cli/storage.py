@@ -1,8 +1,9 @@
 """Commands about the storage itself: check, upgrade, backup, restore."""
 
 import contextlib
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,14 +11,19 @@ from autotune.cli.shared_options import StorageOption, open_storage, url_of
 from autotune.errors import BadInput, StorageError
 from autotune.views.terminal import show as print
 
+if TYPE_CHECKING:  # imported where it is used: SQLAlchemy and Optuna take a second
+    from storage import Database
+
 app = typer.Typer(no_args_is_help=True, help="Check, upgrade, back up or restore the storage.")
 FileArgument = Annotated[Path, typer.Argument(help="SQLite file of the copy.")]
+
+_URL = re.compile(r"(sqlite|postgres(ql)?)(\+\w+)?:")
 
 
 @app.command()
 def check(storage: StorageOption = None) -> None:
     """Check that the storage is sound and of this version; exit code 1 if not."""
-    database = open_storage(url_of(storage), existing=True, reading=True).database
+    database = _existing(storage)
     problems = database.problems()
     with contextlib.suppress(StorageError):
         database.check_writable()
@@ -32,7 +38,7 @@ def check(storage: StorageOption = None) -> None:
 @app.command()
 def upgrade(storage: StorageOption = None) -> None:
     """Bring the storage of an earlier version to this one. A SQLite file is copied first."""
-    database = open_storage(url_of(storage), existing=True, reading=True).database
+    database = _existing(storage)
     path = Path(str(database.url.database))
     copy = path.with_name(f"{path.name}.{database.schema}") if database.folder else None
     if copy is not None and database.schema and copy.exists():
@@ -48,9 +54,9 @@ def upgrade(storage: StorageOption = None) -> None:
 @app.command()
 def backup(file: FileArgument, storage: StorageOption = None) -> None:
     """Copy all studies and trials into a new SQLite file, while studies run."""
-    database = open_storage(url_of(storage), existing=True, reading=True).database
-    if file.exists():
-        raise BadInput(f"{file} exists; name a new file")
+    database = _existing(storage)
+    if _URL.match(str(file)):
+        raise BadInput(f"{file} is a URL; name a file, such as backup.db")
     database.back_up(file)
     print(f"{file} written; autotune storage restore {file} --storage URL reads it back.")
 
@@ -58,13 +64,41 @@ def backup(file: FileArgument, storage: StorageOption = None) -> None:
 @app.command()
 def restore(file: FileArgument, storage: StorageOption = None) -> None:
     """Copy a backup into a storage that has no study yet."""
-    if not file.is_file():
-        raise BadInput(f"there is no {file}")
-    repository = open_storage(url_of(storage))
-    if studies := repository.studies.all():
-        raise BadInput(
-            f"{repository.database} has {len(studies)} studies; restore into a new storage: --storage"
-        )
-    backup = open_storage(f"sqlite:///{file.absolute()}", reading=True)
-    repository.database.restore(backup.database)
+    from storage.database import copy_of_file
+    from storage.engines import whole_or_none
+
+    url = url_of(storage)
+    target = _sqlite_file(url)
+    guard = whole_or_none(target) if target and not target.exists() else contextlib.nullcontext()
+    with copy_of_file(file) as backup, guard:
+        repository = open_storage(url)
+        if studies := repository.studies.all():
+            raise BadInput(
+                f"{repository.database} has {len(studies)} studies; restore into a new storage: "
+                "--storage"
+            )
+        repository.database.restore(backup)
     print(f"{len(repository.studies.all())} studies restored to {repository.database}.")
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """Return the path of the SQLite file of a URL; None for a server."""
+    from storage.database import parse
+
+    parsed = parse(url)
+    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
+
+
+def _existing(storage: str | None) -> "Database":
+    """Open a storage that exists; a SQLite file of another program is refused unchanged.
+
+    Raises:
+        BadInput: there is none.
+        StorageError: it cannot be read.
+    """
+    from storage.database import schema_of_file
+
+    path = _sqlite_file(url_of(storage))
+    if path is not None and path.exists():
+        schema_of_file(path)
+    return open_storage(url_of(storage), existing=True, reading=True).database

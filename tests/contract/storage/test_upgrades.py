@@ -275,7 +275,7 @@ def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_
     backup = Database(f"sqlite:///{tmp_path}/first.db")
     backup.back_up(tmp_path / "copy.db")
     restored = Repository(Database(storage_url))
-    restored.database.restore(Database(f"sqlite:///{tmp_path}/copy.db"))
+    restored.database.restore(Database(f"sqlite:///{tmp_path}/copy.db").engine)
     assert restored.studies.named("first") == repository.studies.named("first")
     assert [a.id for a in restored.attempts.of(claimed.study.id)] == [attempt.id]
     assert len(restored.database.optuna().get_all_studies()) == 1
@@ -290,7 +290,7 @@ def test_restore_into_a_database_with_studies_of_optuna_is_refused(tmp_path: Pat
         TrialLedger(Database(f"sqlite:///{tmp_path}/{name}.db"), name).trials()
     second = Database(f"sqlite:///{tmp_path}/second.db")
     with pytest.raises(StorageError, match="has 1 studies of Optuna"):
-        second.restore(Database(f"sqlite:///{tmp_path}/first.db"))
+        second.restore(Database(f"sqlite:///{tmp_path}/first.db").engine)
     assert [study.study_name for study in second.optuna().get_all_studies()] == ["second"]
 
 

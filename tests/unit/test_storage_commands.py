@@ -1,0 +1,174 @@
+"""Commands about the storage, on files that are a storage and on files that are none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import storage as commands
+from autotune.errors import AutotuneError, BadInput, StorageError
+from storage import Repository
+from storage.schema import VERSION_TABLE
+from tests.support.steering import autotune
+from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened
+
+
+def url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture(params=["empty", "of another program", "of Optuna"])
+def foreign(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A SQLite file that is no storage of autotune."""
+    path = tmp_path / "foreign" / "some.db"
+    path.parent.mkdir()
+    path.touch()
+    if request.param == "of another program":
+        execute(url(path), "create table mine (id integer)")
+    if request.param == "of Optuna":
+        execute(url(path), "create table alembic_version (version_num varchar(32))")
+    return path
+
+
+@pytest.mark.parametrize("command", [commands.check, commands.upgrade])
+def test_command_on_a_file_without_studies_is_refused_and_writes_nothing(
+    foreign: Path, command: Callable[[str], None]
+) -> None:
+    before = content(foreign.parent)
+    with pytest.raises(BadInput, match=r"some\.db holds no studies of autotune"):
+        command(url(foreign))
+    assert content(foreign.parent) == before
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A storage with one study, which no process has open."""
+    path = tmp_path / "source" / "a storage.db"
+    path.parent.mkdir()
+    with opened(url(path)) as database:
+        Repository(database).studies.submit("first", "host:elsewhere", {}, "/w")
+        database.optuna().engine.dispose()
+    return path
+
+
+def make_newer(path: Path) -> None:
+    execute(url(path), f"update {VERSION_TABLE} set version_num = '0099'")
+
+
+def test_restore_copies_the_studies_and_leaves_the_source_as_it_was(
+    source: Path, tmp_path: Path
+) -> None:
+    before = content(source.parent)
+    commands.restore(source, url(tmp_path / "target.db"))
+    assert content(source.parent) == before
+    with opened(url(tmp_path / "target.db")) as database:
+        assert [study.name for study in Repository(database).studies.all()] == ["first"]
+
+
+def refused_restore(source: Path, target: Path, kind: type[AutotuneError]) -> str:
+    """Restore a source that is refused; return the message."""
+    before, there = content(source.parent), set(target.parent.iterdir())
+    with pytest.raises(kind) as caught:
+        commands.restore(source, url(target))
+    assert content(source.parent) == before
+    assert set(target.parent.iterdir()) == there
+    return str(caught.value)
+
+
+def test_restore_of_a_file_without_studies_is_refused(foreign: Path, tmp_path: Path) -> None:
+    said = refused_restore(foreign, tmp_path / "target.db", BadInput)
+    assert "some.db holds no studies of autotune" in said
+
+
+def test_restore_of_a_newer_schema_is_refused(source: Path, tmp_path: Path) -> None:
+    make_newer(source)
+    said = refused_restore(source, tmp_path / "target.db", StorageError)
+    assert "newer autotune (schema 0099" in said
+
+
+def test_restore_of_a_folder_says_that_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "dir.db").mkdir()
+    said = refused_restore(tmp_path / "dir.db", tmp_path / "target.db", BadInput)
+    assert "dir.db is a folder" in said
+
+
+def test_restore_that_fails_half_way_leaves_no_target(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("no room")
+
+    monkeypatch.setattr("storage.database.Database.restore", fail)
+    assert refused_restore(source, tmp_path / "target.db", StorageError) == "no room"
+
+
+@needs_mounts
+def test_restore_from_a_file_system_that_cannot_be_written_succeeds(
+    source: Path, tmp_path: Path
+) -> None:
+    script = """
+import subprocess, sys
+from pathlib import Path
+from autotune.cli.storage import restore
+source, target = sys.argv[1:]
+folder = str(Path(source).parent)
+subprocess.run(["mount", "--bind", folder, folder], check=True)
+subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+restore(Path(source), f"sqlite:///{target}")
+"""
+    ran = in_private_mounts(script, str(source), str(tmp_path / "target.db"), cwd=tmp_path)
+    assert (ran.returncode, ran.stdout[:1]) == (0, "1"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("missing/copy.db", "No such file or directory"),
+        ("/proc/copy.db", "cannot be created"),
+        ("there.db", "File exists"),
+        ("sqlite:////tmp/copy.db", "is a URL"),
+        ("postgresql://me@host/copy", "is a URL"),
+    ],
+)
+def test_backup_to_a_place_where_none_can_be_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.db").write_text("mine")
+    with pytest.raises(BadInput, match=expected):
+        commands.backup(Path(file), url(source))
+    assert content(tmp_path) == {"there.db": b"mine"}
+
+
+def test_backup_of_a_newer_schema_is_refused_and_leaves_no_file(
+    source: Path, tmp_path: Path
+) -> None:
+    make_newer(source)
+    with pytest.raises(StorageError, match=r"newer autotune \(schema 0099"):
+        commands.backup(tmp_path / "copy.db", url(source))
+    assert content(tmp_path) == {}
+
+
+def test_backup_that_fails_half_way_leaves_no_file(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("storage.schema.copy_rows", fail)
+    with pytest.raises(BadInput, match="No space left"):
+        commands.backup(tmp_path / "copy.db", url(source))
+    assert content(tmp_path) == {}
+
+
+def test_daemon_that_opens_a_storage_logs_nothing_of_its_schema(source: Path) -> None:
+    storage = ("--storage", url(source))
+    ran = autotune("daemon", "--idle-exit", "0", *storage, cwd=source.parent)
+    assert ran.returncode == 0
+    assert "SQLiteImpl" not in ran.stderr
+    assert "DDL" not in ran.stderr

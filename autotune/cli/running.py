@@ -132,7 +132,7 @@ def start(
     if dry_run:
         from autotune.service.prediction import predicted
 
-        print(predicted(repository, spec))
+        print(predicted(repository, spec, priority))
         return
     if not foreground:
         refuse_elsewhere(repository, spec.name)

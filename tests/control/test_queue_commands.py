@@ -87,6 +87,28 @@ def test_dry_run_starts_nothing(studies: dict[str, Replayed]) -> None:
     assert studies["third"].lease() is None
 
 
+def test_dry_run_goes_by_priority(studies: dict[str, Replayed]) -> None:
+    do(studies, "move", "second", "--priority", "5")
+    file = str(studies["third"].folder / "study.yaml")
+    before = {None: "second, first", "5": "second", "1": "second"}
+    for priority, names in before.items():
+        words = ("--priority", priority) if priority else ()
+        assert f"Before it: {names}." in do(studies, "start", file, "--dry-run", *words)
+    assert "Before it" not in do(studies, "start", file, "--dry-run", "--priority", "6")
+    assert studies["third"].study().priority == 0
+
+
+def test_dry_run_tells_of_a_quota_that_is_used_up(studies: dict[str, Replayed]) -> None:
+    file = str(studies["third"].folder / "study.yaml")
+    do(studies, "quota", user_name(), "--studies", "1")
+    assert "quota" not in do(studies, "start", file, "--dry-run")
+    holder = LeaseHolder(this_host(), 1, 60.0)
+    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    told = do(studies, "start", file, "--dry-run")
+    assert f"quota of {user_name()}: 1 of 1 studies" in told
+    assert studies["third"].study().state == "QUEUED"
+
+
 def test_history_tells_account_and_command(studies: dict[str, Replayed]) -> None:
     do(studies, "hold", "first")
     do(studies, "release", "first")

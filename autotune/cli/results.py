@@ -96,7 +96,10 @@ def compare(
     both = []
     for study, given in ((first, storage), (second, second_storage or storage)):
         repository, name = open_study(study, given, reading=True)
-        both.append(figures_of(repository, repository.studies.named(name)))
+        figures = figures_of(repository, repository.studies.named(name))
+        if all(trial.rate is None for trial in figures.trials):
+            raise BadInput(f"{name} has measured nothing to compare; see autotune status {name}")
+        both.append(figures)
     found = comparison(both[0], both[1])
     print(json.dumps(plain_data(found), indent=2) if as_json else comparison_text(found))
 

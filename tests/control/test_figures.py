@@ -33,7 +33,7 @@ from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.speed import SpeedVariation
-from storage import SearchEndCause
+from storage import Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask
 
@@ -429,6 +429,19 @@ def test_comparison_says_what_still_holds(played: Replayed) -> None:
     assert "does not hold" in comparison_text(changed)
     found = answered(played, "compare", played.name, played.name, "--json")
     assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
+
+
+def test_comparison_with_a_study_that_has_measured_nothing_is_refused(
+    played: Replayed, database: Database, tmp_path: Path
+) -> None:
+    played.run(budget={"trials": 3})
+    folder = tmp_path / "blank"
+    folder.mkdir()
+    Replayed(folder, database, "blank").submit(budget={"trials": 3})
+    for first, second in ((played.name, "blank"), ("blank", played.name)):
+        refused = ask("compare", first, second, "--storage", played.url, cwd=played.folder)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "blank has measured nothing" in refused.stderr
 
 
 def test_line_of_an_event_begins_with_time_kind_and_number(played: Replayed) -> None:

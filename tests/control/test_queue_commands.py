@@ -124,6 +124,17 @@ def test_history_tells_account_and_command(studies: dict[str, Replayed]) -> None
     assert len(do(studies, "history", "--last", "3").splitlines()) == 4
 
 
+def test_history_of_an_unknown_study_is_refused(studies: dict[str, Replayed]) -> None:
+    one = studies["first"]
+    told = ask("history", "frist", "--storage", one.url, cwd=one.folder)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "first" in told.stderr
+    one.repository.studies.request_stop("first")
+    do(studies, "delete", "first")
+    events = json.loads(do(studies, "history", "first", "--json"))
+    assert events[-1]["what"] == "deleted"
+
+
 @pytest.mark.parametrize("command", ["stop", "delete"])
 def test_study_of_another_owner_is_left_alone_without_force(
     studies: dict[str, Replayed], command: str

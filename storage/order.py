@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from autotune.errors import BadInput
 from storage.models import AttemptRow, QuotaRow, StudyRow
 from storage.records import Quota, StudyState
 from storage.transactions import Transactions
@@ -36,6 +38,35 @@ class Quotas:
             if quota.limits:
                 session.add(QuotaRow(**vars(quota)))
 
+    def change(self, owner: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of an owner; those that are not given stay.
+
+        Args:
+            owner: an account, or EVERY_OWNER.
+            limits: fields of Quota.
+
+        Raises:
+            BadInput: days are given, and no device hours that are counted in them.
+        """
+        with self._transactions.writing() as session:
+            row = session.get(QuotaRow, owner, with_for_update=True)
+            changed = replace(_quota(row) if row else Quota(owner), **limits)
+            if "days" in limits and changed.device_hours is None:
+                raise BadInput(f"{owner} has no quota of device hours in days: give --device-hours")
+            session.merge(QuotaRow(**vars(changed)))
+
+    def remove(self, owner: str) -> None:
+        """Remove the quota of an owner.
+
+        Raises:
+            BadInput: there is none.
+        """
+        with self._transactions.writing() as session:
+            row = session.get(QuotaRow, owner)
+            if row is None:
+                raise BadInput(f"{owner} has no quota of its own; autotune quota lists all")
+            session.delete(row)
+
     def all(self) -> list[Quota]:
         """Return the quotas by name of their owners."""
         with self._transactions.reading() as session:
@@ -50,7 +81,11 @@ class Quotas:
 def quotas_of(session: Session) -> dict[str, Quota]:
     """Return the quotas by owner."""
     rows = session.scalars(select(QuotaRow).order_by(QuotaRow.owner))
-    return {row.owner: Quota(row.owner, row.studies, row.device_hours, row.days) for row in rows}
+    return {row.owner: _quota(row) for row in rows}
+
+
+def _quota(row: QuotaRow) -> Quota:
+    return Quota(row.owner, row.studies, row.device_hours, row.days)
 
 
 def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Callable[[str], str]:

@@ -218,6 +218,29 @@ class Studies:
             found = session.execute(wanted).all()
             return [row.id for row in sorted(found, key=lambda row: place(row, used))]
 
+    def ahead_of(
+        self, name: str, queue: str, *, owner: str, priority: int | None = None
+    ) -> list[int]:
+        """Return the ids of the studies of a queue that daemons would take before one, in order.
+
+        Args:
+            name: of that study, which need not be stored.
+            queue: of that study.
+            owner: of that study.
+            priority: of that study; None: as it is stored, or 0.
+        """
+        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
+        with self._transactions.reading() as session:
+            used = recent_hours(session, self._transactions.now(session))
+            known = session.execute(wanted.where(StudyRow.name == name)).one_or_none()
+            others = wanted.where(*open_in(queue, None), StudyRow.name != name)
+            places = sorted(place(row, used) for row in session.execute(others))
+        if priority is None:
+            priority = known.priority if known else 0
+        waits = known is None or known.state != StudyState.RUNNING
+        own = waits, -priority, used.get(owner, 0.0), known.id if known else math.inf
+        return [one[-1] for one in places if one < own]
+
     def of_ids(self, ids: Sequence[int]) -> list[StoredStudy]:
         """Return the studies of these ids, in their order; deleted ones are left out."""
         with self._transactions.reading() as session:

@@ -10,8 +10,10 @@ from autotune.cli.shared_options import (
     MOST_ROWS,
     AllOption,
     JsonOption,
+    PriorityOption,
     StorageOption,
     StudyArgument,
+    finite,
     open_storage,
     open_study,
     tell_of_more,
@@ -19,6 +21,14 @@ from autotune.cli.shared_options import (
 )
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print
+
+_MOST_STUDIES = 10_000
+"""Largest quota of studies: as many at a time as no cluster runs."""
+_MOST_DEVICE_HOURS = 1e8
+"""Largest quota of device hours: ten thousand devices for a year."""
+_MOST_DAYS = 3650.0
+_MOST_OWNER = 255
+"""Length of an owner's name in the storage, in characters."""
 
 
 def queue(
@@ -38,36 +48,66 @@ def quota(
     owner: Annotated[
         str | None, typer.Argument(help="An account, or '*': each without a quota of its own.")
     ] = None,
-    studies: Annotated[int | None, typer.Option(min=0, help="Studies at a time.")] = None,
-    device_hours: Annotated[
-        float | None, typer.Option(min=0.0, help="Device hours in so many --days.")
+    studies: Annotated[
+        int | None, typer.Option(min=0, max=_MOST_STUDIES, help="Studies at a time.")
     ] = None,
-    days: Annotated[float, typer.Option(min=0.01, help="Days that --device-hours is for.")] = 1.0,
+    device_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=_MOST_DEVICE_HOURS,
+            callback=finite,
+            help="Device hours in so many --days.",
+        ),
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=_MOST_DAYS,
+            callback=finite,
+            help="Days that --device-hours is for; 1 at the beginning.",
+        ),
+    ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the quota.")] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List quotas, or set that of an owner: its studies wait while more would exceed it."""
+    """List quotas, or that of an owner, or set it: its studies wait while more would exceed it."""
     from autotune.views.waiting_line import quota_table
-    from storage import Quota
 
-    given = Quota(owner or "", studies, device_hours, days)
-    if owner is None and (given.limits or remove):
+    limits = {"studies": studies, "device_hours": device_hours, "days": days}
+    given = {name: value for name, value in limits.items() if value is not None}
+    _check_quota(owner, changes=bool(given), remove=remove)
+    reading = not (given or remove)
+    quotas = open_storage(url_of(storage), existing=True, reading=reading).quotas
+    if owner is not None and remove:
+        quotas.remove(owner)
+    elif owner is not None and given:
+        quotas.change(owner, given)
+    shown = [one for one in quotas.all() if owner in (None, one.owner)]
+    print(json.dumps([asdict(one) for one in shown], indent=2) if as_json else quota_table(shown))
+
+
+def _check_quota(owner: str | None, *, changes: bool, remove: bool) -> None:
+    """Refuse a quota of no account, and one that is to be set and removed.
+
+    Raises:
+        BadInput: as said.
+    """
+    if owner is None and (changes or remove):
         raise BadInput("say whose quota it is: autotune quota OWNER --studies 2")
-    if owner is not None and given.limits == remove:
-        raise BadInput("say one of --studies and --device-hours, or --remove")
-    repository = open_storage(url_of(storage), existing=True, reading=owner is None)
-    if owner is not None:
-        repository.quotas.set(given)
-    quotas = repository.quotas.all()
-    print(json.dumps([asdict(one) for one in quotas], indent=2) if as_json else quota_table(quotas))
+    if changes and remove:
+        raise BadInput("--remove removes all limits of an owner; leave it out, or the limits")
+    if owner is not None and not (
+        owner.strip() and owner.isprintable() and len(owner) <= _MOST_OWNER
+    ):
+        raise BadInput(f"{owner!r} is no name of an account: autotune quota OWNER --studies 2")
 
 
 def move(
     study: StudyArgument,
-    priority: Annotated[
-        int | None, typer.Option(help="Studies of a higher one come first; 0 at the beginning.")
-    ] = None,
+    priority: PriorityOption = None,
     before: Annotated[
         str | None, typer.Option(help="A study; it and all of its priority come later.")
     ] = None,

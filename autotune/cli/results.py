@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a 
 
 STANDARD_OUTPUT = Path("-")
 """Path that stands for standard output."""
+_TABLE_ENDINGS = (".csv", ".parquet")
 
 
 def report(
@@ -63,11 +64,14 @@ def report(
 
 
 def _write_page(text: str, target: Path) -> None:
-    from autotune.export.writing import write_text
+    """Print a page, or write it where no other file is."""
+    from autotune.export.writing import refuse_foreign, write_text
+    from autotune.views.page import PAGE_BEGINNING
 
     if target == STANDARD_OUTPUT:
         hand_over(text)
         return
+    refuse_foreign(target, "page", (PAGE_BEGINNING.encode(),))
     try:
         write_text(target, text)
     except OSError as error:
@@ -92,7 +96,10 @@ def compare(
     both = []
     for study, given in ((first, storage), (second, second_storage or storage)):
         repository, name = open_study(study, given, reading=True)
-        both.append(figures_of(repository, repository.studies.named(name)))
+        figures = figures_of(repository, repository.studies.named(name))
+        if all(trial.rate is None for trial in figures.trials):
+            raise BadInput(f"{name} has measured nothing to compare; see autotune status {name}")
+        both.append(figures)
     found = comparison(both[0], both[1])
     print(json.dumps(plain_data(found), indent=2) if as_json else comparison_text(found))
 
@@ -118,7 +125,7 @@ def export(
     trials: Annotated[
         Path | None,
         typer.Option(
-            help="Write all attempts there instead, as CSV or, to *.parquet, as Parquet; -: print them."
+            help="Write all attempts there instead: *.csv, or *.parquet as Parquet; -: print them."
         ),
     ] = None,
     storage: StorageOption = None,
@@ -127,9 +134,11 @@ def export(
 
     With --trials, write all attempts as a table instead.
     """
-    from autotune.export import best, formats
+    from autotune.export import best, formats, writing
 
     formats.known(form)
+    if output not in (None, STANDARD_OUTPUT):
+        writing.refuse_source(output)
     if trials and form != "yaml":
         raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
     is_best = study.endswith((".yaml", ".yml")) and best.is_best(study)
@@ -168,8 +177,14 @@ def _export_answer(
 
 
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
-    from autotune.views.frame import attempts_frame, frame_to_parquet
+    """Print all attempts as CSV, or write them in the format of a file's ending."""
+    from autotune.export.writing import refuse_foreign
+    from autotune.views.frame import TABLE_MARKS, attempts_frame, frame_to_parquet
 
+    if target != STANDARD_OUTPUT:
+        if target.suffix not in _TABLE_ENDINGS:
+            raise BadInput(f"--trials {target}: write to *.csv, *.parquet, or - to print")
+        refuse_foreign(target, "table of attempts", TABLE_MARKS)
     frame = attempts_frame(repository, name)
     if target == STANDARD_OUTPUT:
         hand_over(frame.to_csv(index=False))

@@ -15,9 +15,11 @@ import typer
 
 from autotune.cli.shared_options import (
     JsonOption,
+    PriorityOption,
     StorageOption,
     StudyArgument,
     export_path,
+    finite,
     open_storage,
     open_study,
     seconds,
@@ -102,9 +104,7 @@ def start(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
     ] = False,
-    priority: Annotated[
-        int | None, typer.Option(help="Studies of a higher one come first; 0 if not said.")
-    ] = None,
+    priority: PriorityOption = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -132,7 +132,7 @@ def start(
     if dry_run:
         from autotune.service.prediction import predicted
 
-        print(predicted(repository, spec))
+        print(predicted(repository, spec, priority))
         return
     if not foreground:
         refuse_elsewhere(repository, spec.name)
@@ -248,7 +248,8 @@ def daemon(
         str | None, typer.Option(help="Where: host:NAME or LAUNCHER:ADDRESS; this machine.")
     ] = None,
     idle_exit: Annotated[
-        float | None, typer.Option(help="Leave after so many seconds without a study.")
+        float | None,
+        typer.Option(min=0.0, callback=finite, help="Leave after so many seconds without a study."),
     ] = None,
     storage: StorageOption = None,
     storage_on_stdin: Annotated[
@@ -265,7 +266,11 @@ def daemon(
     ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(help="Serve /metrics and /healthz there, on loopback only; 0: a free port."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Serve /metrics and /healthz there, on loopback only; 0: a free port.",
+        ),
     ] = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""

@@ -1,5 +1,6 @@
 """Arguments of commands, and the storage and the study that they name."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -22,10 +23,30 @@ StorageOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_MOST_PRIORITY = 1000
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        min=-_MOST_PRIORITY,
+        max=_MOST_PRIORITY,
+        help="Studies of a higher one come first; 0 at the beginning.",
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Even if it is another owner's.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All, and not the first hundred.")]
 MOST_ROWS = 100
 """Studies that are listed unless all are asked for: each costs some reads."""
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number of the command line; typer's bounds let NaN pass.
+
+    Raises:
+        typer.BadParameter: it is infinite or NaN.
+    """
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> "Repository":

@@ -115,7 +115,10 @@ def history(
     from autotune.views.logs import history_table
 
     url, name = located(study, storage) if study else (url_of(storage), None)
-    events = open_storage(url, existing=True, reading=True).events.of(name, last)
+    repository = open_storage(url, existing=True, reading=True)
+    events = repository.events.of(name, last)
+    if name is not None and not events:  # a deleted study has some
+        repository.studies.named(name)  # fails unless it exists
     rows = [asdict(event) for event in events]
     print(json.dumps(rows, indent=2) if as_json else history_table(events))
 

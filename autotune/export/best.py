@@ -136,11 +136,16 @@ def read(path: str | os.PathLike[str]) -> BestConfig:
 
 def is_best(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is meant as a best.yaml: it has a provenance."""
+    return "provenance" in mapping_in(path)
+
+
+def mapping_in(path: str | os.PathLike[str]) -> dict[Any, Any]:
+    """Return the mapping in a YAML file; an empty one if the file holds anything else."""
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        return False
-    return isinstance(content, dict) and "provenance" in content
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:

@@ -12,13 +12,17 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
-from autotune.export.best import FORMAT, BestConfig, is_best, read
+from autotune.errors import BadInput
+from autotune.export.best import FORMAT, BestConfig, is_best, mapping_in, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
 _BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
 _WIDTH = 100
 """Width of a line that holds several knobs, in characters."""
+_HEAD_BYTES = 512
+"""Bytes at the beginning of a file that tell its kind: longer than each mark of a kind."""
+_SQLITE_MARK = b"SQLite format 3\0"
 
 
 def document(
@@ -144,6 +148,56 @@ def not_ours(path: Path) -> str:
         f"{path} is there and is no best.yaml of autotune's, so it is not replaced: name another file, "
         "or move it away"
     )
+
+
+def refuse_foreign(path: Path, kind: str, marks: tuple[bytes, ...]) -> None:
+    """Refuse to replace a file that does not begin as the files of a kind do; an empty one may go.
+
+    Args:
+        path: to write to.
+        kind: what autotune writes there, such as "page".
+        marks: beginnings of files of that kind.
+
+    Raises:
+        BadInput: another file is there.
+    """
+    head = _head(path).strip()
+    if head and not head.startswith(marks):
+        raise BadInput(f"{path} exists and is no {kind} of autotune; name another file")
+
+
+def refuse_source(path: Path) -> None:
+    """Refuse to replace what a study is made of: a SQLite database or a study file.
+
+    Raises:
+        BadInput: one of them is there.
+    """
+    if _head(path).startswith(_SQLITE_MARK):
+        raise BadInput(f"{path} exists and is a SQLite database; name another file")
+    if _is_study_file(path):
+        raise BadInput(f"{path} exists and is a study file; name another file")
+
+
+def _head(path: Path) -> bytes:
+    """Return how a file begins; empty: there is none.
+
+    Raises:
+        BadInput: a folder or a device is there, or the file cannot be read.
+    """
+    try:
+        if not path.exists():
+            return b""
+        if not path.is_file():
+            raise BadInput(f"{path} exists and is no file; name another one, or - to print")
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _is_study_file(path: Path) -> bool:
+    content = mapping_in(path)
+    return "workload" in content and bool({"budget", "search_space"} & content.keys())
 
 
 def is_of(path: Path, study: str) -> bool:

@@ -13,6 +13,9 @@ from autotune.views.trial_figures import TrialFigures
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredAttempt
 
+TABLE_MARKS = (b"trial,purpose,round,attempt,state,", b"PAR1")
+"""Beginnings of a table of attempts, as CSV and as Parquet."""
+
 
 def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     """Return one row per attempt, in the order in which they were started.

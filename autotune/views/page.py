@@ -79,6 +79,11 @@ _HATCH = (
     'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="6" stroke="var(--rec)" '
     'stroke-width="1.6"/></pattern></defs></svg>'
 )
+PAGE_BEGINNING = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="generator" content="autotune">
+"""
+"""Beginning of each page, by which it is known as one of autotune."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Nothing may be loaded or run, should a text ever not be inert."""
 
@@ -100,9 +105,7 @@ def page(figures: StudyFigures, *, trials: str = "") -> str:
     style = resources.files("autotune.views").joinpath("page.css").read_text("utf-8")
     body = "\n".join(f'<section id="{name}">{body}</section>' for name, _, body in made)
     title = f"{figures.study}: {_short(figures)} · autotune"
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+    return f"""{PAGE_BEGINNING}<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width,initial-scale=1">{again}
 <title>{escaped(title)}</title><style>{style}</style></head>
 <body>{_HATCH}<main>{_header(figures)}<nav aria-label="Sections">{nav}</nav>

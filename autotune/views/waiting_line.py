@@ -109,7 +109,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def quota_table(quotas: Sequence[Quota]) -> str:
     """Return quotas, a line each."""
     if not quotas:
-        return "no quotas: studies of each owner run as they come"
+        return "no quota: studies run as they come"
     lines = [f"{'owner':20} {'studies':>8} {'device hours':>13} {'days':>6}"]
     for one in quotas:
         hours, days = ("-", "-") if one.device_hours is None else (one.device_hours, one.days)

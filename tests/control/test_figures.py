@@ -6,6 +6,7 @@ import html
 import io
 import json
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.speed import SpeedVariation
-from storage import SearchEndCause
+from storage import Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask
 
@@ -366,6 +367,53 @@ def test_page_is_written_where_it_is_asked_for(played: Replayed, tmp_path: Path)
     assert "--html" in refused.stderr
 
 
+def test_file_of_another_kind_is_not_replaced(played: Replayed) -> None:
+    played.run(budget={"trials": 3})
+    with sqlite3.connect(played.folder / "own.db") as connection:
+        connection.execute("create table kept (a)")
+    for name in ("own.csv", "own.parquet"):
+        (played.folder / name).write_bytes((played.folder / "own.db").read_bytes())
+    for name in ("other.html", "other.csv"):
+        (played.folder / name).write_text("<html>, of something else")
+    (played.folder / "folder.csv").mkdir()
+    before = {file: file.read_bytes() for file in played.folder.iterdir() if file.is_file()}
+    sources = ("own.db", "study.yaml")
+    targets = {
+        "report --html": (*sources, "other.html"),
+        "export --trials": ("own.csv", "own.parquet", "other.csv", "folder.csv"),
+        "export -o": sources,
+        "export --format json -o": sources,
+    }
+    for command, names in targets.items():
+        for name in names:
+            first, *options = command.split()
+            words = (first, played.name, *options, name)
+            refused = ask(*words, "--storage", played.url, cwd=played.folder)
+            assert (refused.returncode, refused.stdout) == (2, ""), (words, refused.stdout)
+            assert f"{name} exists" in refused.stderr, words
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_file_of_the_kind_is_replaced(played: Replayed) -> None:
+    played.run(budget={"trials": 3})
+    for command in ("report --html a.html", "export --trials a.csv", "export -o a.yaml"):
+        first, *others = command.split()
+        target = played.folder / others[-1]
+        target.touch()
+        for _ in range(2):
+            assert answered(played, first, played.name, *others).strip() == others[-1]
+            assert target.stat().st_size > 0
+
+
+def test_table_of_attempts_is_csv_or_parquet(played: Replayed) -> None:
+    played.submit(budget={"trials": 3})
+    words = ("export", played.name, "--trials", "all.xlsx", "--storage", played.url)
+    refused = ask(*words, cwd=played.folder)
+    assert refused.returncode == 2
+    assert "*.parquet" in refused.stderr
+    assert not (played.folder / "all.xlsx").exists()
+
+
 def test_comparison_says_what_still_holds(played: Replayed) -> None:
     first = tuned(played)
     again = comparison(first, first)
@@ -381,6 +429,19 @@ def test_comparison_says_what_still_holds(played: Replayed) -> None:
     assert "does not hold" in comparison_text(changed)
     found = answered(played, "compare", played.name, played.name, "--json")
     assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
+
+
+def test_comparison_with_a_study_that_has_measured_nothing_is_refused(
+    played: Replayed, database: Database, tmp_path: Path
+) -> None:
+    played.run(budget={"trials": 3})
+    folder = tmp_path / "blank"
+    folder.mkdir()
+    Replayed(folder, database, "blank").submit(budget={"trials": 3})
+    for first, second in ((played.name, "blank"), ("blank", played.name)):
+        refused = ask("compare", first, second, "--storage", played.url, cwd=played.folder)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "blank has measured nothing" in refused.stderr
 
 
 def test_line_of_an_event_begins_with_time_kind_and_number(played: Replayed) -> None:

@@ -87,6 +87,28 @@ def test_dry_run_starts_nothing(studies: dict[str, Replayed]) -> None:
     assert studies["third"].lease() is None
 
 
+def test_dry_run_goes_by_priority(studies: dict[str, Replayed]) -> None:
+    do(studies, "move", "second", "--priority", "5")
+    file = str(studies["third"].folder / "study.yaml")
+    before = {None: "second, first", "5": "second", "1": "second"}
+    for priority, names in before.items():
+        words = ("--priority", priority) if priority else ()
+        assert f"Before it: {names}." in do(studies, "start", file, "--dry-run", *words)
+    assert "Before it" not in do(studies, "start", file, "--dry-run", "--priority", "6")
+    assert studies["third"].study().priority == 0
+
+
+def test_dry_run_tells_of_a_quota_that_is_used_up(studies: dict[str, Replayed]) -> None:
+    file = str(studies["third"].folder / "study.yaml")
+    do(studies, "quota", user_name(), "--studies", "1")
+    assert "quota" not in do(studies, "start", file, "--dry-run")
+    holder = LeaseHolder(this_host(), 1, 60.0)
+    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    told = do(studies, "start", file, "--dry-run")
+    assert f"quota of {user_name()}: 1 of 1 studies" in told
+    assert studies["third"].study().state == "QUEUED"
+
+
 def test_history_tells_account_and_command(studies: dict[str, Replayed]) -> None:
     do(studies, "hold", "first")
     do(studies, "release", "first")
@@ -100,6 +122,17 @@ def test_history_tells_account_and_command(studies: dict[str, Replayed]) -> None
     ]
     assert {event["account"] for event in found} == {user_name()}
     assert len(do(studies, "history", "--last", "3").splitlines()) == 4
+
+
+def test_history_of_an_unknown_study_is_refused(studies: dict[str, Replayed]) -> None:
+    one = studies["first"]
+    told = ask("history", "frist", "--storage", one.url, cwd=one.folder)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "first" in told.stderr
+    one.repository.studies.request_stop("first")
+    do(studies, "delete", "first")
+    events = json.loads(do(studies, "history", "first", "--json"))
+    assert events[-1]["what"] == "deleted"
 
 
 @pytest.mark.parametrize("command", ["stop", "delete"])
@@ -136,6 +169,52 @@ def test_study_that_waits_for_a_quota_says_so(studies: dict[str, Replayed]) -> N
     assert (set_["owner"], set_["studies"]) == (user_name(), 1)
     do(studies, "quota", user_name(), "--remove")
     assert json.loads(do(studies, "quota", "--json")) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"start first/study.yaml --detach --priority {n}" for n in (10**30, -(10**30), 1001)),
+        *(f"move first --priority {n}" for n in (10**30, -1001)),
+        *(f"quota ann --studies {n}" for n in (10**30, -1)),
+        *(f"quota ann --device-hours {n}" for n in ("inf", "nan", "1e300")),
+        *(f"quota ann --device-hours 2 --days {n}" for n in ("inf", "nan", "1e300")),
+        *("quota ann --days 2", "quota bob --remove", "quota ann --studies 2 --remove"),
+        *(f"daemon --metrics-port {n}" for n in (-1, 65536, 10**30)),
+        *(f"daemon --idle-exit {n}" for n in ("inf", "nan", -1)),
+    ],
+)
+def test_number_out_of_bounds_is_refused_and_changes_nothing(
+    studies: dict[str, Replayed], command: str
+) -> None:
+    one = studies["first"]
+    before = [study.study() for study in studies.values()]
+    told = ask(*command.split(), "--storage", one.url, cwd=one.folder.parent)
+    assert told.returncode == 2, (told.stdout, told.stderr)
+    assert [study.study() for study in studies.values()] == before
+    assert one.repository.quotas.all() == []
+
+
+@pytest.mark.parametrize("owner", ["", " ", "a\nb", "a\x1b[2J", "a" * 256])
+def test_quota_of_what_is_no_account_is_refused(studies: dict[str, Replayed], owner: str) -> None:
+    one = studies["first"]
+    told = ask("quota", owner, "--studies", "1", "--storage", one.url, cwd=one.folder)
+    assert told.returncode == 2
+    assert one.repository.quotas.all() == []
+
+
+def test_quota_keeps_limits_that_are_not_given(studies: dict[str, Replayed]) -> None:
+    def set_quota(*words: str) -> dict[str, Any]:
+        [found] = json.loads(do(studies, "quota", "ann", *words, "--json"))
+        return dict(found)
+
+    do(studies, "quota", "bob", "--studies", "9")
+    set_quota("--studies", "2")
+    set_quota("--device-hours", "100", "--days", "7")
+    assert set_quota("--studies", "3") == set_quota()
+    assert set_quota() == {"owner": "ann", "studies": 3, "device_hours": 100.0, "days": 7.0}
+    do(studies, "quota", "ann", "--remove")
+    assert json.loads(do(studies, "quota", "ann", "--json")) == []
 
 
 def test_list_shows_owner_and_place_of_the_newest(

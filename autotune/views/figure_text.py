@@ -22,7 +22,7 @@ Form = Callable[[float, Rounding], str]
 
 
 class Known(Enum):
-    """How well a ratio is known, by its interval."""
+    """Degree to which a ratio is known, by its interval."""
 
     EXACTLY = "exactly"
     """The baseline over itself."""

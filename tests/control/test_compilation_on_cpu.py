@@ -14,7 +14,7 @@ WORKLOAD = {"script": "train.py", "args": ["--batch", "2"], "flags": {"micro_bat
 COMPILING = 42.0
 """Seconds that nanoGPT compiled for on two shared cores."""
 FASTER = {2: 1.0, 4: 1.2, 8: 1.35}
-"""By micro-batch."""
+"""Speed-up over the baseline, by micro-batch."""
 
 
 def of_script(launch: Launch) -> Answer:

@@ -23,7 +23,7 @@ WORKLOAD = {
     "flags": {"micro_batch": "--batch", "accumulation_steps": "--accumulate"},
 }
 FASTER = {2: 1.0, 4: 1.3, 8: 1.5}
-"""By micro-batch."""
+"""Speed-up over the baseline, by micro-batch."""
 SHORTEST_START, LONGEST_START = 6.0, 15.0
 
 

@@ -23,7 +23,7 @@ _AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]
 
 @dataclass
 class Recovery:
-    """What a strike has cost, in seconds.
+    """Cost of a strike, in seconds.
 
     Attributes:
         back: from the strike until it was over, and the cluster ran on all nodes again.
@@ -75,7 +75,7 @@ class ClusterStudy(Records):
         )
 
     def command(self, *arguments: str) -> str:
-        """What a command prints, given on that node."""
+        """Return what a command prints, given on the node of the study."""
         found = self._home.run(*_AUTOTUNE, *arguments, cwd=self.folder)
         return found.stdout + found.stderr
 
@@ -110,13 +110,13 @@ class ClusterStudy(Records):
 
     @property
     def waits(self) -> str:
-        """What it says last that it waits for; empty if it says something else."""
+        """Return what the study says last that it waits for; empty if it says something else."""
         messages = self.repository.messages.of(self.study().id)
         waiting = messages and messages[-1].kind == MessageKind.WAITING
         return messages[-1].text if waiting else ""
 
     def seen_status(self) -> dict[str, Any]:
-        """What `status --json` says on that node."""
+        """Return what `status --json` prints on the node of the study."""
         found = self._home.run(*_AUTOTUNE, "status", self.name, "--json", cwd=self.folder)
         return dict(json.loads(found.stdout))
 
@@ -127,7 +127,7 @@ class ClusterStudy(Records):
         self.assert_complete(trials=self.wanted)
 
     def processes(self) -> list[str]:
-        """What is left of it on all nodes."""
+        """Return what is left of the study on all nodes."""
         found = []
         for node in self._all:
             for process in node.processes():
@@ -138,7 +138,7 @@ class ClusterStudy(Records):
         return found
 
     def recovery(self, began: float, back: float, ended: float) -> Recovery:
-        """What a strike at this moment has cost.
+        """Return what a strike at this moment has cost.
 
         Args:
             back: seconds until it was over.

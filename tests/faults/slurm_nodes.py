@@ -82,7 +82,7 @@ class SlurmNodes(Network):
         return node
 
     def told(self, *command: str) -> str:
-        """What a program of Slurm prints; empty while slurmctld does not answer."""
+        """Return what a program of Slurm prints; empty while slurmctld does not answer."""
         found = self.control.run(*command, cwd=Path("/"), timeout=60)
         return found.stdout.strip() if found.returncode == 0 else ""
 
@@ -149,7 +149,7 @@ class SlurmStudy(ClusterStudy):
 
     @property
     def output(self) -> str:
-        """What the job has printed."""
+        """Return what the job has printed."""
         files = sorted(self.folder.glob("slurm-*.out"))
         return "\n".join(file.read_text(errors="replace") for file in files)
 

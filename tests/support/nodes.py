@@ -177,7 +177,7 @@ class Network:
 
     @contextlib.contextmanager
     def losing(self, node: Node, share: float) -> Iterator[None]:
-        """Of what reaches a node, and of what leaves it, such a share is lost."""
+        """Drop a share of the packets that reach a node, and of those that leave it."""
         program = _LOSES.format(share=round(share * 2**32))
         self._tc("qdisc", "add", "dev", node.link, "clsact")
         try:

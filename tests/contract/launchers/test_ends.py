@@ -80,7 +80,9 @@ def ending(site: Site, when: Callable[[], object]) -> Iterator[None]:
 @sites("local")
 def test_end_while_a_factory_hangs(site: Site) -> None:
     request = site.request("odd:stuck", deadlines=Deadlines(startup=1000, step=1000))
-    with ending(site, Path(request.workdir, "stuck").exists):
+    stuck = Path(request.workdir, "stuck")
+    stuck.unlink(missing_ok=True)  # of an earlier test in this folder
+    with ending(site, stuck.exists):
         report = site.slot.run_solo(request, go_on)
     assert (report.outcome, report.blocks) == (None, ())
     assert site.strays() == []

@@ -1,4 +1,4 @@
-"""What was done with studies, by which account and command; quotas of owners."""
+"""History of studies, by account and command; quotas of owners."""
 
 from collections.abc import Iterator
 

@@ -66,7 +66,7 @@ class StudyContext:
 
     def end_search(self, reason: str, messages: Sequence[NewMessage]) -> None:
         """Record why the search has ended, and say so."""
-        self.repository.studies.end_search(self.lease, self.study, reason, messages)
+        self.repository.claims.end_search(self.lease, self.study, reason, messages)
 
     @property
     def profile_stays(self) -> bool:

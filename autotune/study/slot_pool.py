@@ -231,5 +231,5 @@ class SlotHealthReporter:
             return
         context = self._context
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            context.repository.studies.record_slots(context.lease, context.study.id, health)
+            context.repository.claims.record_slots(context.lease, context.study.id, health)
             self._reported = health

@@ -76,7 +76,7 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
 ) -> None:
     played.submit(**SHORT)
     repository = played.repository
-    claim = repository.studies.claim(this_queue(), LeaseHolder("4f1c0a elsewhere", 1, 60.0))
+    claim = repository.claims.take(this_queue(), LeaseHolder("4f1c0a elsewhere", 1, 60.0))
     assert claim is not None
     left = claim.lease
     container.setattr(socket, "gethostname", lambda: "9b2e77")

@@ -76,7 +76,7 @@ ANY_WORKLOAD = ""
     "split projections",
 )
 """Targets of knobs in a workload. A rank reports those that a workload lacks
-(autotune.worker.effects.lacking)."""
+(autotune.worker.effects.apply)."""
 
 
 NUMBERS, DATA, GRAPH, STATISTICS = (

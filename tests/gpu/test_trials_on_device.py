@@ -15,7 +15,7 @@ import torch
 
 import launchers
 from autotune.runs import plan
-from autotune.worker.effects import binding
+from autotune.worker.effects import process
 from autotune.worker.protocol import (
     BlockPlan,
     BlockReport,
@@ -211,7 +211,7 @@ def test_cuda_and_nccl_start_as_they_are_told(one: Bench) -> None:
 
 
 def test_a_rank_runs_near_its_device(one: Bench) -> None:
-    near = Path("/sys/bus/pci/devices") / binding.pci_address(0) / "local_cpulist"
+    near = Path("/sys/bus/pci/devices") / process.pci_address(0) / "local_cpulist"
     if not near.exists():
         pytest.skip("Linux does not say here which processors are near the device")
     chosen = knobs(micro_batch=8, numa_binding=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.export.formats import FORMATS
-from autotune.worker.effects import lacking, parallel
+from autotune.worker.effects import apply, parallel
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
@@ -166,12 +166,12 @@ def test_knob_is_injected_where_its_entry_says(knob: Knob) -> None:
 
 @EVERY_KNOB
 def test_target_of_a_knob_is_looked_for_by_a_rank(knob: Knob) -> None:
-    assert knob.target in {ANY_WORKLOAD, lacking.ATTENTION, *lacking.TARGETS}
+    assert knob.target in {ANY_WORKLOAD, apply.ATTENTION, *apply.TARGETS}
 
 
 def test_every_target_is_that_of_a_knob() -> None:
     targets = {knob.target for knob in CATALOGUE.values()}
-    assert targets >= {lacking.ATTENTION, *lacking.TARGETS}
+    assert targets >= {apply.ATTENTION, *apply.TARGETS}
 
 
 @pytest.mark.parametrize("name", LOADER_ARGUMENTS)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.worker import imports, interpreter, processes, workload
-from autotune.worker.effects import binding, process
+from autotune.worker.effects import process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory
@@ -42,21 +42,18 @@ from autotune.worker.rank import (
     command_run,
     exceptions,
     execution,
-    launch,
     profiling,
     rendezvous,
     script_run,
     surveying,
-    terminal,
     warm_worker,
 )
-from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
 from autotune.worker.rank.longest import of_longest
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
-from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
@@ -128,7 +125,7 @@ def _train(
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
     if request.command or request.script:
-        terminal.begin()
+        execution.open_terminal()
     if request.command:
         _run_command(request, connection, progressed)
     _prepare_process(request, placement, context)
@@ -278,7 +275,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     process.compile_workers(request.knobs, placement.local_world_size)
     if context.device.type == "cuda":
         _prepare_device(request, context)
-    binding.own_share(request.knobs, context.local_rank, placement.local_world_size)
+    process.own_share(request.knobs, context.local_rank, placement.local_world_size)
     for device in context.devices:
         if not _begins_cuda(request, context):
             memory.reset_peak(device)
@@ -294,7 +291,7 @@ def _prepare_device(request: TrialRequest, context: RankContext) -> None:
     process.allocator(request.knobs)
     if not _begins_cuda(request, context):
         torch.cuda.set_device(context.device)
-    binding.near_device(request.knobs, context.device)
+    process.near_device(request.knobs, context.device)
 
 
 def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
@@ -338,10 +335,10 @@ def _of_workload(
 def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
     assert request.script is not None
     ranks, variables = placement.local_world_size, {**os.environ, **request.env}
-    by_launcher = launch.threads(request.script, ranks, variables)
+    by_launcher = execution.launcher_threads(request.script, ranks, variables)
     threads = request.knobs["cpu_threads"] or by_launcher
     return {
-        **launch.variables(request.script, placement, context),
+        **execution.launcher_variables(request.script, placement, context),
         **({process.THREADS: str(threads)} if threads else {}),
     }
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.worker.effects.lacking import ATTENTION, lacking
+from autotune.worker.effects.apply import ATTENTION, lacking
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.observers.batch_moves import BatchMoves

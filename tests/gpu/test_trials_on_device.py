@@ -317,11 +317,11 @@ def test_no_helper_ever_touches_the_device(one: Bench) -> None:
 
     def touching() -> list[str]:
         found = []
-        for process in psutil.Process().children(recursive=True):
+        for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(OSError):
-                links = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+                links = [str(fd.readlink()) for fd in Path(f"/proc/{child.pid}/fd").iterdir()]
                 if any(link.startswith("/dev/nvidia") for link in links):
-                    found.append(" ".join(process.cmdline()))
+                    found.append(" ".join(child.cmdline()))
         return found
 
     during: list[str] = []

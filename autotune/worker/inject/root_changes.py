@@ -184,8 +184,8 @@ def _of_images(call: Call) -> Call:
         return feeding.with_channels_last(given) if isinstance(given, torch.Tensor) else given
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        named = {name: converted_to_float8(given) for name, given in kwargs.items()}
-        return call(*map(converted_to_float8, args), **named)
+        named = {name: converted(given) for name, given in kwargs.items()}
+        return call(*map(converted, args), **named)
 
     return run
 

@@ -24,8 +24,7 @@ from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.inject.setting_files import may_hold_settings
-from autotune.worker.inject.settled import Settled
+from autotune.worker.inject.settled import Settled, may_hold_settings
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult

@@ -15,7 +15,7 @@ from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.replica_sums import ReplicaSums, spread, sums_of
+from autotune.worker.rank.trajectory import ReplicaSums, spread, sums_of
 
 
 class FirstStepChecks:

@@ -15,9 +15,8 @@ from torch import nn
 
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.protocol import Observed
-from autotune.worker.rank.replica_sums import whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
-from autotune.worker.rank.trajectory import plain, square
+from autotune.worker.rank.trajectory import plain, square, whole
 
 
 class LeaderNorms:

@@ -49,8 +49,7 @@ from autotune.worker.rank import (
     warm_worker,
 )
 from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
-from autotune.worker.rank.longest import of_longest
-from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.loop import TrainingLoop, of_longest
 from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory

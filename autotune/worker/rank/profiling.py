@@ -18,8 +18,8 @@ from autotune.worker.observers.batch_moves import BatchMoves
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank import trace
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.training import Training
 
 _ATTENTION = "scaled_dot_product"

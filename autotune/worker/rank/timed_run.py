@@ -9,7 +9,7 @@ from autotune.worker.observers.block import BlockObservers, RankObservation, tog
 from autotune.worker.observers.timing import BlockLength, InterleavedBlockLength
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest, Turn
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import RankFigures
+from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.training import Training
 
 

@@ -16,8 +16,7 @@ from autotune.worker.protocol import (
 from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
 from launchers.base import Slot, TurnSchedule
 from launchers.member import describe_leftovers
-from launchers.preloading import Preloading
-from launchers.session import Session
+from launchers.session import Preloading, Session
 
 
 class AgentSlot(Slot):

@@ -25,9 +25,8 @@ from typing import Any
 
 from autotune.worker.protocol import Knobs, TrialReport, TrialRequest
 from launchers.base import Launcher, Slot, TurnSchedule
-from launchers.replay.answers import Answer, Behaviour, Launch
+from launchers.replay.answers import Answer, Behaviour, Launch, MachineSpeed, SpeedVariation
 from launchers.replay.member import ReplayMember
-from launchers.replay.speed import MachineSpeed, SpeedVariation
 from search_spaces import defaults
 from search_spaces.residency import why_not_live
 

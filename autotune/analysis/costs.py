@@ -13,7 +13,7 @@ from typing import Any, Self
 from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import Onset, OnsetBound
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]

@@ -32,8 +32,7 @@ from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
-from autotune.service.machine import this_machine
-from autotune.service.queues import owned
+from autotune.service.queues import owned, this_machine
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch

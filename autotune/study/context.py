@@ -12,7 +12,7 @@ from autotune.analysis.costs import CostRecords, Costs
 from autotune.paths import StudyPaths
 from autotune.runs.plan import Plan
 from autotune.study.attempt_cache import AttemptCache
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 from storage import (
     AttemptResult,
     Attempts,

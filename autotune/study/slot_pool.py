@@ -12,7 +12,7 @@ from autotune.runs.monitors import NOT_ITS_OWN
 from autotune.study.context import StudyContext
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 from storage import (
     AttemptResult,
     AttemptState,

@@ -301,7 +301,7 @@ class Configure(Message):
     trial: str
     """Name under which the ranks were launched; turns, end and reports of their nodes use it."""
     request: TrialRequest
-    """Request whose name the blocks carry. It differs in what search_spaces.residency allows."""
+    """Request whose name the blocks carry. It differs in what search_spaces.constraints allows."""
 
 
 @dataclass(frozen=True)

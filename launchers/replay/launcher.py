@@ -28,7 +28,7 @@ from launchers.base import Launcher, Slot, TurnSchedule
 from launchers.replay.answers import Answer, Behaviour, Launch, MachineSpeed, SpeedVariation
 from launchers.replay.member import ReplayMember
 from search_spaces import defaults
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 
 ENVIRONMENT: Mapping[str, Any] = {
     "host": "replay",

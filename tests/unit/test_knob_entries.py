@@ -11,7 +11,7 @@ from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
 from search_spaces.catalogue import not_from_outside, without_target
-from search_spaces.constraints import CONFLICTS, conflicts_of
+from search_spaces.constraints import CONFLICTS, conflicts_of, why_not_live
 from search_spaces.knob import (
     ANY_WORKLOAD,
     DATA,
@@ -37,7 +37,6 @@ from search_spaces.knob import (
     Via,
 )
 from search_spaces.needs import SHARDED, WITH_WORKERS
-from search_spaces.residency import why_not_live
 from search_spaces.words import field
 from tests.support.recommendations import of_workload
 

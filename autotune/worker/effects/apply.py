@@ -97,7 +97,7 @@ class Applied:
     def take_over(self, before: "Applied") -> nn.Module:
         """Return the model as an earlier configuration has wrapped it.
 
-        This one differs from it only in knobs that can be undone (search_spaces.residency). The
+        This one differs from it only in knobs that can be undone (search_spaces.constraints). The
         earlier one must not be used any more.
         """
         before._tf32.undo()

@@ -24,7 +24,7 @@ from autotune.worker.protocol import (
     from_line,
 )
 from launchers.base import Link
-from launchers.session import Preloading
+from launchers.preloading import Preloading
 
 _log = logging.getLogger(__name__)
 

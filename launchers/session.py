@@ -1,7 +1,4 @@
-"""A session on the agents of a slot: one trial, or several of which one at a time trains.
-
-Modules that the agents import once for all trials are learnt from an early trial.
-"""
+"""A session on the agents of a slot: one trial, or several of which one at a time trains."""
 
 import functools
 import math
@@ -15,7 +12,6 @@ from autotune.worker.protocol import (
     BlockReport,
     Knobs,
     Message,
-    Preload,
     TrialReport,
     TrialRequest,
     Turn,
@@ -24,40 +20,6 @@ from autotune.worker.protocol import (
 from launchers.agents import Agents, MessagePump
 from launchers.base import TurnSchedule
 from launchers.member import Member, OnBlock, WarmMember
-
-_WORTH_NEW_AGENTS_SECONDS = 1.0
-"""Seconds to build a workload, in every trial, that justify new agents. These take two or three,
-once."""
-
-
-class Preloading:
-    """Modules to preload: at first none, then those that building the workload imported.
-
-    They are preloaded only if that saves time.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self.by_node = [Preload()] * nodes
-        self._learnt = False
-
-    @property
-    def wanted(self) -> bool:
-        """True if there are modules to import."""
-        return any(preload.modules for preload in self.by_node)
-
-    def learn(self, built: Mapping[int, WorkloadBuilt]) -> bool:
-        """Take in what the nodes report of a trial; return whether new agents would save time."""
-        if self._learnt or len(built) < len(self.by_node):
-            return False
-        self._learnt = True
-        if max(report.seconds for report in built.values()) > _WORTH_NEW_AGENTS_SECONDS:
-            self.by_node = [built[node].preload for node in range(len(self.by_node))]
-        return self.wanted
-
-    def disable(self) -> None:
-        """Import nothing any more, because it does harm."""
-        self.by_node = [Preload()] * len(self.by_node)
-
 
 _NOTICEABLE = 0.05
 """Longest step, in seconds, in which the loss of the caches to another trial shows.

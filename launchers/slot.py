@@ -16,7 +16,8 @@ from autotune.worker.protocol import (
 from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
 from launchers.base import Slot, TurnSchedule
 from launchers.member import describe_leftovers
-from launchers.session import Preloading, Session
+from launchers.preloading import Preloading
+from launchers.session import Session
 
 
 class AgentSlot(Slot):

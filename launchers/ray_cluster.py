@@ -134,9 +134,9 @@ class RayLauncher(Launcher):
         self,
         resources: Resources,
         log_dir: str,
-        address: str | None,
         busy: Busy,
         env: Mapping[str, str],
+        address: str | None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise NotHere(
@@ -155,13 +155,18 @@ class RayLauncher(Launcher):
         self._plans: deque[int] = deque(maxlen=_LOOKS)
         """Numbers of slots that the cluster had room for, at the last looks."""
         self._reservation = Reservation(busy)
-        try:
+        with self._closed_on_failure():
             if address is None and _is_for_processors(resources):
                 self._reservation.take(layout.processors())
             self._driver = Driver(address, log_dir, self._joining(address))
             self._demand = Demand(self._driver)
             self._cluster = self._joined(resources, self._driver, address)
             self._open(address)
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
         except Refused as error:
             self.close()
             raise LauncherError(f"the Ray cluster fails: {error}") from error

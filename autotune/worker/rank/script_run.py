@@ -31,8 +31,7 @@ from autotune.worker.protocol import (
 from autotune.worker.rank import exceptions, profiling
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
-from autotune.worker.rank.first_steps import FirstStepChecks
-from autotune.worker.rank.leader import LeaderNorms
+from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
 from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
 from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import Training

@@ -48,6 +48,23 @@ def queue(
     tell_of_more(len(order) - len(rows), "later studies")
 
 
+_DeviceHours = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=_MOST_DEVICE_HOURS, callback=finite, help="Device hours in so many --days."
+    ),
+]
+_Days = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=_MOST_DAYS,
+        callback=finite,
+        help="Days that --device-hours is for; 1 at the beginning.",
+    ),
+]
+
+
 def quota(
     owner: Annotated[
         str | None, typer.Argument(help="An account, or '*': each without a quota of its own.")
@@ -55,24 +72,8 @@ def quota(
     studies: Annotated[
         int | None, typer.Option(min=0, max=_MOST_STUDIES, help="Studies at a time.")
     ] = None,
-    device_hours: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=_MOST_DEVICE_HOURS,
-            callback=finite,
-            help="Device hours in so many --days.",
-        ),
-    ] = None,
-    days: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=_MOST_DAYS,
-            callback=finite,
-            help="Days that --device-hours is for; 1 at the beginning.",
-        ),
-    ] = None,
+    device_hours: _DeviceHours = None,
+    days: _Days = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the quota.")] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,

@@ -186,10 +186,7 @@ class ReplaySlot(Slot):
         if enough:
             self._keep(requests, members, launched)
         unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
-        reports = [
-            members[place].report() if place in members else report
-            for place, report in enumerate(unseen)
-        ]
+        reports = [members[p].report() if p in members else unseen[p] for p in range(len(unseen))]
         return [
             dataclasses.replace(report, lost_agent=died, resident_of=by)
             for report, by in zip(reports, launched, strict=True)

@@ -110,17 +110,7 @@ def _train(
     connection: Connection,
     turns: TakenTurns,
 ) -> None:
-    ranks = placement.local_world_size
-    devices = _devices(request, local_rank, ranks)
-    context = RankContext(
-        rank=placement.first_rank + local_rank,
-        local_rank=local_rank,
-        world_size=request.world_size,
-        devices=devices,
-        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
-        alone=ranks * request.devices_per_rank >= 1,
-        turns=_turns(request, turns),
-    )
+    context = _context(request, placement, local_rank, turns)
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
     if request.command or request.script:
@@ -148,6 +138,22 @@ def _train(
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
+
+
+def _context(
+    request: TrialRequest, placement: Placement, local_rank: int, turns: TakenTurns
+) -> RankContext:
+    ranks = placement.local_world_size
+    devices = _devices(request, local_rank, ranks)
+    return RankContext(
+        rank=placement.first_rank + local_rank,
+        local_rank=local_rank,
+        world_size=request.world_size,
+        devices=devices,
+        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
+        alone=ranks * request.devices_per_rank >= 1,
+        turns=_turns(request, turns),
+    )
 
 
 def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:

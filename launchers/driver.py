@@ -44,6 +44,14 @@ _BOOT = (
     "import sys; root, line = sys.argv[1:]; sys.path.insert(0, root); import autotune, launchers; "
     "sys.path.remove(root); from launchers.ray_driver import main; main(int(line))"
 )
+_OnWait = Callable[[float], object]
+"""Called repeatedly with the seconds that a call has taken; may raise."""
+_Answers = queue.SimpleQueue[dict[str, Any] | None]
+"""Answer to one call, or None when there will be none."""
+_PREFIX = "autotune-ray-"
+_USUAL = "/tmp"
+"""Default parent folder. Names of sockets have to be short, so it is not the folder of temporary
+files."""
 
 
 class DriverLost(ClusterAway):
@@ -70,12 +78,6 @@ class Wire:
     def read(self) -> bytes:
         """Return the next line; blocks until there is one."""
         return self._lines.get()
-
-
-_OnWait = Callable[[float], object]
-"""Called repeatedly with the seconds that a call has taken; may raise."""
-_Answers = queue.SimpleQueue[dict[str, Any] | None]
-"""Answer to one call, or None when there will be none."""
 
 
 class Driver:
@@ -285,12 +287,6 @@ def _started(log_dir: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             start_new_session=True,
         )
     return process, ours
-
-
-_PREFIX = "autotune-ray-"
-_USUAL = "/tmp"
-"""Default parent folder. Names of sockets have to be short, so it is not the folder of temporary
-files."""
 
 
 class OwnFolder:

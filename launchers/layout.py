@@ -15,6 +15,11 @@ from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6
 """Tolerance for shares such as 0.1, which have no exact binary form."""
+VISIBLE = VISIBLE_DEVICES
+_BY_ID = ("GPU-", "MIG-")
+_NONE_WANTED = ("", "-1", "none", "NoDevFiles")
+"""Usual values that hide all devices on purpose."""
+_DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -177,13 +182,6 @@ def _slots(fitting: Sequence[int], nodes: int) -> int:
     while sum(min(times, slots + 1) for times in fitting) >= nodes * (slots + 1):
         slots += 1
     return slots
-
-
-VISIBLE = VISIBLE_DEVICES
-_BY_ID = ("GPU-", "MIG-")
-_NONE_WANTED = ("", "-1", "none", "NoDevFiles")
-"""Usual values that hide all devices on purpose."""
-_DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
 def visible_devices(

@@ -30,6 +30,14 @@ from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
+_SETTLE_SECONDS = 3.0
+"""Time until freed resources show as free. Only after that are they held by others."""
+_POLL_SECONDS = 0.5
+_GROW_SECONDS = 3.0
+_LOOKS = 100
+"""Looks at the cluster, five minutes together, after which slots that it has lost are not planned."""
+_ASK_SECONDS = 120.0
+"""Time for which a study asks a cluster that is too small for room before others have their turn."""
 
 
 class RayLink(Link):
@@ -108,16 +116,6 @@ class RayLink(Link):
     def _call(self, name: str, **arguments: Any) -> object:
         driver = self._cluster.driver
         return driver.call(name, ANSWER_SECONDS, link=self._wire.number, **arguments)
-
-
-_SETTLE_SECONDS = 3.0
-"""Time until freed resources show as free. Only after that are they held by others."""
-_POLL_SECONDS = 0.5
-_GROW_SECONDS = 3.0
-_LOOKS = 100
-"""Looks at the cluster, five minutes together, after which slots that it has lost are not planned."""
-_ASK_SECONDS = 120.0
-"""Time for which a study asks a cluster that is too small for room before others have their turn."""
 
 
 class RayLauncher(Launcher):

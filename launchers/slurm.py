@@ -40,6 +40,11 @@ than the half minute that a link may take."""
 _SILENT_SECONDS = 4 * BEAT_SECONDS
 """Silence of a relay after which its node is lost."""
 _TICK_SECONDS = 1.0
+_LOOPBACK = "127.0.0.1"
+_GROW_SECONDS = 15.0
+"""Time between two looks for a lost slot's place; each is a query of slurmctld."""
+_MOST_OPENING = 16
+"""Agents that start at a time: each reads torch from the same file system."""
 
 
 class SrunLink(Link):
@@ -105,13 +110,6 @@ class SrunLink(Link):
         if not self._pipe.leave(_GOODBYE_SECONDS):
             starters.end([self._pipe.pid()])
         return ""
-
-
-_LOOPBACK = "127.0.0.1"
-_GROW_SECONDS = 15.0
-"""Time between two looks for a lost slot's place; each is a query of slurmctld."""
-_MOST_OPENING = 16
-"""Agents that start at a time: each reads torch from the same file system."""
 
 
 class _Placement:

@@ -12,6 +12,7 @@ from search_spaces.knobs import model, process, step, wrapper
 CATALOGUE: dict[str, Knob] = {
     knob.name: knob for knob in (*step.KNOBS, *wrapper.KNOBS, *model.KNOBS, *process.KNOBS)
 }
+_FOLDER = resources.files("search_spaces") / "presets"
 
 
 def defaults() -> dict[str, KnobValue]:
@@ -47,9 +48,6 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
         return f"cannot be changed from outside a script that has {written(baseline)} by itself"
     refused = [written(value) for value in wanted if via.values and value not in via.values]
     return f"cannot be {' or '.join(refused)} from outside the script" if refused else None
-
-
-_FOLDER = resources.files("search_spaces") / "presets"
 
 
 def preset_names() -> list[str]:

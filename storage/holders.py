@@ -14,6 +14,8 @@ from pathlib import Path
 from storage.models import LeaseRow
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_TIME = 19
+"""Index in /proc/PID/stat, counted behind the name of the program; see proc_pid_stat(5)."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,6 @@ def on_this_machine(wall: float) -> Moment:
     """Return the present moment for a database whose users are all on this machine."""
     ticks = time.clock_gettime(time.CLOCK_BOOTTIME)
     return Moment(wall, _BOOT_ID.read_text().strip(), ticks)
-
-
-_START_TIME = 19
-"""Index in /proc/PID/stat, counted behind the name of the program; see proc_pid_stat(5)."""
 
 
 def this_host() -> str:

@@ -37,6 +37,11 @@ from storage.records import (
 from storage.studies import Studies
 from storage.transactions import Transactions
 
+_PATIENCE = 5
+"""Seconds for a file that is locked, or a server that does not answer."""
+_NEWEST = 500
+"""Recommendations that a study looks at when it begins: reading thousands would take seconds."""
+
 
 class Messages:
     """Messages of all studies, in the order in which they were sent."""
@@ -186,12 +191,6 @@ class NoiseRecords:
                 select(NoiseRow).where(*conditions).order_by(NoiseRow.id.desc()).limit(1)
             )
             return StoredNoise(row.sigma_run, row.runs, row.drift_per_hour) if row else None
-
-
-_PATIENCE = 5
-"""Seconds for a file that is locked, or a server that does not answer."""
-_NEWEST = 500
-"""Recommendations that a study looks at when it begins: reading thousands would take seconds."""
 
 
 class Recommendations:

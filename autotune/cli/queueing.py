@@ -33,21 +33,6 @@ _MOST_DEVICE_HOURS = 1e8
 _MOST_DAYS = 3650.0
 _MOST_OWNER = 255
 """Length of an owner's name in the storage, in characters."""
-
-
-def queue(
-    storage: StorageOption = None, as_json: JsonOption = False, everything: AllOption = False
-) -> None:
-    """List what runs and waits, in order: owner, age, reason, and an estimate of when it starts."""
-    from autotune.views.waiting_line import queue_of, table
-
-    repository = open_storage(url_of(storage), existing=True, reading=True)
-    order = repository.studies.order()
-    rows = queue_of(repository, order if everything else order[:MOST_ROWS])
-    print(json.dumps(rows, indent=2) if as_json else table(rows))
-    tell_of_more(len(order) - len(rows), "later studies")
-
-
 _DeviceHours = Annotated[
     float | None,
     typer.Option(
@@ -63,6 +48,20 @@ _Days = Annotated[
         help="Days that --device-hours is for; 1 at the beginning.",
     ),
 ]
+_JOB = "job"
+
+
+def queue(
+    storage: StorageOption = None, as_json: JsonOption = False, everything: AllOption = False
+) -> None:
+    """List what runs and waits, in order: owner, age, reason, and an estimate of when it starts."""
+    from autotune.views.waiting_line import queue_of, table
+
+    repository = open_storage(url_of(storage), existing=True, reading=True)
+    order = repository.studies.order()
+    rows = queue_of(repository, order if everything else order[:MOST_ROWS])
+    print(json.dumps(rows, indent=2) if as_json else table(rows))
+    tell_of_more(len(order) - len(rows), "later studies")
 
 
 def quota(
@@ -144,9 +143,6 @@ def release(study: StudyArgument, storage: StorageOption = None) -> None:
     served = repository.leases.serving(released)
     starts = "" if served else f" No daemon serves its queue: autotune resume {name} starts one."
     print(f"{name} is {released.state}.{starts}")
-
-
-_JOB = "job"
 
 
 def submit(

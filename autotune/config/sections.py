@@ -14,6 +14,10 @@ _BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**
 
 
 _NUMBER = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*"
+KEEP: Final = "keep"
+FREE: Final = "free"
+"""Values of objective.global_batch besides numbers."""
+Arguments = TypeVar("Arguments", dict[str, Any], list[Any])
 
 
 def _seconds(value: Any) -> Any:
@@ -53,18 +57,10 @@ Bytes = Annotated[
 ]
 
 
-KEEP: Final = "keep"
-FREE: Final = "free"
-"""Values of objective.global_batch besides numbers."""
-
-
 class Section(BaseModel):
     """Section of a study file; it refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-Arguments = TypeVar("Arguments", dict[str, Any], list[Any])
 
 
 def finite(args: Arguments) -> Arguments:

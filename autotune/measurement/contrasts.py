@@ -25,6 +25,10 @@ Rates = Mapping[int, Mapping[int, float]]
 """Rates by round and arm."""
 
 _NO_NOISE = 1e-9
+_Frozen = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+ONE_SIDED = (1 - CONFIDENCE) / 2
+_NODES = 48
+_HALVINGS = 50
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,6 @@ def _of_others(rates: Rates, own: Variance, most: float) -> Variance:
     return Variance(max(0.0, left) / df, min(df, most))
 
 
-_Frozen = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
-
-
 def _frozen(rates: Rates) -> _Frozen:
     return tuple((number, tuple(arms.items())) for number, arms in rates.items())
 
@@ -179,11 +180,6 @@ def _frozen(rates: Rates) -> _Frozen:
 @functools.lru_cache(maxsize=256)
 def _pooled(rates: _Frozen) -> Variance:
     return pooled({number: dict(arms) for number, arms in rates})
-
-
-ONE_SIDED = (1 - CONFIDENCE) / 2
-_NODES = 48
-_HALVINGS = 50
 
 
 @dataclass(frozen=True)

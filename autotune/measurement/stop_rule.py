@@ -15,6 +15,14 @@ from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import OnsetBound, StepSeries, estimate_of_run, units
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
+FEWEST_BLOCKS = MEASUREMENT.fewest_blocks
+BLOCKS_FOR_PROOF = MEASUREMENT.blocks_for_proof
+STEPS_FOR_PROOF = MEASUREMENT.steps_for_proof
+HOPELESS = MEASUREMENT.hopeless_trial
+_FASTEST_STEP = 1e-7
+"""Seconds of the fastest possible optimizer step; a workload that reports a faster one is
+broken."""
+
 
 class Timed(Protocol):
     """A block, as reported or as stored."""
@@ -62,15 +70,6 @@ def straggler_ratio(block: Timed) -> float | None:
     step = block.seconds / block.steps
     own = [max(step - waited, 1e-9) for waited in exposed]
     return float(max(own) / statistics.median_low(own))
-
-
-FEWEST_BLOCKS = MEASUREMENT.fewest_blocks
-BLOCKS_FOR_PROOF = MEASUREMENT.blocks_for_proof
-STEPS_FOR_PROOF = MEASUREMENT.steps_for_proof
-HOPELESS = MEASUREMENT.hopeless_trial
-_FASTEST_STEP = 1e-7
-"""Seconds of the fastest possible optimizer step; a workload that reports a faster one is
-broken."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@ from storage.holders import user_name
 
 _DIGITS = 8
 _FIRST_PROCESS = 1
+VARIABLE = "AUTOTUNE_MACHINE"
+"""Variable with a name that the user gives, and that stays when a container is made anew."""
+_LONGEST = 200
+_OF_MANY = ("localhost", "localhost.localdomain", "localhost6", "(none)", "")
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
+_ID_LETTERS = 8
 
 
 def owned(place: str) -> str:
@@ -76,14 +82,6 @@ def _processors() -> list[list[int]]:
     except OSError:  # another user's, under a security module
         return []
     return [] if own == everything else [sorted(own)]
-
-
-VARIABLE = "AUTOTUNE_MACHINE"
-"""Variable with a name that the user gives, and that stays when a container is made anew."""
-_LONGEST = 200
-_OF_MANY = ("localhost", "localhost.localdomain", "localhost6", "(none)", "")
-_MACHINE_IDS = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
-_ID_LETTERS = 8
 
 
 def this_machine() -> str:

@@ -35,6 +35,20 @@ from storage import Database
 
 MOST_SECONDS = 3.0
 """Longest wait for the lookup: beyond it, the result is the same."""
+_PACKAGES = ("torch", "optuna", "sqlalchemy")
+_OPTIONAL = {
+    **PACKAGES,
+    "optuna-dashboard": "autotune dashboard",
+    "pandas": "autotune export --trials",
+}
+"""Package -> the only feature that needs it."""
+BASELINE_RUN = "doctor"
+"""Name of the run of the baseline; names of other runs begin with it."""
+_HERE = section_of("local")
+_LEAST_SHARED_MEMORY = 1 << 30
+_BUSY = 0.5
+_COMPILED_AGAIN = 3
+"""Number of last steps that all compile; after the second shape graphs are dynamic."""
 
 
 def judged(address: str) -> tuple[bool, str]:
@@ -57,22 +71,6 @@ def judged(address: str) -> tuple[bool, str]:
         "(torch asks for IPv4 addresses within IPv6, which lines without `::ffff:` do not answer), or "
         "`options timeout:1 attempts:1` in /etc/resolv.conf"
     )
-
-
-_PACKAGES = ("torch", "optuna", "sqlalchemy")
-_OPTIONAL = {
-    **PACKAGES,
-    "optuna-dashboard": "autotune dashboard",
-    "pandas": "autotune export --trials",
-}
-"""Package -> the only feature that needs it."""
-BASELINE_RUN = "doctor"
-"""Name of the run of the baseline; names of other runs begin with it."""
-_HERE = section_of("local")
-_LEAST_SHARED_MEMORY = 1 << 30
-_BUSY = 0.5
-_COMPILED_AGAIN = 3
-"""Number of last steps that all compile; after the second shape graphs are dynamic."""
 
 
 class _Doubt(AutotuneError):

@@ -28,6 +28,20 @@ if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlche
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"
 _NAMED = "workload:\n"
+TODO = "TODO"
+_OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
+_GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
+_SPREAD = 2
+"""Factor between values to try and today's."""
+_END = (
+    "",
+    "# The loss of a command is not seen: what may change it is recommended only if you allow that.",
+    "# measurement: {unchecked_numerics: allow}",
+    "budget:",
+    "  trials: 20            # wall_time: 30m is a limit as well",
+    "export: best.yaml",
+    "",
+)
 
 
 def write_study(path: Path) -> None:
@@ -197,13 +211,6 @@ def _written(path: Path, text: str) -> bool:
     return True
 
 
-TODO = "TODO"
-_OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
-_GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
-_SPREAD = 2
-"""Factor between values to try and today's."""
-
-
 def study(command: Sequence[str], name: str) -> str:
     """Return the text of study.yaml.
 
@@ -298,14 +305,3 @@ def _space(today: dict[str, int], held: str | None) -> Iterator[str]:
         yield ""
         yield "# Nothing accumulates, so that the global batch changes with the micro-batch."
         yield "objective: {global_batch: free}"
-
-
-_END = (
-    "",
-    "# The loss of a command is not seen: what may change it is recommended only if you allow that.",
-    "# measurement: {unchecked_numerics: allow}",
-    "budget:",
-    "  trials: 20            # wall_time: 30m is a limit as well",
-    "export: best.yaml",
-    "",
-)

@@ -28,6 +28,9 @@ from storage import (
     StoredStudy,
 )
 
+BASELINE = 0
+"""Number of its trial."""
+
 
 class AttemptCache:
     """Write-through cache of a study's attempts.
@@ -96,10 +99,6 @@ class AttemptCache:
         """
         self._known = None
         self._records.finish(self._lease, attempt.id, result, blocks, environment_id)
-
-
-BASELINE = 0
-"""Number of its trial."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from autotune.study.time_budget import FinalsPlan
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, MessageCode, NewMessage, Purpose
 
+_ALL_BLOCKS = 1_000_000
+"""Fewest blocks of a run, so that no interval ends it."""
+
 
 class Finals:
     """Finals of one study, which go on from wherever the records stand, as far as the time goes."""
@@ -322,10 +325,6 @@ class Finals:
                 return
             attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
             self._runner.run_monitored(attempt, ProfileMonitor())
-
-
-_ALL_BLOCKS = 1_000_000
-"""Fewest blocks of a run, so that no interval ends it."""
 
 
 class SoakPair:

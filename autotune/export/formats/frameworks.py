@@ -29,6 +29,8 @@ NODE = "++autotune"
 """Where a knob of a workload goes: a node of its own, in whatever configuration the job has."""
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 _OTHER_TYPES = ("null", "true", "false", "nan", "inf", "infinity")
+_STRATEGY = "strategy.init_args"
+_CLASS = "lightning.pytorch.strategies.DDPStrategy"
 
 
 def hydra(best: BestConfig) -> Said:
@@ -77,10 +79,6 @@ def _quoted(value: KnobValue) -> str:
     # A backslash counts only before a quote.
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
-
-
-_STRATEGY = "strategy.init_args"
-_CLASS = "lightning.pytorch.strategies.DDPStrategy"
 
 
 def hf_trainer(best: BestConfig) -> Said:

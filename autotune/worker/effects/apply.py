@@ -34,6 +34,8 @@ _ON_FORWARD = (
 """Knobs that act on the forward pass of the bare model."""
 _IN_GRAPH = ("attention", "micro_batch", "precision")
 """Further knobs that a compiled graph is made for."""
+ATTENTION = "attention"
+"""Seen in a profile only: a model may call it anywhere."""
 
 
 class Applied:
@@ -227,10 +229,6 @@ class Applied:
         in the threads of several devices.
         """
         return bool(self._knobs["compile"] == "none" and len(self._devices) == 1)
-
-
-ATTENTION = "attention"
-"""Seen in a profile only: a model may call it anywhere."""
 
 
 def _module_of(kind: type) -> Callable[[nn.Module], bool]:

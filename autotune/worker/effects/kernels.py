@@ -25,6 +25,8 @@ _ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash3": SDPBackend.FLASH_ATTENTION,
 }
+_MULTIPLE = 16
+"""Divisor of the dimensions of a matrix that FP8 products take."""
 
 
 @runtime_checkable
@@ -286,10 +288,6 @@ def _recomputes(model: nn.Module) -> bool:
 def _stop_recomputing(model: nn.Module) -> None:
     stop = getattr(model, "activation_checkpointing_disable", None)  # since 5.23
     (stop or model.gradient_checkpointing_disable)()  # type: ignore[operator]
-
-
-_MULTIPLE = 16
-"""Divisor of the dimensions of a matrix that FP8 products take."""
 
 
 def converted_to_float8(knobs: Knobs, model: nn.Module) -> nn.Module:

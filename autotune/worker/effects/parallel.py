@@ -21,6 +21,26 @@ from autotune.worker.effects.compression import compress_gradients, compressed_m
 from autotune.worker.effects.precision import AUTOCAST_DTYPES
 from autotune.worker.protocol import Knobs
 
+_DDP_DEFAULT_BUCKET = 25
+_MIB = 1 << 20
+# torch 2.13 has renamed it and warns of the old name.
+BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
+DDP_ARGUMENTS = {
+    "bucket_cap_mb": "bucket_cap_mb",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph",
+    "find_unused_parameters": "find_unused_parameters",
+    "broadcast_buffers": BUFFERS,
+}
+"""Knob -> argument of DistributedDataParallel."""
+SHARDING = ("fsdp", "fsdp_keep", "hsdp")
+"""Values of parallelism with which each rank holds a part of the weights."""
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the modules of the longest lists (nn.ModuleList, nn.Sequential) of one class each.
@@ -54,25 +74,6 @@ def repeated(model: nn.Module, knob: str) -> list[nn.Module]:
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-_DDP_DEFAULT_BUCKET = 25
-_MIB = 1 << 20
-# torch 2.13 has renamed it and warns of the old name.
-BUFFERS = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
-    else "broadcast_buffers"
-)
-DDP_ARGUMENTS = {
-    "bucket_cap_mb": "bucket_cap_mb",
-    "gradient_as_bucket_view": "gradient_as_bucket_view",
-    "static_graph": "static_graph",
-    "find_unused_parameters": "find_unused_parameters",
-    "broadcast_buffers": BUFFERS,
-}
-"""Knob -> argument of DistributedDataParallel."""
-SHARDING = ("fsdp", "fsdp_keep", "hsdp")
-"""Values of parallelism with which each rank holds a part of the weights."""
 
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
@@ -201,9 +202,6 @@ def optimizer(
         defaults = {name: value for name, value in plain.defaults.items() if name in taken}
         return ZeroRedundancyOptimizer(plain.param_groups, optimizer_class=type(plain), **defaults)
     return compressed_momentum(knobs, model, plain)
-
-
-Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 class _Replica(nn.Module):

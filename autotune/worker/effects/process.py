@@ -45,6 +45,9 @@ VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
 """Knob -> variables of the environment that `environment` sets for it."""
 VARIABLES = tuple(name for names in VARIABLES_OF.values() for name in names)
 """Variables that `environment` may set."""
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+_ADDRESS_BYTES = 32
 
 
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
@@ -161,11 +164,6 @@ def garbage_collection(knobs: Knobs) -> None:
         gc.collect()
         gc.freeze()
         gc.disable()
-
-
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
-_PROCESSORS = Path("/sys/devices/system/cpu")
-_ADDRESS_BYTES = 32
 
 
 def near_device(knobs: Knobs, device: torch.device) -> None:

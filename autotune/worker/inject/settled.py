@@ -17,6 +17,16 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+_MOST_BYTES = 100 * 1024
+"""Largest settings file: people write them by hand, and larger files are data."""
+_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", ".cache", ".git"}
+"""Folders of libraries and caches."""
+_DATA = re.compile(
+    r"tokeni[sz]er|vocab|merges|special_tokens|added_tokens|\.index\.json$|package-lock|annotations",
+    re.IGNORECASE,
+)
+"""Names of files that belong to models or data and hold no settings of a training."""
+
 
 class Settled:
     """Observer of the process of a script, from `watch` on.
@@ -80,17 +90,6 @@ def _before(owner: Any, name: str, callback: Callable[[], object]) -> None:
         return original(*args, **kwargs)
 
     setattr(owner, name, calling)
-
-
-_MOST_BYTES = 100 * 1024
-"""Largest settings file: people write them by hand, and larger files are data."""
-_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", ".cache", ".git"}
-"""Folders of libraries and caches."""
-_DATA = re.compile(
-    r"tokeni[sz]er|vocab|merges|special_tokens|added_tokens|\.index\.json$|package-lock|annotations",
-    re.IGNORECASE,
-)
-"""Names of files that belong to models or data and hold no settings of a training."""
 
 
 def may_hold_settings(path: Path) -> bool:

@@ -46,6 +46,25 @@ from autotune.worker.sandbox import scratch
 
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 16
+# DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
+_PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.onnx",
+    "autotune.worker.rank.main",
+    "autotune.worker.node.trial",
+    "autotune.worker.node.preloaded",
+]
+_PROGRESS_CHECK_SECONDS = 0.1
+HEARTBEAT_SECONDS = 5.0
+_GAP_SECONDS = 3.0
+"""Longest regular interval between two checks of the ranks, which come ten times a second.
+
+After a longer one the node was suspended.
+"""
+_FAREWELL_SECONDS = 5.0
+_READ_BYTES = 1 << 20
 
 
 def interface_of(address: str) -> str:
@@ -68,27 +87,6 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     raise OSError(f"no network interface of this node has the address {address}")
-
-
-# DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
-_PRELOADED = [
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.onnx",
-    "autotune.worker.rank.main",
-    "autotune.worker.node.trial",
-    "autotune.worker.node.preloaded",
-]
-_PROGRESS_CHECK_SECONDS = 0.1
-HEARTBEAT_SECONDS = 5.0
-_GAP_SECONDS = 3.0
-"""Longest regular interval between two checks of the ranks, which come ten times a second.
-
-After a longer one the node was suspended.
-"""
-_FAREWELL_SECONDS = 5.0
-_READ_BYTES = 1 << 20
 
 
 def main() -> NoReturn:

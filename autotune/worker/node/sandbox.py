@@ -21,6 +21,17 @@ _USUAL = {
     "TORCH_EXTENSIONS_DIR": ("~/.cache/torch_extensions", 2),
 }
 """Variable -> the user's default folder for compiled code, and how deep its entries lie."""
+OVERLAY, COPIES = "overlay", "copies"
+"""Means of protection: an overlay file system, or redirected writes to copies."""
+_REFUSED = "Permission denied"
+_MAY_BE_REFUSED = (
+    "CalledProcessError",
+    "PytorchStreamWriter",
+    "open file failed",
+    "cannot open file",
+)
+"""Errors of programs and libraries that do not pass on the message of the kernel."""
+_MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
 def shared_caches(variables: Mapping[str, str]) -> list[str]:
@@ -60,19 +71,6 @@ def _show(usual: Path, cache: Path, depth: int) -> None:
                 _show(entry, shown, depth - 1)
             elif not shown.exists():
                 shown.symlink_to(entry)
-
-
-OVERLAY, COPIES = "overlay", "copies"
-"""Means of protection: an overlay file system, or redirected writes to copies."""
-_REFUSED = "Permission denied"
-_MAY_BE_REFUSED = (
-    "CalledProcessError",
-    "PytorchStreamWriter",
-    "open file failed",
-    "cannot open file",
-)
-"""Errors of programs and libraries that do not pass on the message of the kernel."""
-_MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ from autotune.worker.rank.context import RankContext
 _LOCAL_RANK_ARGUMENTS = {TORCH_LAUNCH: "--local-rank", DEEPSPEED: "--local_rank"}
 _SETS_THREADS = (TORCHRUN, TORCH_LAUNCH)
 _ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_ROWS, _COLUMNS = 24, 80
+"""Size of a terminal that does not say another."""
+_LOCAL_MODES, _CHARACTERS = 3, 6
+"""Places in what termios.tcgetattr returns."""
+_MAIN = "__main__"
+_SOURCE = (".py", ".pyw")
 
 
 def launcher_variables(
@@ -107,12 +113,6 @@ def launcher_threads(script: Script, ranks: int, environment: Mapping[str, str])
     return 1 if sets else None
 
 
-_ROWS, _COLUMNS = 24, 80
-"""Size of a terminal that does not say another."""
-_LOCAL_MODES, _CHARACTERS = 3, 6
-"""Places in what termios.tcgetattr returns."""
-
-
 def open_terminal() -> None:
     """Make a terminal the standard input of this process, on which every read is at its end.
 
@@ -131,10 +131,6 @@ def open_terminal() -> None:
         os.close(terminal)
         # multiprocessing has put an empty file here.
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (a descriptor)
-
-
-_MAIN = "__main__"
-_SOURCE = (".py", ".pyw")
 
 
 def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:

@@ -16,6 +16,11 @@ from autotune.worker.rank.rendezvous import RankFigures, among_ranks
 from autotune.worker.rank.training import Span, Training, no_span
 from autotune.worker.workload import Workload, check_loss
 
+_MOST_HALVINGS = 24
+"""Largest number of halvings of the loss scale, which is 2**16 at first."""
+_SPARE = 4
+"""Factor by which gradients may grow in the steps that follow."""
+
 
 def of_longest(workload: Workload, request: TrialRequest) -> Workload:
     """Return the workload with a dataset of nothing but its longest samples.
@@ -33,13 +38,6 @@ def of_longest(workload: Workload, request: TrialRequest) -> Workload:
         raise ValueError(f"Workload: `longest` gave no places for {count} samples")
     again = list(itertools.islice(itertools.cycle(places), count))
     return dataclasses.replace(workload, dataset=Subset(workload.dataset, again))
-
-
-_MOST_HALVINGS = 24
-"""Largest number of halvings of the loss scale, which is 2**16 at first."""
-
-_SPARE = 4
-"""Factor by which gradients may grow in the steps that follow."""
 
 
 class _Overflow(NamedTuple):

@@ -17,6 +17,13 @@ from autotune.worker.rank.context import RankContext
 _TIMEOUT = datetime.timedelta(minutes=30)
 _kept: list[TCPStore] = []
 """Stores that must live as long as the process."""
+Figures = TypeVar("Figures", bound=tuple[Any, ...])
+Gather = Callable[[Any], list[Any]]
+"""This rank's figures -> those of every rank, on every rank.
+
+All of them must choose the same next block. Figures are a NamedTuple of numbers and of such
+NamedTuples, of one type on every rank.
+"""
 
 
 def variables(placement: Placement, context: RankContext, store: Store) -> dict[str, str]:
@@ -55,17 +62,6 @@ def open_store(host: str, timeout: datetime.timedelta) -> TCPStore:
         timeout=timeout,
         master_listen_fd=listener.detach(),
     )
-
-
-Figures = TypeVar("Figures", bound=tuple[Any, ...])
-
-
-Gather = Callable[[Any], list[Any]]
-"""This rank's figures -> those of every rank, on every rank.
-
-All of them must choose the same next block. Figures are a NamedTuple of numbers and of such
-NamedTuples, of one type on every rank.
-"""
 
 
 class RankFigures(NamedTuple):

@@ -25,6 +25,9 @@ from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
 
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+"""Names that wrappers put into those of parameters."""
+
 
 class ReplicaSums(NamedTuple):
     """Two sums that are equal for equal replicas of a model."""
@@ -246,10 +249,6 @@ class UpdateNorms:
                 gradient = whole(parameter.grad.detach())
                 scaled = gradient if factor == 1 else gradient.double() * factor
                 self._sketcher.add(self._places[parameter], scaled)
-
-
-_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
-"""Names that wrappers put into those of parameters."""
 
 
 def plain(name: str) -> str:

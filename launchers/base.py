@@ -319,7 +319,6 @@ class LauncherSection(BaseModel, ABC):
         """
         return None
 
-    @abstractmethod
     def open(
         self,
         resources: Resources,
@@ -341,3 +340,8 @@ class LauncherSection(BaseModel, ABC):
             NotHere: this machine lacks the resources, or a package is not installed.
             LauncherError: the resources are not available at present.
         """
+        return self._launcher()(resources, log_dir, busy, env or {})
+
+    @abstractmethod
+    def _launcher(self) -> Callable[[Resources, str, Busy, Mapping[str, str]], Launcher]:
+        """Import what the launcher needs; return what opens it, with the arguments of `open`."""

@@ -1,15 +1,14 @@
 """Sections of a study file for launchers: which one a study names, and how it is read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
 from autotune.errors import BadInput
-from launchers.base import Launcher, LauncherSection, Resources
+from launchers.base import Launcher, LauncherSection
 from launchers.ray_section import RaySection
-from launchers.reservation import Busy, refuse
 from launchers.slurm_allocation import JOB, OUTSIDE
 
 _CLUSTER = "SLURM_CLUSTER_NAME"
@@ -20,17 +19,10 @@ class LocalSection(LauncherSection):
 
     kind: Literal["local"]
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-    ) -> Launcher:
-        """Return the opened launcher."""
+    def _launcher(self) -> Callable[..., Launcher]:
         from launchers.local import LocalLauncher
 
-        return LocalLauncher(resources, log_dir, busy, env or {})
+        return LocalLauncher
 
 
 class SlurmSection(LauncherSection):
@@ -61,17 +53,10 @@ class SlurmSection(LauncherSection):
         """Return an empty text: ranks meet on the first node that a slot takes."""
         return ""
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-    ) -> Launcher:
-        """Return the opened launcher."""
+    def _launcher(self) -> Callable[..., Launcher]:
         from launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(resources, log_dir, busy, env or {})
+        return SlurmLauncher
 
 
 Section = LocalSection | RaySection | SlurmSection

@@ -13,9 +13,9 @@ from autotune.views.live import LiveView, lines
 from autotune.worker.protocol import Knobs, Outcome
 from benchmarks import gpu_policy
 from launchers.replay import Answer, Behaviour, Launch
+from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from launchers.replay.device import read_device
-from launchers.replay.speed import SpeedVariation
 from tests.control.replayed import PLAIN, Replayed, rate
 
 WIDTHS = (80, 120)

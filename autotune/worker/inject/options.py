@@ -3,13 +3,13 @@
 import argparse
 import contextlib
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from autotune.worker.patches import wrapping
 from autotune.worker.survey_result import Option
 
 _SCALARS = (bool, int, float, str)
@@ -39,11 +39,10 @@ class Options:
 
     def watch(self) -> None:
         """Record what argparse makes of the command line, in this process and from now on."""
-        parse = argparse.ArgumentParser.parse_known_args
 
-        @functools.wraps(parse)
+        @wrapping(argparse.ArgumentParser, "parse_known_args")
         def watched(
-            parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
+            parse: Any, parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
         ) -> Any:
             found = parse(parser, args, *more, **named)
             # Two parsers often share the command line: one leaves unknown arguments to the other.
@@ -51,8 +50,6 @@ class Options:
                 for option in _of_parser(parser, found[0]):
                     self._parsed.setdefault(option.name, option)
             return found
-
-        argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
 
     def found(self) -> tuple[Option, ...]:
         """Return all options, by argparse, click, typer, Hydra or a dataclass.

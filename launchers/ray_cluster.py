@@ -24,8 +24,14 @@ from launchers.base import Launcher, Link, Resources
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
-from launchers.ray_nodes import ANSWER_SECONDS, Cluster, TooSmall
-from launchers.ray_placement import Demand, SlotPlacement, strategy_of
+from launchers.ray_nodes import (
+    ANSWER_SECONDS,
+    Cluster,
+    Demand,
+    SlotPlacement,
+    TooSmall,
+    strategy_of,
+)
 from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 

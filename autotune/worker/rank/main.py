@@ -50,8 +50,7 @@ from autotune.worker.rank import (
 )
 from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
 from autotune.worker.rank.loop import TrainingLoop, of_longest
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.training import no_span
+from autotune.worker.rank.training import no_span, run_blocks
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.sandbox import uploads
 

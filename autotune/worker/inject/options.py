@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from autotune.worker.inject.batch_samples import is_dataclass
 from autotune.worker.patches import wrapping
 from autotune.worker.survey_result import Option
 
@@ -182,7 +183,7 @@ def _of_dataclasses() -> Iterator[Option]:
         return
     for frame in _frames():
         for value in frame.f_locals.values():
-            if _is_instance(value) and _is_of_main(frame):
+            if is_dataclass(value) and _is_of_main(frame):
                 for path, option in _leaves(value, ""):
                     yield _spelt(library, path, option)
                 return
@@ -198,11 +199,6 @@ def _spelt(library: str, path: str, option: Option) -> Option:
     return dataclasses.replace(option, flag=pair, switch=True)
 
 
-def _is_instance(value: Any) -> bool:
-    """Return whether a value is an instance of a dataclass, and no class itself."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
 def _is_of_main(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "__main__"
 
@@ -214,7 +210,7 @@ def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Option]]:
         hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
-        if _is_instance(value):
+        if is_dataclass(value):
             yield from _leaves(value, f"{prefix}{field.name}.")
         elif isinstance(value, _SCALARS):
             kind = hints.get(field.name)

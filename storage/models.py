@@ -1,8 +1,9 @@
 """The `autotune_*` tables, with column types for any text, JSON and number of a training run."""
 
+import dataclasses
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -18,6 +19,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class AnyText(TypeDecorator[str]):
@@ -67,6 +71,21 @@ class AnyFloat(TypeDecorator[float]):
 
 class Base(DeclarativeBase):
     """Base of our own tables, which a prefix keeps apart from Optuna's."""
+
+
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+def record_of(made: type[Record], row: Base, **converted: Any) -> Record:
+    """Return a record with the values of the columns that have the names of its fields.
+
+    Args:
+        made: class of the record.
+        row: to read.
+        converted: fields whose value is not that of a column.
+    """
+    names = {field.name for field in dataclasses.fields(made)} - converted.keys()
+    return made(**{name: getattr(row, name) for name in names}, **converted)
 
 
 class LeaseRow(Base):

@@ -24,6 +24,7 @@ from storage.models import (
     NoiseRow,
     RecommendationRow,
     StudyRow,
+    record_of,
 )
 from storage.order import OPEN, open_in, place, recent_hours
 from storage.records import (
@@ -395,24 +396,4 @@ def settled(row: StudyRow, state: StudyState) -> StudyState:
 
 def stored(row: StudyRow) -> StoredStudy:
     """Return a row as a study."""
-    return StoredStudy(
-        id=row.id,
-        name=row.name,
-        queue=row.queue,
-        spec=row.spec,
-        workdir=row.workdir,
-        state=StudyState(row.state),
-        stop_requested=row.stop_requested,
-        error=row.error,
-        verdict=row.verdict,
-        facts=row.facts,
-        search_ended=row.search_ended,
-        elapsed=row.elapsed,
-        created=row.created,
-        retry_at=row.retry_at,
-        retries=row.retries,
-        file=row.file,
-        owner=row.owner,
-        priority=row.priority,
-        held=row.held,
-    )
+    return record_of(StoredStudy, row, state=StudyState(row.state))

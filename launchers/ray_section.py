@@ -12,6 +12,7 @@ from pydantic import Field
 from launchers.base import Launcher, LauncherSection, Resources
 from launchers.ray_token import MODE, SINCE
 from launchers.reservation import Busy, refuse
+from launchers.shares import Tenant
 
 _AUTO = "auto"
 """Address of the cluster that this machine is in."""
@@ -68,11 +69,12 @@ class RaySection(LauncherSection):
         log_dir: str,
         busy: Busy = refuse,
         env: Mapping[str, str] | None = None,
+        tenant: Tenant | None = None,
     ) -> Launcher:
         """Return the opened launcher."""
         from launchers.ray_cluster import RayLauncher
 
-        return RayLauncher(resources, log_dir, self.address, busy, env or {})
+        return RayLauncher(resources, log_dir, self.address, busy, env or {}, tenant)
 
 
 def protection(

@@ -10,6 +10,7 @@ from autotune.errors import BadInput
 from launchers.base import Launcher, LauncherSection, Resources
 from launchers.ray_section import RaySection
 from launchers.reservation import Busy, refuse
+from launchers.shares import Tenant
 from launchers.slurm_allocation import JOB, OUTSIDE
 
 _CLUSTER = "SLURM_CLUSTER_NAME"
@@ -26,8 +27,9 @@ class LocalSection(LauncherSection):
         log_dir: str,
         busy: Busy = refuse,
         env: Mapping[str, str] | None = None,
+        tenant: Tenant | None = None,
     ) -> Launcher:
-        """Return the opened launcher."""
+        """Return the opened launcher, which no other study shares."""
         from launchers.local import LocalLauncher
 
         return LocalLauncher(resources, log_dir, busy, env or {})
@@ -67,8 +69,9 @@ class SlurmSection(LauncherSection):
         log_dir: str,
         busy: Busy = refuse,
         env: Mapping[str, str] | None = None,
+        tenant: Tenant | None = None,
     ) -> Launcher:
-        """Return the opened launcher."""
+        """Return the opened launcher, which no other study shares."""
         from launchers.slurm import SlurmLauncher
 
         return SlurmLauncher(resources, log_dir, busy, env or {})

@@ -334,7 +334,6 @@ class LauncherSection(BaseModel, ABC):
         """
         return None
 
-    @abstractmethod
     def open(
         self,
         resources: Resources,
@@ -358,3 +357,10 @@ class LauncherSection(BaseModel, ABC):
             NotHere: this machine lacks the resources, or a package is not installed.
             LauncherError: the resources are not available at present.
         """
+        return self._launcher(tenant)(resources, log_dir, busy, env or {})
+
+    @abstractmethod
+    def _launcher(
+        self, tenant: Tenant | None
+    ) -> Callable[[Resources, str, Busy, Mapping[str, str]], Launcher]:
+        """Import what the launcher needs; return what opens it, with the other arguments of `open`."""

@@ -3,31 +3,35 @@
 This process never talks to Ray itself: see launchers.driver.
 """
 
+import base64
 import contextlib
 import importlib.util
 import itertools
 import queue
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import DevicesTaken, LauncherError, NotHere
-from launchers import devices
+from autotune.worker.files import make_private
+from launchers import layout
 from launchers.agents import Node
-from launchers.base import Launcher, Resources, Slot
-from launchers.driver import Driver, Refused
+from launchers.base import Launcher, Link, Resources, Slot
+from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
-from launchers.ray_link import RayLink
-from launchers.ray_nodes import Cluster, TooSmall
+from launchers.ray_nodes import ANSWER_SECONDS, Cluster, TooSmall
 from launchers.ray_placement import Demand, SlotPlacement, strategy_of
 from launchers.ray_shares import RayShares
 from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.shares import Tenant
 from launchers.slot import AgentSlot
 
+_LOOPBACK = "127.0.0.1"
 _SETTLE_SECONDS = 3.0
 """Time until freed resources show as free. Only after that are they held by others."""
 _POLL_SECONDS = 0.5
@@ -39,6 +43,84 @@ _LOOKS = 100
 """Looks at the cluster, five minutes together, after which slots that it has lost are not planned."""
 _ASK_SECONDS = 120.0
 """Time for which a study asks a cluster that is too small for room before others have their turn."""
+
+
+class RayLink(Link):
+    """Connection to an agent through the actor that owns it."""
+
+    def __init__(
+        self, placement: SlotPlacement, bundle: int, log: str, env: Mapping[str, str]
+    ) -> None:
+        self._cluster, self._node = placement.cluster, placement.nodes[bundle]
+        layout = self._cluster.layout
+        self.host = _LOOPBACK if layout.nodes == 1 else self._node.address
+        self.where = str(self._node) if self._cluster.is_shared else ""
+        self._wire = self._cluster.driver.wire()
+        self._closed = False
+        self._cluster.driver.call(
+            "start",
+            link=self._wire.number,
+            group=placement.group,
+            bundle=bundle,
+            resources=layout.bundle,
+            host=self.host,
+            log=log,
+            env=dict(env),
+        )
+
+    def send(self, line: bytes) -> bool:
+        try:
+            return bool(self._call("send", text=line.decode()))
+        except (DriverLost, Refused):
+            return False
+
+    def read(self) -> bytes:
+        line = self._wire.read()
+        if not line and not self._closed and not self._cluster.driver.lost:
+            self._cluster.avoided.add(self._node.id)
+        return line
+
+    def loss_reason(self) -> str:
+        if self._cluster.driver.lost:
+            return self._cluster.driver.lost
+        return f"node {self._node} was lost" if self._wire.node_lost else ""
+
+    def mark_suspect(self) -> None:
+        self._cluster.avoided.add(self._node.id)
+
+    def fetch_files(self, folder: Path) -> None:
+        token = f"brought-{secrets.token_hex(8)}"
+        with contextlib.suppress(DriverLost, Refused, OSError):
+            make_private(folder)
+            (folder / token).touch()
+            try:
+                files = self._cluster.driver.call(
+                    "taken",
+                    ANSWER_SECONDS,
+                    link=self._wire.number,
+                    folder=str(folder),
+                    token=token,
+                )
+                for name, content in files.items():
+                    (folder / Path(name).name).write_bytes(base64.b64decode(content))
+            finally:
+                (folder / token).unlink()
+
+    def close(self) -> str:
+        if self._closed:
+            return ""
+        self._closed = True
+        try:
+            left = str(self._call("end"))
+        except (DriverLost, Refused):
+            return ""
+        if left and self._cluster.is_shared and self._node.id in self._cluster.avoided.now():
+            return ""  # its node does not answer: Ray ends it once it does
+        return left
+
+    def _call(self, name: str, **arguments: Any) -> object:
+        driver = self._cluster.driver
+        return driver.call(name, ANSWER_SECONDS, link=self._wire.number, **arguments)
 
 
 class RayLauncher(Launcher):
@@ -55,9 +137,9 @@ class RayLauncher(Launcher):
         self,
         resources: Resources,
         log_dir: str,
-        address: str | None,
         busy: Busy,
         env: Mapping[str, str],
+        address: str | None,
         tenant: Tenant | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -81,12 +163,17 @@ class RayLauncher(Launcher):
         self._plans: deque[int] = deque(maxlen=_LOOKS)
         """Numbers of slots that the cluster had room for, at the last looks."""
         self._reservation = Reservation(busy)
-        try:
+        with self._closed_on_failure():
             if address is None and _is_for_processors(resources):
-                self._reservation.take(devices.processors())
+                self._reservation.take(layout.processors())
             self._driver = Driver(address, log_dir, self._joining(address))
             self._cluster = self._joined(resources, self._driver, address)
             self._open(address)
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
         except Refused as error:
             self.close()
             raise LauncherError(f"the Ray cluster fails: {error}") from error
@@ -292,4 +379,4 @@ def _instead_of_a_rival(error: LauncherError) -> Iterator[None]:
 
 
 def _is_for_processors(resources: Resources) -> bool:
-    return not plan(resources, [devices.this_machine()]).gpus_per_worker
+    return not plan(resources, [layout.this_machine()]).gpus_per_worker

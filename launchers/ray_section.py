@@ -1,17 +1,17 @@
 """Section of a study file for the launcher on a Ray cluster, and what `doctor` checks of it."""
 
 import contextlib
+import functools
 import importlib.metadata
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from launchers.base import Launcher, LauncherSection, Resources
+from launchers.base import Launcher, LauncherSection
 from launchers.ray_token import MODE, SINCE
-from launchers.reservation import Busy, refuse
 from launchers.shares import Tenant
 
 _AUTO = "auto"
@@ -63,18 +63,10 @@ class RaySection(LauncherSection):
             return None  # the launcher reports it
         return protection(self.address, environment, version)
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-        tenant: Tenant | None = None,
-    ) -> Launcher:
-        """Return the opened launcher."""
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.ray_cluster import RayLauncher
 
-        return RayLauncher(resources, log_dir, self.address, busy, env or {}, tenant)
+        return functools.partial(RayLauncher, address=self.address, tenant=tenant)
 
 
 def protection(

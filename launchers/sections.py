@@ -1,15 +1,14 @@
 """Sections of a study file for launchers: which one a study names, and how it is read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
 from autotune.errors import BadInput
-from launchers.base import Launcher, LauncherSection, Resources
+from launchers.base import Launcher, LauncherSection
 from launchers.ray_section import RaySection
-from launchers.reservation import Busy, refuse
 from launchers.shares import Tenant
 from launchers.slurm_allocation import JOB, OUTSIDE
 
@@ -21,18 +20,10 @@ class LocalSection(LauncherSection):
 
     kind: Literal["local"]
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-        tenant: Tenant | None = None,
-    ) -> Launcher:
-        """Return the opened launcher, which no other study shares."""
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.local import LocalLauncher
 
-        return LocalLauncher(resources, log_dir, busy, env or {})
+        return LocalLauncher
 
 
 class SlurmSection(LauncherSection):
@@ -63,18 +54,10 @@ class SlurmSection(LauncherSection):
         """Return an empty text: ranks meet on the first node that a slot takes."""
         return ""
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-        tenant: Tenant | None = None,
-    ) -> Launcher:
-        """Return the opened launcher, which no other study shares."""
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(resources, log_dir, busy, env or {})
+        return SlurmLauncher
 
 
 Section = LocalSection | RaySection | SlurmSection

@@ -8,8 +8,7 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import StaleLease
-from storage.clocks import Moment
-from storage.holders import is_gone, started
+from storage.holders import Moment, is_gone, started
 from storage.models import LeaseRow
 from storage.records import Lease, LeaseHolder, LeaseState, StoredStudy, StudyState
 from storage.transactions import Transactions

@@ -84,7 +84,7 @@ class LeaseRow(Base):
     started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.holders
     expires: Mapped[float] = mapped_column(Float)  # database time
     token: Mapped[str | None] = mapped_column(String(32))  # identifies this holder
-    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.clocks
+    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.holders
     boot_expires: Mapped[float | None] = mapped_column(Float)
 
 

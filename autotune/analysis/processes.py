@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from autotune.measurement.arms import Arm
-from autotune.measurement.contrasts import Variance
+from autotune.measurement.contrasts import Arm, Variance
 from autotune.measurement.noise import standard_error
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import StepSeries

@@ -1,7 +1,11 @@
-"""Commands about the order and shares of studies: queue, move, hold, release, quota, weight."""
+"""Commands about order and shares of studies: queue, move, hold, quota and so on; and `submit`."""
 
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +38,22 @@ _LEAST_WEIGHT = 0.001
 """Smallest weight, and the inverse of the largest: no cluster has so many slots to share."""
 _MOST_OWNER = 255
 """Length of an owner's name in the storage, in characters."""
+_DeviceHours = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=_MOST_DEVICE_HOURS, callback=finite, help="Device hours in so many --days."
+    ),
+]
+_Days = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=_MOST_DAYS,
+        callback=finite,
+        help="Days that --device-hours is for; 1 at the beginning.",
+    ),
+]
+_JOB = "job"
 
 
 def queue(
@@ -56,24 +76,8 @@ def quota(
     studies: Annotated[
         int | None, typer.Option(min=0, max=_MOST_STUDIES, help="Studies at a time.")
     ] = None,
-    device_hours: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=_MOST_DEVICE_HOURS,
-            callback=finite,
-            help="Device hours in so many --days.",
-        ),
-    ] = None,
-    days: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=_MOST_DAYS,
-            callback=finite,
-            help="Days that --device-hours is for; 1 at the beginning.",
-        ),
-    ] = None,
+    device_hours: _DeviceHours = None,
+    days: _Days = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the quota.")] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
@@ -172,3 +176,39 @@ def release(study: StudyArgument, storage: StorageOption = None) -> None:
     served = repository.leases.serving(released)
     starts = "" if served else f" No daemon serves its queue: autotune resume {name} starts one."
     print(f"{name} is {released.state}.{starts}")
+
+
+def submit(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="STUDY.yaml [-- OPTIONS]", help="The study, and options of sbatch."),
+    ],
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the script; submit nothing.")
+    ] = False,
+    kubernetes: Annotated[
+        str | None, typer.Option(help="Print a manifest instead: job.", metavar="KIND")
+    ] = None,
+) -> None:
+    """Submit a study to Slurm, as a job that is requeued until it is done."""
+    from autotune.config import load
+    from autotune.service.batch import job_manifest, sbatch_script
+
+    study, options = Path(words[0]), words[1:]
+    spec, folder = load(study), Path.cwd()
+    if kubernetes is not None:
+        if kubernetes != _JOB:
+            raise BadInput(f"--kubernetes takes {_JOB}, got {kubernetes}")
+        print(job_manifest(spec, study, folder))
+        return
+    script = sbatch_script(spec, study, folder, options)
+    if show:
+        print(script)
+        return
+    if shutil.which("sbatch") is None:
+        raise BadInput("there is no sbatch here; --print shows the script")
+    done = subprocess.run(
+        ["sbatch", *options], input=script, stdout=subprocess.PIPE, text=True, check=False
+    )
+    print(done.stdout.strip())
+    sys.exit(done.returncode)

@@ -125,7 +125,7 @@ def seconds(option: str, text: str | None) -> float | None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
-    from autotune.config.quantities import Seconds
+    from autotune.config.sections import Seconds
 
     try:
         return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)

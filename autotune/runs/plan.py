@@ -10,8 +10,8 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.measurement.estimate import STEADY_BLOCKS
-from autotune.measurement.onset import OnsetBound
 from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.measurement.step_series import OnsetBound
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.search.space import Space

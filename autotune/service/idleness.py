@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.config import StudySpec
 from autotune.errors import NotHere
 from autotune.runs.plan import OpenLauncher
-from launchers import Busy, Launcher, Rival, Tenant, devices
+from launchers import Busy, Launcher, Rival, Tenant, layout
 
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = slice(3, 5)
@@ -38,7 +38,7 @@ def when_idle(open_launcher: OpenLauncher) -> OpenLauncher:
 
 def load_of_others() -> str:
     """Return what loads the devices that this process may use; empty if they are idle."""
-    visible = devices.visible()
+    visible = layout.visible_devices()
     return _on_gpus(visible) if visible else _on_processors()
 
 
@@ -69,6 +69,6 @@ def _on_processors() -> str:
 
 def _times() -> list[list[int]]:
     """Return the counters of each processor that this process may use."""
-    own = {f"cpu{name.split()[-1]}" for name in devices.processors()}
+    own = {f"cpu{name.split()[-1]}" for name in layout.processors()}
     lines = [line.split() for line in _STAT.read_text().splitlines()]
     return [[int(value) for value in values] for name, *values in lines if name in own]

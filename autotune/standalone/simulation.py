@@ -221,7 +221,7 @@ def _run(
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
     stored = withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
-    claim = repository.studies.claim(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
+    claim = repository.claims.take(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)

@@ -12,7 +12,7 @@ from autotune.runs.monitors import NOT_ITS_OWN
 from autotune.study.context import StudyContext
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 from storage import (
     AttemptResult,
     AttemptState,
@@ -246,5 +246,5 @@ class SlotHealthReporter:
             return
         context = self._context
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            context.repository.studies.record_slots(context.lease, context.study.id, health)
+            context.repository.claims.record_slots(context.lease, context.study.id, health)
             self._reported = health

@@ -31,8 +31,8 @@ from autotune.views.progress import ProgressLines
 from autotune.views.trust import Evidence, Trust, points
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
+from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, where
-from launchers.replay.speed import SpeedVariation
 from storage import Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask

@@ -46,7 +46,7 @@ def do(studies: dict[str, Replayed], *arguments: str) -> str:
 
 def test_queue_tells_order_owner_reason_and_estimate(studies: dict[str, Replayed]) -> None:
     holder = LeaseHolder(this_host(), 1, 60.0)
-    claim = studies["first"].repository.studies.claim(this_queue(), holder)
+    claim = studies["first"].repository.claims.take(this_queue(), holder)
     assert claim is not None
     first, second, third = queue(studies)
     assert [row["study"] for row in (first, second, third)] == [*NAMES]
@@ -104,7 +104,7 @@ def test_dry_run_tells_of_a_quota_that_is_used_up(studies: dict[str, Replayed]) 
     do(studies, "quota", user_name(), "--studies", "1")
     assert "quota" not in do(studies, "start", file, "--dry-run")
     holder = LeaseHolder(this_host(), 1, 60.0)
-    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    assert studies["first"].repository.claims.take(this_queue(), holder) is not None
     told = do(studies, "start", file, "--dry-run")
     assert f"quota of {user_name()}: 1 of 1 studies" in told
     assert studies["third"].study().state == "QUEUED"
@@ -213,7 +213,7 @@ def test_started_study_says_that_it_waits_for_a_quota(studies: dict[str, Replaye
 def test_study_that_waits_for_a_quota_says_so(studies: dict[str, Replayed]) -> None:
     do(studies, "quota", user_name(), "--studies", "1")
     holder = LeaseHolder(this_host(), 1, 60.0)
-    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    assert studies["first"].repository.claims.take(this_queue(), holder) is not None
     first, second, third = queue(studies)
     assert (first["order"], second["order"], third["order"]) == (1, 2, 3)
     assert first["reason"] is None

@@ -72,7 +72,7 @@ def begin(command: Sequence[str]) -> None:
     in_rank = os.environ.pop(IN_RANK, None)  # not for what the rank starts in turn
     if not in_rank and runs(command) != (order.target, order.is_module):
         return
-    from autotune.worker.effects import binding
+    from autotune.worker.effects import process
     from autotune.worker.inject import spawning
     from autotune.worker.inject.changes import Changes
     from autotune.worker.inject.constructed import Constructed
@@ -87,7 +87,7 @@ def begin(command: Sequence[str]) -> None:
         constructed.watch()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
-    if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
+    if "cpu_affinity" in order.changes and process.share_of_job(order.knobs):
         changes.met("cpu_affinity")
     _say_what_is_idle(changes, copies, constructed)
     if address := os.environ.get(speed_report.ADDRESS):

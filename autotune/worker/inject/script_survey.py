@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autotune.worker.effects.lacking import targets_in
+from autotune.worker.effects.apply import targets_in
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples, tensors
@@ -24,8 +24,7 @@ from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.inject.setting_files import may_hold_settings
-from autotune.worker.inject.settled import Settled
+from autotune.worker.inject.settled import Settled, may_hold_settings
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
@@ -221,9 +220,8 @@ class Survey:
             sharded=leader is not None and any(map(detected.is_sharded, _parameters(leader))),
             scaled=self._scaled,
             optimizer=type(leader).__name__ if leader else "",
-            convolutions=trained is not None
-            and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
-            targets=tuple(targets_in(trained.module)) if trained else (),
+            convolutions=any(map(_has_convolutions, self._models())),
+            targets=tuple({target: None for one in self._models() for target in targets_in(one)}),
             idle=tuple(self._idle),
             batch_dependent=self._statistics.found(trained.module if trained else None),
             own=self._own(),
@@ -353,6 +351,10 @@ class Survey:
         largest = max(self._passes.values(), key=lambda passes: passes.parameters, default=None)
         return largest if largest and largest.parameters else None
 
+    def _models(self) -> list[nn.Module]:
+        """Return all models that are trained, as a GAN has several."""
+        return [passes.module for passes in self._passes.values() if passes.parameters]
+
     def _watch_scalers(self) -> None:
         scale = torch.amp.GradScaler.scale
 
@@ -394,3 +396,7 @@ def counted(number: int, one: str, several: str) -> str:
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, _CONVOLUTIONS) for module in model.modules())

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.worker import imports, interpreter, processes, workload
-from autotune.worker.effects import binding, process
+from autotune.worker.effects import process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory
@@ -42,21 +42,17 @@ from autotune.worker.rank import (
     command_run,
     exceptions,
     execution,
-    launch,
     profiling,
     rendezvous,
     script_run,
     surveying,
-    terminal,
     warm_worker,
 )
-from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.longest import of_longest
-from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
+from autotune.worker.rank.loop import TrainingLoop, of_longest
 from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
-from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
@@ -114,21 +110,11 @@ def _train(
     connection: Connection,
     turns: TakenTurns,
 ) -> None:
-    ranks = placement.local_world_size
-    devices = _devices(request, local_rank, ranks)
-    context = RankContext(
-        rank=placement.first_rank + local_rank,
-        local_rank=local_rank,
-        world_size=request.world_size,
-        devices=devices,
-        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
-        alone=ranks * request.devices_per_rank >= 1,
-        turns=_turns(request, turns),
-    )
+    context = _context(request, placement, local_rank, turns)
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
     if request.command or request.script:
-        terminal.begin()
+        execution.open_terminal()
     if request.command:
         _run_command(request, connection, progressed)
     _prepare_process(request, placement, context)
@@ -152,6 +138,22 @@ def _train(
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
+
+
+def _context(
+    request: TrialRequest, placement: Placement, local_rank: int, turns: TakenTurns
+) -> RankContext:
+    ranks = placement.local_world_size
+    devices = _devices(request, local_rank, ranks)
+    return RankContext(
+        rank=placement.first_rank + local_rank,
+        local_rank=local_rank,
+        world_size=request.world_size,
+        devices=devices,
+        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
+        alone=ranks * request.devices_per_rank >= 1,
+        turns=_turns(request, turns),
+    )
 
 
 def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
@@ -278,7 +280,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     process.compile_workers(request.knobs, placement.local_world_size)
     if context.device.type == "cuda":
         _prepare_device(request, context)
-    binding.own_share(request.knobs, context.local_rank, placement.local_world_size)
+    process.own_share(request.knobs, context.local_rank, placement.local_world_size)
     for device in context.devices:
         if not _begins_cuda(request, context):
             memory.reset_peak(device)
@@ -294,7 +296,7 @@ def _prepare_device(request: TrialRequest, context: RankContext) -> None:
     process.allocator(request.knobs)
     if not _begins_cuda(request, context):
         torch.cuda.set_device(context.device)
-    binding.near_device(request.knobs, context.device)
+    process.near_device(request.knobs, context.device)
 
 
 def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
@@ -338,10 +340,10 @@ def _of_workload(
 def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
     assert request.script is not None
     ranks, variables = placement.local_world_size, {**os.environ, **request.env}
-    by_launcher = launch.threads(request.script, ranks, variables)
+    by_launcher = execution.launcher_threads(request.script, ranks, variables)
     threads = request.knobs["cpu_threads"] or by_launcher
     return {
-        **launch.variables(request.script, placement, context),
+        **execution.launcher_variables(request.script, placement, context),
         **({process.THREADS: str(threads)} if threads else {}),
     }
 

@@ -9,7 +9,7 @@ from autotune.worker.observers.block import BlockObservers, RankObservation, tog
 from autotune.worker.observers.timing import BlockLength, InterleavedBlockLength
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest, Turn
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import RankFigures
+from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.training import Training
 
 
@@ -27,13 +27,7 @@ def run_blocks(
     """Run blocks of a training that takes an optimizer step whenever this yields; report on rank 0."""
     kind = InterleavedBlockLength if request.takes_turns else BlockLength
     length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
-    observers = BlockObservers(
-        training.model,
-        context.devices,
-        node=context.local_rank == 0,
-        first=context.first_on_device,
-        alone=context.alone,
-    )
+    observers = _observers(training, context)
     mark = observers.marks.mark
     for index in range(request.blocks.max_blocks):
         turn, steps = context.turns.next(), length.steps
@@ -57,8 +51,7 @@ def run_blocks(
             mark()
         if math.isnan(training.loss_read):
             training.read_loss()
-        mine = _RankBlock(training.end_block(), observers.stop())
-        ranks: list[_RankBlock] = training.gather(mine)
+        ranks = training.gather(_RankBlock(training.end_block(), observers.stop()))
         figures = [rank.figures for rank in ranks]
         context.turns.silence()
         slowest = max(rank.seconds for rank in figures)
@@ -66,6 +59,16 @@ def run_blocks(
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))
+
+
+def _observers(training: Training, context: RankContext) -> BlockObservers:
+    return BlockObservers(
+        training.model,
+        context.devices,
+        node=context.local_rank == 0,
+        first=context.first_on_device,
+        alone=context.alone,
+    )
 
 
 def _of_turn(turn: Turn, left_out_seconds: float) -> Observed:

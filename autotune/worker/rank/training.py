@@ -11,7 +11,7 @@ from autotune.worker.observers import memory
 from autotune.worker.observers.timing import BlockClock
 from autotune.worker.protocol import BlockReport, Knobs, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import Gather, RankFigures
+from autotune.worker.rank.rendezvous import Gather, RankFigures
 
 Span = Callable[[str], AbstractContextManager[Any]]
 """Marks a span of the step: step, batch, loader, forward, backward, optimizer, read."""

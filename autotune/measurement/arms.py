@@ -2,7 +2,8 @@
 
 Runs of one configuration may differ by 25 % and those of another by 0.3 % (steps that wait for the host,
 steps that compute). Pooled, the first would widen the interval of the second. So each arm has its own
-variance, shrunk towards what its steps let expect, and as many runs as it needs.
+variance and as many runs as it needs. That variance has two components: between processes, shrunk
+towards what its steps let expect, and within a run, which its steps tell.
 
 Several arms are compared with the best of them by Hsu's bound. SciPy's multivariate_t integrates by
 quasi-Monte Carlo: at the levels of early looks its critical values are off by 0.7 %, or it finds none,
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from autotune.measurement.contrasts import Contrast, Variance, shrunk
+from autotune.measurement.contrasts import Contrast, Variance
 from autotune.measurement.estimate import CONFIDENCE, Ratio
+from autotune.measurement.noise import between_runs
 
+NO_VARIANCE = Variance(0.0, 0.0)
 ONE_SIDED = (1 - CONFIDENCE) / 2
 _NODES = 48
 _HALVINGS = 50
@@ -31,11 +34,13 @@ class Arm:
 
     Attributes:
         rates: rates of the runs, at least one.
-        prior: variance of the log rate of a run, before any was repeated.
+        prior: variance of the log rate between processes, before any was repeated.
+        within: mean variance of the log rate of a run that its steps leave.
     """
 
     rates: Sequence[float]
     prior: Variance
+    within: Variance = NO_VARIANCE
 
     @functools.cached_property
     def mean(self) -> float:
@@ -47,7 +52,8 @@ class Arm:
         """Variance of that mean."""
         runs = len(self.rates)
         seen = float(np.var(np.log(self.rates), ddof=1)) if runs > 1 else 0.0
-        one = shrunk(Variance(seen, runs - 1), self.prior)
+        between = between_runs(Variance(seen, runs - 1), self.within.value, self.prior)
+        one = _sum([between, self.within])
         return Variance(one.value / runs, one.df)
 
     @property
@@ -59,12 +65,17 @@ class Arm:
 def welch_contrast(one: Arm, other: Arm) -> Contrast:
     """Return how much faster one is than the other (Welch 1947).
 
-    Each arm contributes the variance of its own mean; the degrees of freedom are Satterthwaite's (1946).
+    Each arm contributes the variance of its own mean.
     """
-    parts = one.of_mean, other.of_mean
-    whole = math.fsum(part.value for part in parts)
-    df = whole**2 / math.fsum(part.value**2 / part.df for part in parts)
-    return Contrast(one.mean - other.mean, math.sqrt(whole), df)
+    whole = _sum([one.of_mean, other.of_mean])
+    return Contrast(one.mean - other.mean, math.sqrt(whole.value), whole.df)
+
+
+def _sum(parts: Sequence[Variance]) -> Variance:
+    """Return the sum of independent variances, with Satterthwaite's degrees of freedom (1946)."""
+    known = [part for part in parts if part.value]
+    whole = math.fsum(part.value for part in known)
+    return Variance(whole, whole**2 / math.fsum(part.value**2 / part.df for part in known))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""What a lease is judged by: the clocks by which it expires, and the process that holds it.
+"""Clocks by which a lease expires, and identity and liveness of the process that holds it.
 
 All users of a SQLite file are on one machine. Its wall clock may be set back or forwards while a
 lease is held, which would then last for hours or end at once. The time since boot only increases.

@@ -27,7 +27,7 @@ from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.policy import SEARCH
-from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
 

@@ -24,7 +24,7 @@ from autotune.search.failure_models import FaultModel, MemoryModel, rows_of
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
-from autotune.search.splits import MICRO_BATCH
+from autotune.search.space import MICRO_BATCH
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
 from autotune.search.threads import ThreadpoolController

@@ -21,8 +21,7 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.plan import Plan
-from autotune.search.space import Space
-from autotune.search.splits import MICRO_BATCH
+from autotune.search.space import MICRO_BATCH, Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes

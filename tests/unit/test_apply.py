@@ -16,8 +16,7 @@ from autotune.worker.effects import kernels, process
 from autotune.worker.protocol import BlockPlan, BlockReport
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.training import NonFiniteLoss
+from autotune.worker.rank.training import NonFiniteLoss, run_blocks
 from search_spaces import Facts
 from search_spaces.knob import Choice
 from tests.support.one_rank import (

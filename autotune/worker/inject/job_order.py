@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.worker.decoding import decoder
+from autotune.worker.decoding import decoded
 from autotune.worker.inject import speed_report
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import FileCopy
@@ -54,9 +54,7 @@ class Order:
     @classmethod
     def from_text(cls, text: str) -> "Order":
         """Return the order that `to_text` wrote."""
-        hint: Any = cls
-        order: Order = decoder(hint)(json.loads(text))
-        return order
+        return decoded(cls, json.loads(text))
 
 
 def begin(command: Sequence[str]) -> None:

@@ -17,6 +17,8 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from autotune.worker.patches import wrapping
+
 _MOST_BYTES = 100 * 1024
 """Largest settings file: people write them by hand, and larger files are data."""
 _FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", ".cache", ".git"}
@@ -123,12 +125,9 @@ class Loaded:
 
     def watch(self) -> None:
         """Record every file that is loaded from now on."""
-        load: Callable[..., Any] = torch.load
 
-        @functools.wraps(load)
-        def watched(file: Any, *args: Any, **kwargs: Any) -> Any:
+        @wrapping(torch, "load")
+        def watched(load: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(file, str | os.PathLike):
                 self.name = os.fspath(file)
             return load(file, *args, **kwargs)
-
-        torch.load = watched  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What a rank knows of its run: its place among the ranks, its devices, and permission to train.
+"""Context of a rank: its place among the ranks, its devices, and permission to train.
 
 Permission comes block by block on devices that interleaved trials share.
 """

@@ -181,9 +181,7 @@ class LeaderNorms:
         self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
 
     def _sketched(self) -> list[Sketched]:
-        for parameter, place in self._places.items():
-            self._sketcher.add(place, whole(parameter.detach()))
-        return self._sketcher.done()
+        return self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         groups: list[dict[str, Any]] = self._probe.leader.param_groups if self._probe.leader else []

@@ -33,8 +33,7 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
 from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.training import Training
+from autotune.worker.rank.training import Training, run_blocks
 from autotune.worker.rank.trajectory import run_trajectory, without_dropout_anywhere
 
 Leave = Callable[[Outcome | None, str], NoReturn]

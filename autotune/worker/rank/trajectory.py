@@ -224,9 +224,7 @@ class UpdateNorms:
         return (one.scaled(factor) for one in gradients)
 
     def _weights(self) -> list[Sketched]:
-        for parameter, place in self._places.items():
-            self._sketcher.add(place, whole(parameter.detach()))
-        return self._sketcher.done()
+        return self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
 
     def _observe(self, optimizer: Optimizer) -> None:
         self._squares.append(square(optimizer))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.analysis.confirmation_result import ConfirmationResult
+from autotune.analysis.finalists import ConfirmationResult
 from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.constraints import global_batch

@@ -12,8 +12,13 @@ from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any
 
-from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
-from autotune.analysis.finalists import Candidate, Selection, candidates
+from autotune.analysis.finalists import (
+    Candidate,
+    ConfirmationResult,
+    FinalistResult,
+    Selection,
+    candidates,
+)
 from autotune.analysis.processes import Blocks, Processes
 from autotune.measurement.contrasts import (
     ONE_SIDED,

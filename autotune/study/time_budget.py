@@ -21,9 +21,8 @@ from autotune.analysis.finalists import (
 )
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
-from autotune.analysis.proof import RESERVED, Proof
+from autotune.analysis.proof import RESERVED, Proof, WallTime
 from autotune.analysis.sameness import Rules
-from autotune.analysis.shortfall import WallTime
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext

@@ -28,6 +28,7 @@ from launchers.node_compat import (
     most_common_software,
 )
 from launchers.placement import AvoidedNodes, ClusterNode, choose
+from launchers.shares import Tenant
 
 ANSWER_SECONDS = 45.0
 """Timeout of a call: an actor starts, or ends, within half a minute."""
@@ -190,22 +191,38 @@ def strategy_of(nodes: int) -> str:
     return "STRICT_SPREAD" if nodes > 1 else "STRICT_PACK"
 
 
+def as_words(tenant: Tenant | None) -> tuple[str, str, float] | None:
+    """Return the fields of a study's tenant for a call of the driver."""
+    return dataclasses.astuple(tenant) if tenant else None
+
+
 class Demand:
     """A pending placement group, by which Ray's autoscaler hears of a slot that has no room.
 
-    It goes with the driver.
+    Other studies on the cluster hear of it as well, by its name. It goes with the driver.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, tenant: Tenant | None) -> None:
         self._driver = driver
+        self._tenant = as_words(tenant)
         self._group = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """True while something is asked for."""
+        return bool(self._group)
 
     def ask(self, bundles: Sequence[Mapping[str, float]], strategy: str) -> None:
         """Ask for these bundles, unless something is asked for already."""
         if not self._group:
             self._group = next(_NUMBERS)
-            wanted = list(bundles)
-            self._driver.call("ask", group=self._group, bundles=wanted, strategy=strategy)
+            self._driver.call(
+                "ask",
+                group=self._group,
+                bundles=list(bundles),
+                strategy=strategy,
+                tenant=self._tenant,
+            )
 
     def withdraw_if_granted(self) -> None:
         """Give back what has been granted: the slot itself chooses among nodes."""
@@ -222,13 +239,17 @@ class Demand:
 class SlotPlacement:
     """The nodes under a slot: a placement group, replaced when it is gone."""
 
-    def __init__(self, cluster: Cluster, on_wait: Callable[[], object]) -> None:
+    def __init__(
+        self, cluster: Cluster, tenant: Tenant | None, on_wait: Callable[[], object]
+    ) -> None:
         """Prepare a placement that holds nothing yet.
 
         Args:
+            tenant: study after which its groups are named; None: they have no name.
             on_wait: called repeatedly while there is no room yet; may raise.
         """
         self.cluster = cluster
+        self._tenant = as_words(tenant)
         self.on_wait = on_wait
         self.group = 0
         self.nodes: list[ClusterNode] = []
@@ -251,6 +272,7 @@ class SlotPlacement:
             bundles=bundles,
             strategy=strategy_of(len(chosen)),
             patience=_GRANT_SECONDS,
+            tenant=self._tenant,
         )
         if not granted:
             return False

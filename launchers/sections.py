@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from autotune.errors import BadInput
 from launchers.base import Launcher, LauncherSection
 from launchers.ray_token import MODE, SINCE
+from launchers.shares import Tenant
 from launchers.slurm_allocation import JOB, OUTSIDE
 
 _AUTO = "auto"
@@ -66,10 +67,10 @@ class RaySection(LauncherSection):
             return None  # the launcher reports it
         return protection(self.address, environment, version)
 
-    def _launcher(self) -> Callable[..., Launcher]:
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.ray_cluster import RayLauncher
 
-        return functools.partial(RayLauncher, address=self.address)
+        return functools.partial(RayLauncher, address=self.address, tenant=tenant)
 
 
 def protection(
@@ -105,7 +106,7 @@ class LocalSection(LauncherSection):
 
     kind: Literal["local"]
 
-    def _launcher(self) -> Callable[..., Launcher]:
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.local import LocalLauncher
 
         return LocalLauncher
@@ -139,7 +140,7 @@ class SlurmSection(LauncherSection):
         """Return an empty text: ranks meet on the first node that a slot takes."""
         return ""
 
-    def _launcher(self) -> Callable[..., Launcher]:
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.slurm import SlurmLauncher
 
         return SlurmLauncher

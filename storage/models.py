@@ -111,7 +111,13 @@ class StudyRow(Base):
     """Queue entry and progress of a study. Its trials are in Optuna's study of that name."""
 
     __tablename__ = "autotune_study"
-    __table_args__ = (Index("ix_autotune_study_queue_state", "queue", "state"),)
+    # All that the order of a queue goes by: the rows themselves are long.
+    __table_args__ = (
+        Index(
+            "ix_autotune_study_order",
+            *("state", "queue", "held", "retry_at", "priority", "owner", "id"),
+        ),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
@@ -119,7 +125,7 @@ class StudyRow(Base):
     spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.withheld
     workdir: Mapped[str] = mapped_column(Text)
     file: Mapped[str | None] = mapped_column(Text)  # study.yaml: what `spec` does not hold
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    state: Mapped[str] = mapped_column(String(16))
     stop_requested: Mapped[bool] = mapped_column(default=False)
     resume_requested: Mapped[bool] = mapped_column(default=False)  # once it has stopped
     error: Mapped[str | None] = mapped_column(AnyText)
@@ -252,7 +258,7 @@ class EventRow(Base):
 
 
 class QuotaRow(Base):
-    """Limit of what the studies of an owner may take; NULL is none."""
+    """Limit of what the studies of an owner may take, and the owner's weight; NULL is none."""
 
     __tablename__ = "autotune_quota"
 
@@ -260,6 +266,7 @@ class QuotaRow(Base):
     studies: Mapped[int | None] = mapped_column(Integer)  # that run at a time
     device_hours: Mapped[float | None] = mapped_column(Float)
     days: Mapped[float] = mapped_column(Float)  # to which the device hours apply
+    weight: Mapped[float | None] = mapped_column(Float)  # on a cluster, relative to other owners
 
 
 class RecommendationRow(Base):

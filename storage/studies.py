@@ -154,10 +154,15 @@ class Studies:
             said: message that is kept with the study, if any.
             queue: queue that the study moves to unless a daemon runs it. A daemon that was left
                 running there can no longer write.
+
+        Raises:
+            BadInput: the study waits and is held.
         """
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
+            if row.held and row.state == StudyState.QUEUED:
+                raise BadInput(f"{name} is held; autotune release {name} lets it be begun")
             if spec is not None and spec != row.spec:
                 if may_find_more(row.spec, spec):
                     row.search_ended = None
@@ -186,10 +191,15 @@ class Studies:
             held: True keeps daemons from beginning it; None: as it is.
 
         Raises:
-            BadInput: it is to be held, and does not wait.
+            BadInput: it is to be held, and does not wait; or it has ended.
         """
         with self._transactions.writing() as session:
             row = self._locked(session, name)
+            if StudyState(row.state).ended:
+                raise BadInput(
+                    f"{name} is {row.state}, and has no place in a queue; autotune resume {name} gives "
+                    "it one"
+                )
             if held and row.state != StudyState.QUEUED:
                 raise BadInput(
                     f"{name} is {row.state}, and only a study that waits can be held; a running one is "
@@ -258,10 +268,11 @@ class Studies:
                 revoke(lease)
             if left_behind or row.state == StudyState.QUEUED:
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
+                row.held = False
                 abandon(session, row.id, now.wall)
-                self._events.add(session, row, EventKind.STOPPED)
+                self._events.add(session, row, EventKind.STOPPED, self._forced(row))
             elif row.state == StudyState.RUNNING:
-                self._events.add(session, row, EventKind.STOP_REQUESTED)
+                self._events.add(session, row, EventKind.STOP_REQUESTED, self._forced(row))
 
     def move(self, name: str, queue: str) -> None:
         """Put a study into another queue.
@@ -301,7 +312,7 @@ class Studies:
             if lease is not None:
                 session.delete(lease)
                 session.flush()
-            self._events.add(session, row, EventKind.DELETED)
+            self._events.add(session, row, EventKind.DELETED, self._forced(row))
             _delete(session, row)
 
     def slots(self, study_id: int) -> SlotHealth | None:
@@ -333,6 +344,11 @@ class Studies:
         row.queue, row.owner = queue, self._events.author.account
         self._events.add(session, row, EventKind.MOVED, queue)
         return True
+
+    def _forced(self, row: StudyRow) -> str:
+        """Return the detail of an event if the study is another owner's; else an empty text."""
+        own = row.owner in ("", self._events.author.account)
+        return "" if own else f"forced: a study of {row.owner}"
 
     @staticmethod
     def _lease_of(session: Session, name: str) -> LeaseRow | None:

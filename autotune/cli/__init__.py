@@ -56,6 +56,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
     (_UPKEEP, "hold", queueing.hold, False),
     (_UPKEEP, "release", queueing.release, False),
     (_UPKEEP, "quota", queueing.quota, False),
+    (_UPKEEP, "weight", queueing.weight, False),
     (_UPKEEP, "delete", studies.delete, False),
     (_UPKEEP, "clean", studies.clean, False),
     (_UPKEEP, "daemon", running.daemon, False),

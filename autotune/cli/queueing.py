@@ -1,4 +1,4 @@
-"""Commands about the order of studies (queue, move, hold, release, quota), and to a batch system."""
+"""Commands about order and shares of studies: queue, move, hold, quota and so on; and `submit`."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,11 +26,16 @@ from autotune.cli.shared_options import (
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print
 
+if TYPE_CHECKING:  # imported where it is used: SQLAlchemy takes a second
+    from storage.order import Quotas
+
 _MOST_STUDIES = 10_000
 """Largest quota of studies: as many at a time as no cluster runs."""
 _MOST_DEVICE_HOURS = 1e8
 """Largest quota of device hours: ten thousand devices for a year."""
 _MOST_DAYS = 3650.0
+_LEAST_WEIGHT = 0.001
+"""Smallest weight, and the inverse of the largest: no cluster has so many slots to share."""
 _MOST_OWNER = 255
 """Length of an owner's name in the storage, in characters."""
 _DeviceHours = Annotated[
@@ -78,8 +83,6 @@ def quota(
     as_json: JsonOption = False,
 ) -> None:
     """List quotas, or that of an owner, or set it: its studies wait while more would exceed it."""
-    from autotune.views.waiting_line import quota_table
-
     limits = {"studies": studies, "device_hours": device_hours, "days": days}
     given = {name: value for name, value in limits.items() if value is not None}
     _check_quota(owner, changes=bool(given), remove=remove)
@@ -89,6 +92,36 @@ def quota(
         quotas.remove(owner)
     elif owner is not None and given:
         quotas.change(owner, given)
+    _show_quotas(quotas, owner, as_json=as_json)
+
+
+def weight(
+    owner: Annotated[
+        str, typer.Argument(help="An account, or '*': each without a quota of its own.")
+    ],
+    number: Annotated[
+        float,
+        typer.Argument(
+            min=_LEAST_WEIGHT,
+            max=1 / _LEAST_WEIGHT,
+            callback=finite,
+            help="Relative to those of other owners, which have 1 unless theirs is set.",
+        ),
+    ],
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the weight of an owner's share of a Ray cluster; `quota` shows and removes it."""
+    _check_quota(owner, changes=True, remove=False)
+    quotas = open_storage(url_of(storage), existing=True).quotas
+    quotas.change(owner, {"weight": number})
+    _show_quotas(quotas, owner, as_json=as_json)
+
+
+def _show_quotas(quotas: "Quotas", owner: str | None, *, as_json: bool) -> None:
+    """Print the quota of an owner, or of all owners."""
+    from autotune.views.waiting_line import quota_table
+
     shown = [one for one in quotas.all() if owner in (None, one.owner)]
     print(json.dumps([asdict(one) for one in shown], indent=2) if as_json else quota_table(shown))
 

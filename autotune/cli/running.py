@@ -134,7 +134,7 @@ def start(
     if not foreground:
         refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
-    if priority is not None:
+    if priority is not None and not submitted.state.ended:
         repository.studies.arrange(spec.name, priority=priority)
     _follow_until_done(repository, submitted.name, detach, foreground, as_json)
 
@@ -283,11 +283,12 @@ def daemon(
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
     from autotune.service.daemon import this_queue
-    from autotune.service.queues import owned
+    from autotune.service.queues import checked, owned
 
     _log_on_standard_error()
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    repository, queue = open_storage(url), owned(cluster) if cluster else this_queue()
+    place = None if cluster is None else checked(cluster)
+    repository, queue = open_storage(url), owned(place) if place else this_queue()
     if studies == 1:
         _serve(repository, queue, idle_exit, metrics_port, idle_only=idle_only)
     else:
@@ -333,11 +334,11 @@ def _serve_several(
     from autotune.service.queues import place_of
     from autotune.service.submission import spawn_daemon
 
-    absolute, place = _absolute_url(repository), place_of(queue)
+    absolute = _absolute_url(repository)
     options = ["--idle-only"] if idle_only else []
 
     def another() -> Popen[bytes]:
-        return spawn_daemon(place, absolute, Path.cwd(), idle_exit, options=options)
+        return spawn_daemon(place_of(queue), absolute, Path.cwd(), idle_exit, options=options)
 
     pool = DaemonPool(another, studies)
     _prepare(pool, repository, metrics_port)
@@ -369,7 +370,7 @@ def _follow_until_done(
     repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
 ) -> None:
     """Make sure that a submitted study runs, and follow it."""
-    from autotune.service.follow import conclusion, exit_code, follow
+    from autotune.service.follow import conclusion, exit_code, follow, quota_of
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
 
@@ -385,9 +386,10 @@ def _follow_until_done(
         print(json.dumps(status_of(repository, name), indent=2))
         return
     if detach:
-        print(
-            f"{name} is {repository.studies.named(name).state}; autotune watch {name} follows it."
-        )
+        study = repository.studies.named(name)
+        quota = quota_of(repository, study)
+        waits = f" and waits: {quota}" if quota else ""
+        print(f"{name} is {study.state}{waits}; autotune watch {name} follows it.")
         return
     # Standard output has the JSON alone, for a program; the rest is still shown.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

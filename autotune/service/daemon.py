@@ -39,7 +39,7 @@ from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views import notes
 from autotune.views.verdict_text import text_of
-from launchers import NO_RIVAL, Launcher, Rival
+from launchers import NO_RIVAL, Launcher, Rival, Tenant
 from launchers.node_compat import device_kind, from_agent
 from storage import Lease, LeaseHolder, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
@@ -392,7 +392,9 @@ class _StudyRun:
         make(paths.folder)
         with contextlib.suppress(OSError):  # without the mark `clean` only removes less
             paths.sign(str(self._repository.database))
-        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored)
+        weight = self._repository.quotas.weight_of(study.owner)
+        tenant = Tenant(study.owner, study.name, weight)
+        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
         self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.config import StudySpec
 from autotune.errors import NotHere
 from autotune.runs.plan import OpenLauncher
-from launchers import Busy, Launcher, Rival, layout
+from launchers import Busy, Launcher, Rival, Tenant, layout
 
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = slice(3, 5)
@@ -27,11 +27,11 @@ _SMI_SECONDS = 30.0
 def when_idle(open_launcher: OpenLauncher) -> OpenLauncher:
     """Return a function that opens a launcher once other processes leave the devices idle."""
 
-    def opened(spec: StudySpec, folder: Path, busy: Busy) -> Launcher:
+    def opened(spec: StudySpec, folder: Path, busy: Busy, tenant: Tenant) -> Launcher:
         while not spec.launcher.is_shared and (load := load_of_others()):
             busy(Rival(0, load))
             time.sleep(_POLL_SECONDS)
-        return open_launcher(spec, folder, busy)
+        return open_launcher(spec, folder, busy, tenant)
 
     return opened
 

@@ -17,6 +17,8 @@ from autotune.worker.processes import VISIBLE_DEVICES
 from storage import StoredStudy
 from storage.holders import user_name
 
+PLACES = ("host", "ray", "slurm")
+"""Kinds of places that have queues: machines, and the clusters of launchers."""
 _DIGITS = 8
 _FIRST_PROCESS = 1
 VARIABLE = "AUTOTUNE_MACHINE"
@@ -38,6 +40,21 @@ def owned(place: str) -> str:
     """
     own = json.dumps([sys.prefix, os.environ.get(VISIBLE_DEVICES), *_processors()])
     return f"{place} {user_name()} {hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
+
+
+def checked(place: str) -> str:
+    """Return a place where studies may run.
+
+    Raises:
+        BadInput: no study is ever in a queue of that place.
+    """
+    kind, _, name = place.partition(":")
+    if kind not in PLACES or not name or not name.isprintable() or " " in name:
+        raise BadInput(
+            f"no study runs at {place!r}: say host:NAME, ray:HOST:PORT as in the study file, or "
+            "slurm:CLUSTER; without --cluster the daemon serves this machine"
+        )
+    return place
 
 
 def place_of(queue: str) -> str:

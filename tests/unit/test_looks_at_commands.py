@@ -54,6 +54,13 @@ def test_last_line_is_no_warning_of_the_log_of_torch(rank: str) -> None:
     assert last_line("[Warm] up.cpp:1]") == "[Warm] up.cpp:1]"
 
 
+def test_last_line_is_no_warning_of_the_python_log_of_torch() -> None:
+    warning = (
+        "W1126 18:18:07.481000 12714 torch/utils/_pytree.py:630] <enum 'A'> is an Enum subclass"
+    )
+    assert last_line(f"step 1\n{warning}\n") == "step 1"
+
+
 def test_last_line_is_shortened() -> None:
     assert last_line("") == ""
     assert len(last_line("x" * 5000)) == 100

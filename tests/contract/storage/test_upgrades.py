@@ -24,6 +24,7 @@ from storage import (
     MessageCode,
     MessageKind,
     Purpose,
+    Quota,
     Repository,
     SlotHealth,
     StoredBlock,
@@ -162,6 +163,9 @@ insert into autotune_study (name, cluster, spec, workdir, state, stop_requested,
 """,
     "0013": """
 update autotune_study set priority = 4, held = true where name = 'second';
+""",
+    "0014": """
+insert into autotune_quota (owner, studies, device_hours, days) values ('alice', 2, null, 1.0);
 """,
 }
 
@@ -399,6 +403,14 @@ def test_upgrade_from_columns_named_cluster_keeps_queue_lease_and_place(
     state = repository.leases.state(key_of(first.id))
     assert state is not None and (state.epoch, state.pid) == (3, 7)
     assert (repository.events.of(), repository.quotas.all()) == ([], [])
+
+
+@pytest.mark.parametrize("older", ["0014"], indirect=True)
+def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
+    repository: Repository,
+) -> None:
+    assert repository.quotas.all() == [Quota("alice", studies=2)]
+    assert repository.quotas.weight_of("alice") == 1.0
 
 
 @FROM_EACH_VERSION

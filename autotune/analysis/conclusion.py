@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
 from autotune.analysis.batches import compared_batches
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, replay
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, long_run
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
@@ -23,6 +23,7 @@ from autotune.analysis.memory import (
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
 from autotune.analysis.proof import Proof, Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.provenance import Records
+from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Rules
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec

@@ -2,7 +2,8 @@
 
 Runs of one configuration may differ by 25 % and those of another by 0.3 % (steps that wait for the
 host, steps that compute). Pooled, the first would widen the interval of the second. So each arm has
-a variance of its own, shrunk towards what its steps let expect, and as many runs as it needs. Paired
+a variance of its own, and as many runs as it needs. That variance has two components: between
+processes, shrunk towards what its steps let expect, and within a run, which its steps tell. Paired
 contrasts are taken over rounds that both arms ran.
 
 Several arms are compared with the best of them by Hsu's bound. SciPy's multivariate_t integrates by
@@ -44,6 +45,9 @@ class Variance:
     df: float
 
 
+NO_VARIANCE = Variance(0.0, 0.0)
+
+
 def shrunk(own: Variance, others: Variance) -> Variance:
     """Return a variance drawn towards that of the others (Smyth 2004).
 
@@ -54,6 +58,22 @@ def shrunk(own: Variance, others: Variance) -> Variance:
         return Variance(0.0, 0.0)
     total = own.df * own.value + others.df * others.value
     return Variance(total / df, df)
+
+
+def between_runs(seen: Variance, within: float, prior: Variance) -> Variance:
+    """Return the variance between runs that their own intervals do not explain.
+
+    What is seen beyond those is averaged with a prior. It weighs the less, the wider the intervals are.
+
+    Args:
+        seen: variance of the log rates of the runs.
+        within: mean variance of a log rate by its own interval.
+        prior: variance between runs before any was repeated.
+    """
+    between = max(0.0, seen.value - within)
+    visible = max(prior.value, between)
+    weight = seen.df * (visible / (visible + within)) ** 2
+    return shrunk(Variance(between, weight), prior)
 
 
 def pooled(rates: Rates) -> Variance:
@@ -188,11 +208,13 @@ class Arm:
 
     Attributes:
         rates: rates of the runs, at least one.
-        prior: variance of the log rate of a run, before any was repeated.
+        prior: variance of the log rate between processes, before any was repeated.
+        within: mean variance of the log rate of a run that its steps leave.
     """
 
     rates: Sequence[float]
     prior: Variance
+    within: Variance = NO_VARIANCE
 
     @functools.cached_property
     def mean(self) -> float:
@@ -204,7 +226,8 @@ class Arm:
         """Variance of that mean."""
         runs = len(self.rates)
         seen = float(np.var(np.log(self.rates), ddof=1)) if runs > 1 else 0.0
-        one = shrunk(Variance(seen, runs - 1), self.prior)
+        between = between_runs(Variance(seen, runs - 1), self.within.value, self.prior)
+        one = _sum([between, self.within])
         return Variance(one.value / runs, one.df)
 
     @property
@@ -216,12 +239,17 @@ class Arm:
 def welch_contrast(one: Arm, other: Arm) -> Contrast:
     """Return how much faster one is than the other (Welch 1947).
 
-    Each arm contributes the variance of its own mean; the degrees of freedom are Satterthwaite's (1946).
+    Each arm contributes the variance of its own mean.
     """
-    parts = one.of_mean, other.of_mean
-    whole = math.fsum(part.value for part in parts)
-    df = whole**2 / math.fsum(part.value**2 / part.df for part in parts)
-    return Contrast(one.mean - other.mean, math.sqrt(whole), df)
+    whole = _sum([one.of_mean, other.of_mean])
+    return Contrast(one.mean - other.mean, math.sqrt(whole.value), whole.df)
+
+
+def _sum(parts: Sequence[Variance]) -> Variance:
+    """Return the sum of independent variances, with Satterthwaite's degrees of freedom (1946)."""
+    known = [part for part in parts if part.value]
+    whole = math.fsum(part.value for part in known)
+    return Variance(whole, whole**2 / math.fsum(part.value**2 / part.df for part in known))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,11 +10,14 @@ laid out anew. They bound the speed of the steady steps only by experience: by a
 earlier runs of the same study.
 """
 
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+from autotune.measurement.contrasts import Variance, shrunk
 from autotune.measurement.estimate import Estimate, effective_sample_size, estimate, student
 from autotune.measurement.policy import MEASUREMENT
 from autotune.worker.protocol import BlockReport
@@ -89,8 +92,9 @@ class StepSeries:
         between = [(each - mean) ** 2 for each in means]
         variance = (math.fsum(squares) + _dot(counts, between)) / (count - 1)
         pairs = [each - 1 for each in counts]
-        neighbours = math.fsum(pairs)
-        lagged = math.fsum(products) + _dot(pairs, between)
+        single = _neighbours_of_one_step(counts, [each - mean for each in means])
+        neighbours = math.fsum(pairs) + len(single)
+        lagged = math.fsum(products) + _dot(pairs, between) + math.fsum(single)
         correlation = lagged / neighbours / variance if neighbours and variance else 0.0
         return cls(count, mean, variance, correlation, neighbours)
 
@@ -117,10 +121,56 @@ class StepSeries:
     @property
     def _effective(self) -> float:
         seen = self.correlation + (1 + 4 * self.correlation) / self.count  # Kendall 1954
-        weight, usual = MEASUREMENT.correlation_weight, MEASUREMENT.usual_correlation
-        likely = (self.pairs * seen + weight * usual) / (self.pairs + weight)
-        correlation = min(MEASUREMENT.most_correlation, max(0.0, likely))
-        return effective_sample_size(int(self.count), correlation)
+        return effective_sample_size(int(self.count), _likely_correlation(seen, self.pairs))
+
+
+def variance_of_mean_step(runs: Sequence[StepSeries], timed: Sequence[float]) -> Variance:
+    """Return the mean variance that the scatter of steps leaves of the log rates of runs.
+
+    Runs of one configuration scatter alike. So the variance of a step, that of the mean of many steps
+    times their number, is that of all runs together, drawn towards what steps of computing devices
+    usually have: a run of a few steps that has missed every slow wave looks far too exact.
+
+    Args:
+        runs: steps of every run of the configuration, at least one.
+        timed: number of steps of each run whose rate counts.
+    """
+    freedom = [run.count - 1 for run in runs]
+    relative = [run.variance / run.mean**2 for run in runs]
+    variance = _dot(freedom, relative) / math.fsum(freedom)
+    pairs = math.fsum(run.pairs for run in runs)
+    lagged = math.fsum(
+        run.pairs * each * run.correlation for run, each in zip(runs, relative, strict=True)
+    )
+    seen = lagged / pairs / variance if pairs and variance else 0.0
+    steps = math.fsum(run.count for run in runs)
+    seen += (1 + 4 * seen) * len(runs) / steps
+    correlation = _likely_correlation(seen, pairs)
+    of_step = variance * (1 + correlation) / (1 - correlation)
+    df = max(0.0, steps * (1 - correlation) / (1 + correlation) - len(runs))
+    usual = Variance(MEASUREMENT.usual_step_scatter**2, MEASUREMENT.usual_step_df)
+    found = shrunk(Variance(of_step, df), usual)
+    return Variance(found.value * statistics.fmean(1 / each for each in timed), found.df)
+
+
+def _likely_correlation(seen: float, pairs: float) -> float:
+    """Return the correlation of neighbouring steps, drawn towards the usual one."""
+    weight, usual = MEASUREMENT.correlation_weight, MEASUREMENT.usual_correlation
+    likely = (pairs * seen + weight * usual) / (pairs + weight)
+    return min(MEASUREMENT.most_correlation, max(0.0, likely))
+
+
+def _neighbours_of_one_step(counts: Sequence[float], around: Sequence[float]) -> list[float]:
+    """Return the products of the deviations of neighbouring blocks of one step each.
+
+    A digest holds the products within its block. A block of one step has none, and is itself a step.
+    """
+    blocks = zip(counts, around, strict=True)
+    return [
+        one * other
+        for (steps, one), (others, other) in itertools.pairwise(blocks)
+        if steps == others == 1
+    ]
 
 
 def estimate_of_run(blocks: Sequence[TimedBlock], *, counts: str) -> Estimate:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class Answer:
 
     rate: float = 1.0
     block_sigma: float = 0.0
-    pattern: tuple[float, ...] = ()
+    pattern: Iterable[float] = ()
     first_step: float | None = None
     startup: float = 0.0
     switch: float = 0.0

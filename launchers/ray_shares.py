@@ -20,7 +20,7 @@ from launchers.shares import (
 
 
 class RayShares:
-    """What the studies on a cluster hold and wait for, as their placement groups tell.
+    """Devices that the studies on a cluster hold and wait for, as their placement groups tell.
 
     What is true at two looks in a row counts: between a slot that is granted and one that is taken a
     study neither holds it nor waits for it.

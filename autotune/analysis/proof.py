@@ -21,9 +21,8 @@ from autotune.analysis.finalists import ranked
 from autotune.analysis.outcomes import Failure
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
+from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
-
-Knobs = Mapping[str, Any]
 
 RESERVED = PROOF.reserved
 _ROUNDED_TO = 10.0

@@ -6,7 +6,7 @@ that is not there, the search ends as soon as there is something to compare the 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +29,8 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import Residency
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from search_spaces.words import Knobs
 from storage import Attempts, SearchEndCause, StoredAttempt
-
-Knobs = Mapping[str, Any]
 
 
 class TimeBudget:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
-from autotune.measurement.onset import Onset, OnsetBound
 from autotune.measurement.policy import MEASUREMENT, PROOF
-from search_spaces.residency import why_not_live
+from autotune.measurement.step_series import Onset, OnsetBound
+from search_spaces.constraints import why_not_live
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]

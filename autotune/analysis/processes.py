@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from autotune.measurement.arms import NO_VARIANCE, Arm
-from autotune.measurement.contrasts import Variance
+from autotune.measurement.contrasts import NO_VARIANCE, Arm, Variance
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import StepSeries, variance_of_mean_step
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock

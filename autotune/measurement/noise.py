@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from autotune.measurement.contrasts import Variance, shrunk
+from autotune.measurement.contrasts import Variance, between_runs
 from autotune.measurement.estimate import CONFIDENCE, student
 from autotune.measurement.policy import MEASUREMENT
 
@@ -90,22 +90,6 @@ def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> 
     prior = Variance(prior_sigma**2, MEASUREMENT.prior_weight)
     pooled = between_runs(Variance(scatter, df), within, prior)
     return RunNoise(math.sqrt(pooled.value), len(runs), drift, pooled.df)
-
-
-def between_runs(seen: Variance, within: float, prior: Variance) -> Variance:
-    """Return the variance between runs that their own intervals do not explain.
-
-    What is seen beyond those is averaged with a prior. It weighs the less, the wider the intervals are.
-
-    Args:
-        seen: variance of the log rates of the runs.
-        within: mean variance of a log rate by its own interval.
-        prior: variance between runs before any was repeated.
-    """
-    between = max(0.0, seen.value - within)
-    visible = max(prior.value, between)
-    weight = seen.df * (visible / (visible + within)) ** 2
-    return shrunk(Variance(between, weight), prior)
 
 
 def run_df(runs: int) -> float:

@@ -1,9 +1,13 @@
 """Consecutive steps of one run, by the digests of its blocks. Pure.
 
 They tell how exact their mean is, and how far processes of the configuration lie apart.
-Steps of a CUDA device that computes scatter by 0.03 to 3 %; those of one that waits for the host by 4 to
-13 %, and then its processes differ as well. Neighbouring steps are correlated, so the series counts
-for fewer independent steps, and slow waves count for none of the jitter.
+Steps of a CUDA device that computes scatter by 0.03 to 3 %; those of one that waits for the host by
+4 to 13 %, and then its processes differ as well. Neighbouring steps are correlated, so the series
+counts for fewer independent steps, and slow waves count for none of the jitter.
+
+The first steps of a run include what happens once: memory is taken, kernels are chosen, buckets are
+laid out anew. They bound the speed of the steady steps only by experience: by a prior, and by
+earlier runs of the same study.
 """
 
 import itertools
@@ -16,6 +20,7 @@ from typing import Any, Protocol, Self
 from autotune.measurement.contrasts import Variance, shrunk
 from autotune.measurement.estimate import Estimate, effective_sample_size, estimate, student
 from autotune.measurement.policy import MEASUREMENT
+from autotune.worker.protocol import BlockReport
 
 
 class CountedBlock(Protocol):
@@ -186,3 +191,64 @@ def estimate_of_run(blocks: Sequence[TimedBlock], *, counts: str) -> Estimate:
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True)
+class Onset:
+    """Beginning of a run.
+
+    Attributes:
+        first: seconds of the first step.
+        steady: seconds of a step in the blocks that count.
+    """
+
+    first: float
+    steady: float
+
+
+@dataclass(frozen=True)
+class OnsetBound:
+    """Bound on how far a first step lies above a steady one.
+
+    Attributes:
+        times: bound as a factor.
+        seconds: bound in seconds; of the two the one that allows for the faster run counts.
+    """
+
+    times: float = MEASUREMENT.first_step
+    seconds: float = MEASUREMENT.first_step_seconds
+
+    @classmethod
+    def of(cls, earlier: Sequence[Onset]) -> "OnsetBound":
+        """Return the bound by earlier runs of the same study; by the prior where there are none."""
+        if not earlier:
+            return cls()
+        times = max(run.first / run.steady for run in earlier)
+        seconds = max(run.first - run.steady for run in earlier)
+        return cls(
+            MEASUREMENT.first_step_margin * max(times, 1.0),
+            MEASUREMENT.first_step_margin * max(seconds, 0.0),
+        )
+
+    def fastest_step(self, blocks: Sequence[BlockReport]) -> float:
+        """Return the least seconds of a steady step; 0 where the blocks tell nothing.
+
+        Args:
+            blocks: blocks of the warm-up so far, from the first step on.
+        """
+        done, bounds = 0, []
+        for block in blocks:
+            step = block.seconds / block.steps
+            if not block.observed.get("compilations"):
+                bounds.append(self._bound(step, done))
+            done += block.steps
+        # The least bound counts: other processes may have disturbed a block.
+        return min((bound for bound in bounds if bound > 0), default=0.0)
+
+    def _bound(self, step: float, done: int) -> float:
+        """Return the least seconds of a steady step, by a step after this many."""
+        if done == 0:
+            return min(step / self.times, step - self.seconds)
+        return step / (
+            MEASUREMENT.early_step if done < MEASUREMENT.early_steps else MEASUREMENT.late_step
+        )

@@ -11,13 +11,14 @@ from autotune.analysis.wording import counted
 from autotune.config.proportion import granule
 from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.own_options import RECOMPUTATION
 from autotune.standalone.survey import Allowed, Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult
 from launchers.sections import FOR_SEVERAL_NODES
 from search_spaces import CATALOGUE
 from search_spaces.constraints import unmet_needs
-from search_spaces.knob import KnobValue, written
+from search_spaces.knob import BLOCKS, KnobValue, written
 
 _LAUNCHES = {
     PYTHON: "one process, no variables of ranks",
@@ -334,8 +335,11 @@ def _left_out(found: Findings) -> Iterator[str]:
     yield from (
         f"{knob}: {why}" for knob, why in _not_from_outside(seen) if knob not in found.own.turned
     )
-    if compiles := found.own.turned.get("compile"):
-        yield f"compile_scope: {compiles.flag} decides what is compiled"
+    if found.device != "cuda":
+        yield from (
+            f"{knob}: {why}" for knob, why in _for_devices(seen) if knob not in found.own.turned
+        )
+    yield from _scope_left_out(found)
     if found.device == "cuda" and "precision" in found.outside.values:
         yield "precision=fp16: the script has no loss scaler, and takes its optimizer steps itself"
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
@@ -365,6 +369,24 @@ def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
         yield "optimizer_kernels", f"the script has {_kernels(seen)} by itself"
     elif seen.optimizer not in _FUSED:
         yield "optimizer_kernels", f"{seen.optimizer} has no fused update"
+
+
+def _for_devices(seen: SurveyResult) -> Iterator[tuple[str, str]]:
+    """Yield knobs that act on a CPU as well and are offered on CUDA devices, each with the reason."""
+    if BLOCKS in seen.targets and RECOMPUTATION not in seen.own:
+        yield RECOMPUTATION, "it saves memory of a device and costs time"
+    if seen.attends:
+        yield "attention", "on a CPU torch takes the only fused kernel by itself"
+
+
+def _scope_left_out(found: Findings) -> Iterator[str]:
+    """Yield why compile_scope is not offered where compile is."""
+    scope = "compile_scope"
+    if compiles := found.own.turned.get("compile"):
+        yield f"{scope}: {compiles.flag} decides what is compiled"
+    elif "compile" in found.outside.values and scope not in found.outside.values:
+        blocks = "of a model that FSDP2 shards only its blocks are compiled"
+        yield f"{scope}: {blocks if found.seen.sharded else 'the model has no repeated blocks'}"
 
 
 def _batch_left_out(found: Findings) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Search by trial for a script's own options that turn knobs of the catalogue, besides its batch.
 
-Each is given another word in a run of a few steps, and kept if what is seen changes as its knob says.
+Options are given another word in a run of a few steps, and kept if what is seen changes as their knob
+says. A start of the script may take long, so that one run tries the first option of several knobs.
 """
 
 import time
@@ -20,11 +21,13 @@ from search_spaces.knob import KnobValue, written
 LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
-RunWith = Callable[[OtherWord], SurveyResult]
-"""Returns what rank 0 sees of the script with this word.
+Tried = Mapping[str, Sequence[OtherWord]]
+"""Knob -> what to try for it, the most telling first."""
+RunWith = Callable[[Sequence[OtherWord]], SurveyResult]
+"""Returns what rank 0 sees of the script with these words.
 
 Raises:
-    BadInput: the script fails with it.
+    BadInput: the script fails with them.
 """
 
 
@@ -87,16 +90,16 @@ class SearchTime:
 def find_own_options(
     run: RunWith,
     seen: SurveyResult,
-    tried: Mapping[str, Sequence[OtherWord]],
+    tried: Tried,
     say: Callable[[str], None],
     seconds: float,
 ) -> OwnOptions:
-    """Try other words for options, each in a run.
+    """Try other words for options.
 
     Args:
         run: runs the script.
         seen: training of the unchanged command.
-        tried: knob -> what to try.
+        tried: knob -> what to try for it.
         say: called with what will be tried.
         seconds: after which no further run begins.
     """
@@ -107,14 +110,23 @@ def find_own_options(
         for knob, several in tried.items()
     )
     say(f"Trying options that are named for a knob: {listed}.")
-    search, searching = _OptionSearch(run, seen), SearchTime(seconds)
-    untried = []
-    for knob, several in tried.items():
-        if late := searching.late(knob, several[0].option.flag):
-            untried.append(late)
-        else:
-            search.try_knob(several)
-    return OwnOptions(search.turned, (*search.doubts, *untried))
+    search = _OptionSearch(run, seen, SearchTime(seconds))
+    for together in _groups(tried):
+        search.try_knobs(together)
+    return OwnOptions(search.turned, (*search.doubts, *search.untried))
+
+
+def _groups(tried: Tried) -> list[Tried]:
+    """Return the knobs that one run can tell apart.
+
+    Compilation takes longest. A loss scaler, which comes with a number format, reads a number in each
+    step, as a shorter interval of readings does.
+    """
+    alone = [knob for knob in (LOG_INTERVAL, COMPILE) if knob in tried]
+    if "precision" not in tried:
+        alone = [knob for knob in alone if knob == COMPILE]
+    together = {knob: several for knob, several in tried.items() if knob not in alone}
+    return [together, *({knob: tried[knob]} for knob in alone)]
 
 
 class _OptionSearch:
@@ -123,16 +135,44 @@ class _OptionSearch:
     Attributes:
         turned: knob -> option that turns it.
         doubts: why others do not.
+        untried: those for which there was no time.
     """
 
-    def __init__(self, run: RunWith, seen: SurveyResult) -> None:
+    def __init__(self, run: RunWith, seen: SurveyResult, searching: SearchTime) -> None:
         self.turned: dict[str, Turned] = {}
         self.doubts: list[str] = []
+        self.untried: list[str] = []
         self._run = run
         self._seen = seen
+        self._searching = searching
 
-    def try_knob(self, several: Sequence[OtherWord]) -> None:
-        """Try words until one turns the knob."""
+    def try_knobs(self, tried: Tried) -> None:
+        """Try the first option of each knob in one run, and what is left open by that alone."""
+        together = self._together([several[0] for several in tried.values()])
+        for knob, several in tried.items():
+            late = self._searching.late(knob, several[0].option.flag)
+            if late and not together:
+                self.untried.append(late)
+            else:
+                self._try_knob(several, together)
+
+    def _together(self, first: Sequence[OtherWord]) -> SurveyResult | None:
+        """Return what is seen with several words; None where it tells nothing of each."""
+        if len(first) < 2 or self._searching.late(first[0].knob):
+            return None
+        try:
+            after = self._run(first)
+        except BadInput:
+            return None
+        return None if _batch_changed(self._seen, after) else after
+
+    def _try_knob(self, several: Sequence[OtherWord], together: SurveyResult | None) -> None:
+        """Try words until one turns the knob.
+
+        Args:
+            several: the words.
+            together: what was seen with the first of them; None: it is to be tried.
+        """
         refused: defaultdict[str, list[KnobValue]] = defaultdict(list)
         without_effect: set[str] = set()
         for other in several:
@@ -140,7 +180,7 @@ class _OptionSearch:
             if flag in without_effect:
                 continue
             try:
-                after = self._run(other)
+                after = together if together and other is several[0] else self._run([other])
             except BadInput as error:
                 if other.value is not None:
                     refused[flag].append(other.value)
@@ -174,10 +214,14 @@ def _given(other: OtherWord) -> str:
     return f"{other.option.flag} {written(other.word)}"
 
 
+def _batch_changed(before: SurveyResult, after: SurveyResult) -> bool:
+    split = (after.micro_batch, after.accumulation_steps)
+    return not before.uneven and split != (before.micro_batch, before.accumulation_steps)
+
+
 def _doubt(other: OtherWord, before: SurveyResult, after: SurveyResult) -> str:
     """Return why an option does not turn its knob; empty if it does."""
-    split = (after.micro_batch, after.accumulation_steps)
-    if not before.uneven and split != (before.micro_batch, before.accumulation_steps):
+    if _batch_changed(before, after):
         return (
             f"it changes the batch to {counted(after.micro_batch, 'sample')} x "
             f"{counted(after.accumulation_steps, 'micro-batch')}"

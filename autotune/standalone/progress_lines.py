@@ -11,8 +11,10 @@ _EVERY = 10.0
 _MOST_SHOWN = 100
 """Largest number of characters shown of a line of output."""
 _ENDS_OF_LINES = re.compile(r"[\r\n]+")
-_WARNING_OF_TORCH = re.compile(r"(\[\w+\]:)*\[W\d+ [^\]]*\.cpp:\d+\]")
-"""Beginning of a warning in torch's C++ log, which is not the script's, perhaps behind a rank."""
+_WARNING_OF_TORCH = re.compile(
+    r"(\[\w+\]:)*(\[W\d+ [^\]]*\.cpp:\d+\]|W\d{4} \S+ \d+ torch/\S+:\d+\])"
+)
+"""Beginning of a warning in a log of torch, which is not the script's, perhaps behind a rank."""
 
 
 @contextlib.contextmanager
@@ -46,7 +48,7 @@ def reported(
 def last_line(text: str) -> str:
     """Return the last line of a script's output, shortened; empty if there is none.
 
-    Blank lines and warnings of torch's C++ log are left out. A progress bar has many lines.
+    Blank lines and warnings of torch's logs are left out. A progress bar has many lines.
     """
     lines = (line.strip() for line in reversed(_ENDS_OF_LINES.split(text)))
     last = next((line for line in lines if line and not _WARNING_OF_TORCH.match(line)), "")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,8 @@ _SLOWER = 4.0
 _LEAST_STARTUP = 60.0
 _COMPILING = 3.0
 """Factor of these times for a run that is to compile what the first one did not."""
+_QUICK_COMPILATION = {"TORCHINDUCTOR_DEBUG_COMPILE": "1"}
+"""Variables with which torch.compile has its C++ compiled without optimisation: nothing is timed."""
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
 """Seconds in which runs with other options may begin, and as a multiple of those before them."""
 
@@ -265,9 +267,11 @@ class _Runner:
         """Return the end of what rank 0 printed in the last run."""
         return self.one_off.files(self._last).tail(0, _TAIL_BYTES)
 
-    def given(self, other: OtherWord) -> SurveyResult:
-        """Return what rank 0 has seen with another word for an option; raises as `at`."""
-        return self._look({other.option.flag: other.word}, {}, compiles=other.knob == COMPILE)
+    def given(self, others: Sequence[OtherWord]) -> SurveyResult:
+        """Return what rank 0 has seen with other words for options; raises as `at`."""
+        settings = {other.option.flag: other.word for other in others}
+        compiles = any(other.knob == COMPILE for other in others)
+        return self._look(settings, {}, compiles=compiles)
 
     def at(self, settings: Mapping[str, KnobValue]) -> SurveyResult:
         """Return what rank 0 has seen.
@@ -355,7 +359,7 @@ def _with(given: fields.Given, startup: float) -> Shape:
             script=dataclasses.replace(
                 asked.script, args=given.arguments, constructed=given.constructed
             ),
-            env={**asked.env, **given.variables},
+            env={**asked.env, **given.variables, **_QUICK_COMPILATION},
             copies=given.copies,
             deadlines=Deadlines(startup, step=startup),  # nothing is timed
         )

@@ -8,8 +8,7 @@ import pytest
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.processes import Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, welch_contrast
-from autotune.measurement.contrasts import Variance
+from autotune.measurement.contrasts import ONE_SIDED, Arm, Variance, welch_contrast
 
 WAITS, COMPUTES = Variance(0.2**2, 2.0), Variance(0.005**2, 2.0)
 NOTHING = Variance(0.0, 0.0)

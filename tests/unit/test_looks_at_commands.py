@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.standalone.progress_lines import last_line, reported
-from autotune.worker.inject.setting_files import may_hold_settings
+from autotune.worker.inject.settled import may_hold_settings
 from storage import Database, Repository, study_names
 
 
@@ -52,6 +52,13 @@ def test_last_line_is_no_warning_of_the_log_of_torch(rank: str) -> None:
     assert last_line(f"step 1\n{warning}\n") == "step 1"
     assert last_line(warning) == ""
     assert last_line("[Warm] up.cpp:1]") == "[Warm] up.cpp:1]"
+
+
+def test_last_line_is_no_warning_of_the_python_log_of_torch() -> None:
+    warning = (
+        "W1126 18:18:07.481000 12714 torch/utils/_pytree.py:630] <enum 'A'> is an Enum subclass"
+    )
+    assert last_line(f"step 1\n{warning}\n") == "step 1"
 
 
 def test_last_line_is_shortened() -> None:

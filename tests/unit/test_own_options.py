@@ -1,6 +1,6 @@
 """Which of a script's options are tried for a knob, and what another word for one has to show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -110,7 +110,7 @@ def searched(option: Option, *effects: Mapping[str, Any] | None, **today: Any) -
     answers = iter(effects)
     before = changed(SEEN, today)
 
-    def run(_: OtherWord) -> SurveyResult:
+    def run(_: Sequence[OtherWord]) -> SurveyResult:
         effect = next(answers)
         if effect is None:
             raise BadInput("it fails\nwith a traceback")
@@ -186,8 +186,8 @@ def test_refused_are_values_of_the_knob_and_all_of_them() -> None:
         ]
     }
 
-    def run(other: OtherWord) -> SurveyResult:
-        if other.word != "pure":
+    def run(others: Sequence[OtherWord]) -> SurveyResult:
+        if others[0].word != "pure":
             raise BadInput("it fails")
         return changed(SEEN, {"precision": "pure_bf16"})
 
@@ -238,3 +238,63 @@ def test_options_are_left_out_when_the_time_for_them_is_over() -> None:
     found = find_own_options(lambda _: SEEN, SEEN, tried, lambda _: None, -1)
     assert found.turned == {}
     assert "--amp was not tried" in found.doubts[0]
+
+
+# Several at once
+
+FAST = Option("--channels-last", "channels_last", False, switch=True)
+FREQ = Option("--print-freq", "print_freq", 10)
+_EFFECTS: Mapping[str, Mapping[str, Any]] = {
+    "--amp": {"precision": "bf16", "reads": 9},
+    "--channels-last": {"channels_last": True},
+    "--print-freq": {},
+    "-j": {"loader_workers": 2},
+}
+
+
+class Script:
+    """A script of several options, and the runs that it was asked for."""
+
+    def __init__(self, *, refuses: frozenset[str] = frozenset(), split_by: str = "") -> None:
+        self.runs: list[set[str]] = []
+        self._refuses = refuses
+        self._split_by = split_by
+
+    def __call__(self, others: Sequence[OtherWord]) -> SurveyResult:
+        flags = {one.option.flag for one in others}
+        self.runs.append(flags)
+        if self._refuses and self._refuses <= flags:
+            raise BadInput("it fails")
+        shown: dict[str, Any] = {"micro_batch": 4} if self._split_by in flags else {}
+        for flag in flags:
+            shown |= _EFFECTS[flag]
+        return changed(SEEN, shown)
+
+    def searched(self, *options: Option) -> OwnOptions:
+        tried = others(options, ON_CPU, 4)
+        return find_own_options(self, SEEN, tried, lambda _: None, 60)
+
+
+def test_options_of_several_knobs_share_a_run() -> None:
+    script = Script()
+    found = script.searched(AMP, FAST, Option("-j", "workers", 0))
+    assert found.turned.keys() == {"precision", "channels_last", "loader_workers"}
+    assert script.runs == [{"--amp", "--channels-last", "-j"}]
+
+
+def test_options_that_fail_together_are_tried_alone() -> None:
+    script = Script(refuses=frozenset({"--amp", "--channels-last"}))
+    assert script.searched(AMP, FAST).turned.keys() == {"precision", "channels_last"}
+    assert script.runs[1:] == [{"--amp"}, {"--channels-last"}]
+
+
+def test_option_that_changes_the_batch_is_told_from_those_beside_it() -> None:
+    found = Script(split_by="--amp").searched(AMP, FAST)
+    assert found.turned.keys() == {"channels_last"}
+    assert "changes the batch" in found.doubts[0]
+
+
+def test_readings_of_a_loss_scaler_are_not_taken_for_those_of_an_interval() -> None:
+    script = Script()
+    assert "log_interval" not in script.searched(AMP, FREQ).turned
+    assert script.runs == [{"--amp"}, {"--print-freq"}]

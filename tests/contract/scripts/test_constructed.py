@@ -1,6 +1,7 @@
 """Arguments of frameworks' classes as settings of scripts that construct their objects in code."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,17 @@ from tests.contract.scripts.bench import SCRIPTS, Bench
 from tests.support.seeing import look
 
 KINDS = SCRIPTS / "kinds"
-LIBRARIES = {"trainer": "transformers", "accelerated": "accelerate", "lit": "lightning"}
+LIBRARIES = {
+    "trainer": "transformers",
+    "accelerated": "accelerate",
+    "lit": "lightning",
+    "fabric": "lightning.fabric",
+}
 PRECISION = {
     "trainer": ("TrainingArguments(bf16)", {"fp32": False, "bf16": True}),
     "accelerated": ("Accelerator(mixed_precision)", {"fp32": "no", "bf16": "bf16"}),
     "lit": ("Trainer(precision)", {"fp32": "32-true", "bf16": "bf16-mixed"}),
+    "fabric": ("Fabric(precision)", {"fp32": "32-true", "bf16": "bf16-mixed"}),
 }
 
 
@@ -41,18 +48,42 @@ def seen(kind: str, replaced: tuple[str, str] = ("", ""), **constructed: KnobVal
     return dataclasses.replace(found, options=flags.settings_of(found, (), {}))
 
 
-@pytest.mark.parametrize("kind", PRECISION)
-def test_number_format_is_turned_through_the_class_of_a_framework(kind: str) -> None:
-    before = seen(kind)
-    setting, words = PRECISION[kind]
+def format_turned(kind: str, replaced: tuple[str, str] = ("", "")) -> tuple[object, ...]:
+    """Return the setting that was found to turn the number format, its present value and its words."""
+    before = seen(kind, replaced)
     tried = others(before.options, Facts("cpu", 1), 1)
 
-    def given(other: OtherWord) -> SurveyResult:
-        return seen(kind, **{other.option.flag: other.word})
+    def given(words: Sequence[OtherWord]) -> SurveyResult:
+        return seen(kind, replaced, **{one.option.flag: one.word for one in words})
 
     wanted = {"precision": tried["precision"]}
     found = find_own_options(given, before, wanted, print, 600).turned["precision"]
-    assert (found.flag, found.today, found.words) == (setting, "fp32", words)
+    return found.flag, found.today, found.words
+
+
+@pytest.mark.parametrize("kind", PRECISION)
+def test_number_format_is_turned_through_the_class_of_a_framework(kind: str) -> None:
+    setting, words = PRECISION[kind]
+    assert format_turned(kind) == (setting, "fp32", words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [("lit", "pytorch_lightning"), ("fabric", "lightning_fabric")]
+)
+def test_number_format_is_turned_in_the_older_packages_of_lightning(
+    kind: str, package: str
+) -> None:
+    pytest.importorskip(package)
+    setting, words = PRECISION[kind]
+    assert format_turned(kind, (LIBRARIES[kind], package)) == (setting, "fp32", words)
+
+
+def test_compilation_is_turned_through_the_accelerator() -> None:
+    before = seen("accelerated")
+    tried = others(before.options, Facts("cpu", 1), 1)["compile"][0]
+    assert (tried.option.flag, tried.word) == ("Accelerator(dynamo_backend)", "inductor")
+    # A back end that generates no code shows as many compiled frames.
+    assert seen("accelerated", **{tried.option.flag: "eager"}).frames > before.frames == 0
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def searched(folder: Path, script: str, *words: str, files: tuple[str, ...] = ()
     options = flags.settings_of(seen, words, {}, of_files)
     tried = others(options, Facts("cpu", 1), 1)
     return find_own_options(
-        lambda other: run({other.option.flag: other.word}), seen, tried, print, 600
+        lambda given: run({one.option.flag: one.word for one in given}), seen, tried, print, 600
     )
 
 

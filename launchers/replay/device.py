@@ -172,8 +172,9 @@ class RecordedDevice:
     def _pattern(self, recorded: Recorded, draw: random.Random) -> Iterator[float]:
         """Yield consecutive steps over their mean.
 
-        What slows a device that computes lasts as long as recorded: waves began 0.8 to 0.9 s after the
-        first step and lasted 0.4 s, whether a step took 60 or 80 ms. A longer step averages over them.
+        What slows a device that computes goes by time: in seven recordings a wave began 0.75 to 0.85 s
+        after the first step and lasted 0.1 to 0.3 s, whether a step took 60 or 80 ms. A step of seconds
+        averages over waves.
         """
         steps = _consecutive(recorded, draw)
         longer = self.step_scale > 1 and not recorded.launch_bound

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from search_spaces import defaults
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 
 Values = Mapping[str, Any]
 SWITCH = 0.1

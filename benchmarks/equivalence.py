@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.measurement.equivalence import Equivalence, distance
+from autotune.measurement.numerics import Equivalence, distance
 from autotune.measurement.policy import PROOF, ProofPolicy
 
 ASSUMED = (0.0, 0.1, 0.15, 0.2)

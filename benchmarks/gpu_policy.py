@@ -165,7 +165,7 @@ def study(
     )
     repository = storage.emptied()
     repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
-    claim = repository.studies.claim("policy", LeaseHolder("policy", 0, _LEASE_SECONDS))
+    claim = repository.claims.take("policy", LeaseHolder("policy", 0, _LEASE_SECONDS))
     assert claim is not None
     stored, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.slots[0].environment)

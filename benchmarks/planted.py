@@ -15,7 +15,7 @@ from autotune.worker.observers.block import RankObservation, Settling
 from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
 from autotune.worker.observers.timing import StepTimes
-from autotune.worker.rank import timed_run
+from autotune.worker.rank import training
 
 
 def build(
@@ -36,7 +36,7 @@ def build(
         observers: off: nothing of a block is observed but its time.
     """
     if not observers:
-        timed_run.BlockObservers = Blind  # type: ignore[misc,assignment]
+        training.BlockObservers = Blind  # type: ignore[misc,assignment]
     built = workloads.build(factory, args)
     if slow == "loader":
         collate = built.collate or default_collate

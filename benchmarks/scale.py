@@ -107,13 +107,13 @@ class Recorded:
         self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
         stored = withheld.kept(SPEC)
         self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
-        claim = self.repository.studies.claim(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
+        claim = self.repository.claims.take(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
         assert claim is not None
         self.lease, self.study, self.folder = claim.lease, claim.study, folder
         self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
         self._fill(trials)
         self.verdict = recomputed_verdict(self.repository, SPEC.name)
-        self.repository.studies.conclude(self.lease, self.study, self.verdict.as_dict())
+        self.repository.claims.conclude(self.lease, self.study, self.verdict.as_dict())
         self._fill_others(others)
 
     def _fill(self, trials: int) -> None:
@@ -216,9 +216,9 @@ class Recorded:
 
     def claim(self) -> None:
         """Claim the next study as a daemon does, and put it back."""
-        found = self.repository.studies.claim(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
+        found = self.repository.claims.take(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
         if found is not None:
-            self.repository.studies.put_back(found.lease, found.study.id)
+            self.repository.claims.put_back(found.lease, found.study.id)
             self.repository.leases.release(found.lease)
 
     def report(self) -> None:

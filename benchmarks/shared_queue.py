@@ -233,15 +233,26 @@ def out_of_order(repository: Repository) -> list[str]:
         for other in all_claims[index + 1 :]:
             if other.study.owner == LIMITED or other.at < claim.at + TOGETHER_SECONDS:
                 continue
-            sooner = all(
-                (-other.study.priority, used[other.study.owner], other.study.id)
-                < (-claim.study.priority, used[claim.study.owner], claim.study.id)
-                for used in (before, after)
-            )
-            if sooner and other.submitted < claim.at:
+            if other.submitted < claim.at and comes_before(other.study, claim.study, before, after):
                 wrong.append(f"{claim.study.name} before {other.study.name}")
                 break
     return wrong
+
+
+def comes_before(
+    other: StoredStudy, claimed: StoredStudy, before: dict[str, float], after: dict[str, float]
+) -> bool:
+    """Return whether a study had to be claimed before the one that was, whatever the claim saw.
+
+    It saw each run that had ended some time before it, and of those that ended since some and others
+    not. So the owner of the other study had used at most what `after` says, and the owner of the
+    claimed one at least what `before` says.
+    """
+    if other.priority != claimed.priority:
+        return other.priority > claimed.priority
+    if other.owner == claimed.owner:
+        return other.id < claimed.id
+    return (after[other.owner], other.id) < (before[claimed.owner], claimed.id)
 
 
 def most_at_a_time(events: list[StoredEvent], owner: str) -> int:

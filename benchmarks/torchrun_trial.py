@@ -16,7 +16,7 @@ from autotune.worker import workload
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.timed_run import run_blocks
+from autotune.worker.rank.training import run_blocks
 from search_spaces import defaults
 
 

@@ -15,6 +15,7 @@ from launchers.base import (
 from launchers.reservation import NO_RIVAL, Busy, Rival, refuse
 from launchers.sections import section_of
 from launchers.session import untimed_steps
+from launchers.shares import Tenant
 from launchers.site import Site
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Site",
     "Slot",
     "SoloSchedule",
+    "Tenant",
     "TrialWatch",
     "TurnSchedule",
     "refuse",

@@ -104,24 +104,28 @@ class Agents:
         self._ended: set[int] = set()
         """Nodes whose agents have ended by themselves."""
         self._closing = False
-        try:
-            for node in nodes:
-                self.links.append(node.connect())
-            for link, preload in zip(self.links, preloading.by_node, strict=True):
-                there = dataclasses.replace(preload, host=self.links[0].host)
-                link.send(there.to_line())
-            for index, link in enumerate(self.links):
-                threading.Thread(target=self._listen, args=(index, link), daemon=True).start()
-            hellos = self._hellos()
-        except BaseException:
-            self.close()
-            raise
+        hellos = self._connected(preloading)
         self.environments = [hello.environment for hello in hellos]
         self.cuda_devices = hellos[0].devices
         self.fit = not any(hello.unfit for hello in hellos)
         """True if ranks can be forked from what the agents have imported."""
         self._store_port = hellos[0].store_port
         self._interfaces = [hello.interface for hello in hellos]
+
+    def _connected(self, preloading: Preloading) -> list[Hello]:
+        """Start the agents; return what they tell of themselves."""
+        try:
+            for node in self._nodes:
+                self.links.append(node.connect())
+            for link, preload in zip(self.links, preloading.by_node, strict=True):
+                there = dataclasses.replace(preload, host=self.links[0].host)
+                link.send(there.to_line())
+            for index, link in enumerate(self.links):
+                threading.Thread(target=self._listen, args=(index, link), daemon=True).start()
+            return self._hellos()
+        except BaseException:
+            self.close()
+            raise
 
     def nodes_of(self, request: TrialRequest) -> set[int]:
         """Return the nodes that have ranks of a trial.

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
 from launchers.reservation import Busy, refuse
+from launchers.shares import Tenant
 from launchers.site import Site
 
 TrialWatch = Callable[[BlockReport], bool]
@@ -148,6 +149,8 @@ class Slot(ABC):
     gone: str = ""
     """Reason why the slot no longer exists: its nodes are lost or taken. The launcher may open
     another."""
+    given_back: bool = False
+    """True once the launcher has taken it out of use for another study."""
 
     @property
     def usable(self) -> bool:
@@ -248,6 +251,18 @@ class Launcher(ABC):
         """Number of slots once everything that is lost or taken is back."""
         return len(self.slots)
 
+    @property
+    def surplus(self) -> int:
+        """Number of slots that studies below their share of a cluster wait for."""
+        return 0
+
+    def retire(self, slot: Slot) -> None:
+        """Give a slot back on which nothing runs; it is `gone` from then on.
+
+        Call it only while there is a surplus.
+        """
+        raise NotImplementedError
+
     def notices(self) -> list[str]:
         """Return messages since the last call, such as which nodes are left out and why."""
         return []
@@ -319,13 +334,13 @@ class LauncherSection(BaseModel, ABC):
         """
         return None
 
-    @abstractmethod
     def open(
         self,
         resources: Resources,
         log_dir: str,
         busy: Busy = refuse,
         env: Mapping[str, str] | None = None,
+        tenant: Tenant | None = None,
     ) -> Launcher:
         """Return the opened launcher; closing it gives everything back.
 
@@ -336,8 +351,16 @@ class LauncherSection(BaseModel, ABC):
             env: variables for the agents. TORCHINDUCTOR_* and PYTORCH_CUDA_ALLOC_CONF are read when
                 torch is imported there. No knob needs an agent of its own for that, because the
                 allocator takes its settings at run time as well.
+            tenant: study that other studies on a cluster are to know of; None: it is no study.
 
         Raises:
             NotHere: this machine lacks the resources, or a package is not installed.
             LauncherError: the resources are not available at present.
         """
+        return self._launcher(tenant)(resources, log_dir, busy, env or {})
+
+    @abstractmethod
+    def _launcher(
+        self, tenant: Tenant | None
+    ) -> Callable[[Resources, str, Busy, Mapping[str, str]], Launcher]:
+        """Import what the launcher needs; return what opens it, with the other arguments of `open`."""

@@ -1,14 +1,21 @@
-"""The process that talks to Ray, seen from the process that must outlive it."""
+"""The process that talks to Ray, seen from the process that must outlive it.
+
+Sockets and logs of a Ray of our own are in a folder that is removed with it even if processes are
+killed.
+"""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +25,6 @@ from typing import Any
 from autotune.errors import ClusterAway, LauncherError
 from autotune.worker.files import make_private
 from autotune.worker.processes import without_storage
-from launchers.ray_folder import OwnFolder
 
 SILENT_SECONDS = 20.0
 """Timeout after which a silent driver is given up: its head is gone, or it is frozen.
@@ -38,6 +44,14 @@ _BOOT = (
     "import sys; root, line = sys.argv[1:]; sys.path.insert(0, root); import autotune, launchers; "
     "sys.path.remove(root); from launchers.ray_driver import main; main(int(line))"
 )
+_OnWait = Callable[[float], object]
+"""Called repeatedly with the seconds that a call has taken; may raise."""
+_Answers = queue.SimpleQueue[dict[str, Any] | None]
+"""Answer to one call, or None when there will be none."""
+_PREFIX = "autotune-ray-"
+_USUAL = "/tmp"
+"""Default parent folder. Names of sockets have to be short, so it is not the folder of temporary
+files."""
 
 
 class DriverLost(ClusterAway):
@@ -64,12 +78,6 @@ class Wire:
     def read(self) -> bytes:
         """Return the next line; blocks until there is one."""
         return self._lines.get()
-
-
-_OnWait = Callable[[float], object]
-"""Called repeatedly with the seconds that a call has taken; may raise."""
-_Answers = queue.SimpleQueue[dict[str, Any] | None]
-"""Answer to one call, or None when there will be none."""
 
 
 class Driver:
@@ -279,3 +287,46 @@ def _started(log_dir: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             start_new_session=True,
         )
     return process, ours
+
+
+class OwnFolder:
+    """A folder held as long as this process lives, or until it is removed."""
+
+    def __init__(self) -> None:
+        """Make a folder, and remove those of dead processes."""
+        base = Path(os.environ.get("RAY_TMPDIR") or _USUAL)
+        sweep_folders(base)
+        self._lock: int | None = None
+        while self._lock is None:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+            self._lock = _lock_of(
+                self.path
+            )  # unless another process took it for that of a dead one
+
+    def remove(self) -> None:
+        """Remove the folder with its content; nothing of Ray runs any more."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def sweep_folders(base: Path) -> None:
+    """Remove the folders below this one that no process holds."""
+    for folder in base.glob(f"{_PREFIX}*"):
+        lock = _lock_of(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock_of(folder: Path) -> int | None:
+    """Return the descriptor of the locked folder; None if it is held, another user's or gone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            os.close(descriptor)
+    return None

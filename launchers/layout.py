@@ -1,15 +1,25 @@
 """Layout of a trial's ranks on nodes, and the number of trials that fit. Pure."""
 
+import itertools
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.errors import NotHere
 from autotune.worker.places import devices_needed
+from autotune.worker.processes import VISIBLE_DEVICES
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6
 """Tolerance for shares such as 0.1, which have no exact binary form."""
+VISIBLE = VISIBLE_DEVICES
+_BY_ID = ("GPU-", "MIG-")
+_NONE_WANTED = ("", "-1", "none", "NoDevFiles")
+"""Usual values that hide all devices on purpose."""
+_DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -172,3 +182,43 @@ def _slots(fitting: Sequence[int], nodes: int) -> int:
     while sum(min(times, slots + 1) for times in fitting) >= nodes * (slots + 1):
         slots += 1
     return slots
+
+
+def visible_devices(
+    environment: Mapping[str, str] = os.environ, folder: Path = Path("/dev")
+) -> list[str]:
+    """Return names of the CUDA devices that this process may use, as for CUDA_VISIBLE_DEVICES.
+
+    CUDA numbers the devices that it can open from 0, whatever the numbers in the file names are: a
+    container that holds /dev/nvidia3 alone has device 0. Names after an invalid one are ignored.
+
+    Raises:
+        NotHere: CUDA_VISIBLE_DEVICES names a device that this machine does not have.
+    """
+    present = [str(number) for number in range(sum(map(_is_device, folder.iterdir())))]
+    asked = environment.get(VISIBLE)
+    if asked is None or not present:
+        return present
+    named = [name.strip() for name in asked.split(",")]
+    valid = itertools.takewhile(lambda name: name in present or name.startswith(_BY_ID), named)
+    usable = list(valid)
+    if not usable and named[0] not in _NONE_WANTED:
+        raise NotHere(
+            f"{VISIBLE}={asked} names no device of this machine, which has {len(present)}, numbered "
+            "from 0: mend it, or set it to -1 to train on the CPU"
+        )
+    return usable
+
+
+def this_machine() -> NodeCapacity:
+    """Return the processors and devices that this process may use."""
+    return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(visible_devices()))
+
+
+def processors() -> list[str]:
+    """Return names of the processors that this process may use; studies can only share them."""
+    return [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
+
+
+def _is_device(entry: Path) -> bool:
+    return _DEVICE_NODE.fullmatch(entry.name) is not None

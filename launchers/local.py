@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.errors import LauncherError
 from autotune.worker import processes
 from autotune.worker.node.agent_process import AgentProcess
-from launchers import devices
+from launchers import layout
 from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
@@ -47,18 +47,18 @@ class LocalLauncher(Launcher):
     def __init__(
         self, resources: Resources, log_dir: str, busy: Busy, env: Mapping[str, str]
     ) -> None:
-        layout = plan(resources, [devices.this_machine()])
-        self.ranks = layout.ranks_per_node
-        self._notices = list(filter(None, [layout.notice()]))
+        fit = plan(resources, [layout.this_machine()])
+        self.ranks = fit.ranks_per_node
+        self._notices = list(filter(None, [fit.notice()]))
         self.slots = []
         self._reservation = Reservation(busy)
         if left := processes.sweep():
             raise LauncherError(f"processes of an earlier study cannot be ended: {left}")
         try:
-            if not layout.gpus_per_worker:
-                self._reservation.take(devices.processors())
-            for number in range(layout.slots):
-                self.slots.append(_open_slot(layout, log_dir, number, env))
+            if not fit.gpus_per_worker:
+                self._reservation.take(layout.processors())
+            for number in range(fit.slots):
+                self.slots.append(_open_slot(fit, log_dir, number, env))
             check_device(resources.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
@@ -77,14 +77,14 @@ class LocalLauncher(Launcher):
             self._reservation.close()
 
 
-def _open_slot(layout: Layout, log_dir: str, number: int, env: Mapping[str, str]) -> AgentSlot:
+def _open_slot(fit: Layout, log_dir: str, number: int, env: Mapping[str, str]) -> AgentSlot:
     own = {}
-    visible = devices.visible()
-    if indices := layout.devices_of(number, len(visible)):
-        own = {devices.VISIBLE: ",".join(visible[index] for index in indices)}
+    visible = layout.visible_devices()
+    if indices := fit.devices_of(number, len(visible)):
+        own = {layout.VISIBLE: ",".join(visible[index] for index in indices)}
     elif visible:
         own = {
-            devices.VISIBLE: ""
+            layout.VISIBLE: ""
         }  # a script would use any visible device, also in a slot without devices
-    node = Node(connect=lambda: LocalLink(log_dir, env, own), ranks=layout.ranks_per_node)
-    return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)
+    node = Node(connect=lambda: LocalLink(log_dir, env, own), ranks=fit.ranks_per_node)
+    return AgentSlot(f"local-{number}", [node], gpus_per_worker=fit.gpus_per_worker)

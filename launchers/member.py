@@ -20,7 +20,7 @@ from autotune.worker.protocol import (
     WorkloadBuilt,
 )
 from launchers.agents import Agents
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 
 OnBlock = Callable[[BlockReport], object]
 """Function that is called with each block of a trial."""

@@ -25,9 +25,9 @@ def node_info() -> dict[str, Any]:
         import autotune
 
         found["autotune"] = autotune.__version__
-        from autotune.worker.node import hardware
+        from autotune.worker.node import environment
 
-        found |= {"cpu": hardware.processor(), "devices": hardware.devices()}
+        found |= {"cpu": environment.processor(), "devices": environment.driver_devices()}
     except (ImportError, AttributeError):
         pass
     return found

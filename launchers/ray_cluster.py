@@ -3,44 +3,137 @@
 This process never talks to Ray itself: see launchers.driver.
 """
 
+import base64
 import contextlib
 import importlib.util
 import itertools
 import queue
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import DevicesTaken, LauncherError, NotHere
-from launchers import devices
+from autotune.worker.files import make_private
+from launchers import layout
 from launchers.agents import Node
-from launchers.base import Launcher, Resources
-from launchers.driver import Driver, Refused
+from launchers.base import Launcher, Link, Resources, Slot
+from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
-from launchers.ray_link import RayLink
-from launchers.ray_nodes import Cluster, TooSmall
-from launchers.ray_placement import Demand, SlotPlacement, strategy_of
+from launchers.ray_nodes import (
+    ANSWER_SECONDS,
+    Cluster,
+    Demand,
+    SlotPlacement,
+    TooSmall,
+    strategy_of,
+)
+from launchers.ray_shares import RayShares
 from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
+from launchers.shares import Tenant
 from launchers.slot import AgentSlot
 
+_LOOPBACK = "127.0.0.1"
 _SETTLE_SECONDS = 3.0
 """Time until freed resources show as free. Only after that are they held by others."""
 _POLL_SECONDS = 0.5
 _GROW_SECONDS = 3.0
+_IDLE_SECONDS = 15.0
+"""Time without a run after which a slot shows that the study needs no more of them: it may be in
+its confirmation, which uses one."""
 _LOOKS = 100
 """Looks at the cluster, five minutes together, after which slots that it has lost are not planned."""
 _ASK_SECONDS = 120.0
 """Time for which a study asks a cluster that is too small for room before others have their turn."""
 
 
+class RayLink(Link):
+    """Connection to an agent through the actor that owns it."""
+
+    def __init__(
+        self, placement: SlotPlacement, bundle: int, log: str, env: Mapping[str, str]
+    ) -> None:
+        self._cluster, self._node = placement.cluster, placement.nodes[bundle]
+        layout = self._cluster.layout
+        self.host = _LOOPBACK if layout.nodes == 1 else self._node.address
+        self.where = str(self._node) if self._cluster.is_shared else ""
+        self._wire = self._cluster.driver.wire()
+        self._closed = False
+        self._cluster.driver.call(
+            "start",
+            link=self._wire.number,
+            group=placement.group,
+            bundle=bundle,
+            resources=layout.bundle,
+            host=self.host,
+            log=log,
+            env=dict(env),
+        )
+
+    def send(self, line: bytes) -> bool:
+        try:
+            return bool(self._call("send", text=line.decode()))
+        except (DriverLost, Refused):
+            return False
+
+    def read(self) -> bytes:
+        line = self._wire.read()
+        if not line and not self._closed and not self._cluster.driver.lost:
+            self._cluster.avoided.add(self._node.id)
+        return line
+
+    def loss_reason(self) -> str:
+        if self._cluster.driver.lost:
+            return self._cluster.driver.lost
+        return f"node {self._node} was lost" if self._wire.node_lost else ""
+
+    def mark_suspect(self) -> None:
+        self._cluster.avoided.add(self._node.id)
+
+    def fetch_files(self, folder: Path) -> None:
+        token = f"brought-{secrets.token_hex(8)}"
+        with contextlib.suppress(DriverLost, Refused, OSError):
+            make_private(folder)
+            (folder / token).touch()
+            try:
+                files = self._cluster.driver.call(
+                    "taken",
+                    ANSWER_SECONDS,
+                    link=self._wire.number,
+                    folder=str(folder),
+                    token=token,
+                )
+                for name, content in files.items():
+                    (folder / Path(name).name).write_bytes(base64.b64decode(content))
+            finally:
+                (folder / token).unlink()
+
+    def close(self) -> str:
+        if self._closed:
+            return ""
+        self._closed = True
+        try:
+            left = str(self._call("end"))
+        except (DriverLost, Refused):
+            return ""
+        if left and self._cluster.is_shared and self._node.id in self._cluster.avoided.now():
+            return ""  # its node does not answer: Ray ends it once it does
+        return left
+
+    def _call(self, name: str, **arguments: Any) -> object:
+        driver = self._cluster.driver
+        return driver.call(name, ANSWER_SECONDS, link=self._wire.number, **arguments)
+
+
 class RayLauncher(Launcher):
     """Slots on a Ray cluster; on a Ray of its own on this machine when no address is given.
 
     On a shared cluster it begins with as many slots as there is room for, at least one, and adds
-    others as room comes.
+    others as room comes. Studies that are named there share it, see launchers.shares.
     """
 
     slots: list[AgentSlot]
@@ -50,9 +143,10 @@ class RayLauncher(Launcher):
         self,
         resources: Resources,
         log_dir: str,
-        address: str | None,
         busy: Busy,
         env: Mapping[str, str],
+        address: str | None,
+        tenant: Tenant | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise NotHere(
@@ -62,22 +156,30 @@ class RayLauncher(Launcher):
         self._log = str(Path(log_dir) / "agent.log")
         self._env = dict(env)
         self._busy = busy
-        self._placements: list[SlotPlacement] = []
+        self._tenant = tenant
+        self._shares: RayShares | None = None
+        self._placements: dict[str, SlotPlacement] = {}
+        """Placement of each slot, by the slot's name."""
         self._numbers = itertools.count()
-        self._closing = threading.Event()
+        self._retired: queue.SimpleQueue[AgentSlot | None] = queue.SimpleQueue()
+        """Slots to give back; None: the launcher closes."""
         self._growth: threading.Thread | None = None
         self._driver: Driver | None = None
         self.slots = []
         self._plans: deque[int] = deque(maxlen=_LOOKS)
         """Numbers of slots that the cluster had room for, at the last looks."""
         self._reservation = Reservation(busy)
-        try:
+        with self._closed_on_failure():
             if address is None and _is_for_processors(resources):
-                self._reservation.take(devices.processors())
+                self._reservation.take(layout.processors())
             self._driver = Driver(address, log_dir, self._joining(address))
-            self._demand = Demand(self._driver)
             self._cluster = self._joined(resources, self._driver, address)
             self._open(address)
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
         except Refused as error:
             self.close()
             raise LauncherError(f"the Ray cluster fails: {error}") from error
@@ -115,12 +217,25 @@ class RayLauncher(Launcher):
         """True if agents may be lost on one node and not on another."""
         return self._cluster.size > 1
 
+    @property
+    def surplus(self) -> int:
+        return self._shares.surplus if self._shares else 0
+
+    def retire(self, slot: Slot) -> None:
+        assert self._shares and isinstance(slot, AgentSlot)
+        slot.gone = f"it is given back to the cluster, for {self._shares.takers}"
+        slot.given_back = True
+        self._shares.surplus -= 1
+        self._plans.clear()
+        self._retired.put(slot)
+
     def close(self) -> None:
-        self._closing.set()
+        self._retired.put(None)
         try:
             for slot in self.slots:
-                slot.close()
-            for placement in self._placements:
+                if not slot.given_back:
+                    slot.close()
+            for placement in list(self._placements.values()):
                 placement.release()
             if self._driver:
                 self._driver.close()
@@ -142,16 +257,20 @@ class RayLauncher(Launcher):
         An autoscaler hears of what is missing, and adds nodes.
         """
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
+        demand = Demand(driver, None)  # of no study: none can give back what is not there
         while True:
             try:
-                return Cluster(resources, driver, address)
+                found = Cluster(resources, driver, address)
             except TooSmall as error:
                 if time.monotonic() - began > _ASK_SECONDS:
                     raise
-                self._demand.ask(*demand_of(resources))
+                demand.ask(*demand_of(resources))
                 with _instead_of_a_rival(error):
                     self._wait(f"since {since}: {error}")
-            self._demand.withdraw_if_granted()
+            else:
+                demand.withdraw()
+                return found
+            demand.withdraw_if_granted()
 
     def _wait(self, why: str) -> None:
         """Wait until it is time to look at the cluster again."""
@@ -172,6 +291,8 @@ class RayLauncher(Launcher):
             check_device(self._cluster.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         else:
+            if self._tenant:
+                self._shares = RayShares(self._cluster, self._tenant)
             self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
             self._growth.start()
 
@@ -179,14 +300,14 @@ class RayLauncher(Launcher):
         """Open the first slot as soon as other jobs leave room for it."""
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
         layout = self._cluster.layout
-        self._demand.withdraw()
+        demand = Demand(self._cluster.driver, self._tenant)
         while not self._add_slot(self._check_busy):
-            self._demand.ask([layout.bundle] * layout.nodes, strategy_of(layout.nodes))
+            demand.ask([layout.bundle] * layout.nodes, strategy_of(layout.nodes))
             settled = time.monotonic() - began > _SETTLE_SECONDS
             self._busy(Rival(0, self._cluster.busy(since)) if settled else NO_RIVAL)
             time.sleep(_POLL_SECONDS)
-            self._demand.withdraw_if_granted()
-        self._demand.withdraw()
+            demand.withdraw_if_granted()
+        demand.withdraw()
 
     def _add_slot(self, on_wait: Callable[[], object]) -> bool:
         """Open one more slot if there is room; return whether there was.
@@ -194,10 +315,9 @@ class RayLauncher(Launcher):
         Args:
             on_wait: called repeatedly meanwhile; may raise.
         """
-        placement = SlotPlacement(self._cluster, on_wait)
+        placement = SlotPlacement(self._cluster, self._tenant, on_wait)
         if not placement.reserve():
             return False
-        self._placements.append(placement)
         layout = self._cluster.layout
         ranks = layout.ranks_per_node
         nodes = [Node(self._connecting(placement, b), ranks) for b in range(layout.nodes)]
@@ -210,9 +330,9 @@ class RayLauncher(Launcher):
         if not self._cluster.are_fit(placement.nodes, slot.environment):
             slot.close()
             placement.release()
-            self._placements.remove(placement)
             return False
         placement.on_wait = slot.check_cancelled
+        self._placements[name] = placement
         self.slots.append(slot)
         return True
 
@@ -225,13 +345,34 @@ class RayLauncher(Launcher):
         return connect
 
     def _grow(self) -> None:
-        """Add slots as room comes: other jobs leave, nodes join or return."""
-        while not self._closing.wait(_GROW_SECONDS):
-            with contextlib.suppress(LauncherError):
-                wanted = self._cluster.plan(self._cluster.nodes()).slots
-                self._plans.append(wanted)
-                if sum(not slot.unusable and not slot.gone for slot in self.slots) < wanted:
-                    self._add_slot(lambda: None)
+        """Add slots as room comes: other jobs leave, nodes join or return. Give retired ones back."""
+        while True:
+            pause = _POLL_SECONDS if self._shares and self._shares.is_asking else _GROW_SECONDS
+            try:
+                retired = self._retired.get(timeout=pause)
+            except queue.Empty:
+                with contextlib.suppress(LauncherError):
+                    self._look()
+                continue
+            if retired is None:
+                return
+            retired.dismiss()
+            retired.close()
+            self._placements.pop(retired.name).release()
+
+    def _look(self) -> None:
+        """Look at the cluster, and take one more slot if there is room for it."""
+        living, shares = self._cluster.living(), self._shares
+        wanted = self._cluster.plan(self._cluster.fit(living)).slots
+        usable = [slot for slot in self.slots if slot.usable]
+        lacks = len(usable) < wanted and all(s.idle_seconds < _IDLE_SECONDS for s in usable)
+        if shares:
+            shares.look(living)
+        self._plans.append(max(len(usable), wanted - (shares.of_others if shares else 0)))
+        if lacks and (shares is None or shares.may_take) and self._add_slot(lambda: None):
+            lacks = False
+        if shares:
+            shares.ask(lacks=lacks)
 
 
 @contextlib.contextmanager
@@ -244,4 +385,4 @@ def _instead_of_a_rival(error: LauncherError) -> Iterator[None]:
 
 
 def _is_for_processors(resources: Resources) -> bool:
-    return not plan(resources, [devices.this_machine()]).gpus_per_worker
+    return not plan(resources, [layout.this_machine()]).gpus_per_worker

@@ -37,6 +37,7 @@ from ray.util.scheduling_strategies import (
 from autotune.worker.node.agent_process import AgentProcess
 from launchers import node_info
 from launchers.ray_token import own_token, read_again
+from launchers.shares import Tenant, group_of, name_of
 
 _LOOPBACK = "127.0.0.1"
 _CALL_SECONDS = 30.0
@@ -54,6 +55,8 @@ Another daemon may have its studies by now, and needs what is held for it."""
 _TICK_SECONDS = 1.0
 _MOST_SHOWN = 120
 """Longest shown part of a command line, in characters."""
+_PENDING = ("PENDING", "PREPARED")
+"""States of a placement group that has no room yet, or is just being granted."""
 _READ_AND_SEND_AND_CLOSE = 3
 """Threads of an actor: a blocked `read` must not delay a `send` or `close`."""
 
@@ -162,27 +165,61 @@ class _CallServer:
 
     def others(self) -> list[str]:
         """Return descriptions of other jobs on the cluster."""
-        own = ray.get_runtime_context().get_job_id()
+        own, named = self.job(), [group_of(one["name"]) for one in self.named_groups()]
+        studies = {one.job: str(one.tenant) for one in named if one}
         return [
-            f"{_called(job)} (process {job['DriverPid']} on {job['DriverIPAddress']})"
+            f"{studies.get(job['JobID']) or _called(job)} "
+            f"(process {job['DriverPid']} on {job['DriverIPAddress']})"
             for job in state.jobs()
             if not job["IsDead"] and job["JobID"] != own
         ]
 
     def reserve(
-        self, group: int, bundles: list[dict[str, float]], strategy: str, patience: float
+        self,
+        group: int,
+        bundles: list[dict[str, float]],
+        strategy: str,
+        patience: float,
+        tenant: list[Any] | None,
     ) -> bool:
         """Reserve all of the bundles or none; return whether they were granted in time."""
-        self.ask(group, bundles, strategy)
+        self.ask(group, bundles, strategy, tenant)
         made = self._groups[group]
         granted = bool(made.wait(patience))
         if not granted:
             self.release(group)
         return granted
 
-    def ask(self, group: int, bundles: list[dict[str, float]], strategy: str) -> None:
-        """Ask for bundles without waiting; the autoscaler adds nodes for them."""
-        self._groups[group] = placement_group(bundles, strategy=strategy)
+    def ask(
+        self,
+        group: int,
+        bundles: list[dict[str, float]],
+        strategy: str,
+        tenant: list[Any] | None,
+    ) -> None:
+        """Ask for bundles without waiting; the autoscaler adds nodes for them.
+
+        Args:
+            tenant: fields of shares.Tenant, after which the group is named; None: it has no name.
+        """
+        name = name_of(Tenant(*tenant), self.job(), group) if tenant else ""
+        self._groups[group] = placement_group(bundles, strategy=strategy, name=name)
+
+    def job(self) -> str:
+        """Return the id of this process's job."""
+        return str(ray.get_runtime_context().get_job_id())
+
+    def named_groups(self) -> list[dict[str, Any]]:
+        """Return the named placement groups of all jobs that hold something, or wait for it."""
+        return [
+            {
+                "name": group["name"],
+                "waits": group["state"] in _PENDING,
+                "bundles": list(group["bundles"].values()),
+            }
+            for group in placement_group_table().values()
+            if group["name"] and group["state"] != "REMOVED"
+        ]
 
     def release(self, group: int) -> None:
         """Give the bundles of a group back."""

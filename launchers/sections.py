@@ -1,18 +1,104 @@
 """Sections of a study file for launchers: which one a study names, and how it is read."""
 
+import contextlib
+import functools
+import importlib.metadata
 import os
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import re
+import socket
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from autotune.errors import BadInput
-from launchers.base import Launcher, LauncherSection, Resources
-from launchers.ray_section import RaySection
-from launchers.reservation import Busy, refuse
+from launchers.base import Launcher, LauncherSection
+from launchers.ray_token import MODE, SINCE
+from launchers.shares import Tenant
 from launchers.slurm_allocation import JOB, OUTSIDE
 
+_AUTO = "auto"
+"""Address of the cluster that this machine is in."""
 _CLUSTER = "SLURM_CLUSTER_NAME"
+
+
+class RaySection(LauncherSection):
+    """Section of the launcher on a Ray cluster."""
+
+    EXAMPLE: ClassVar[str] = "{kind: ray, address: HOST:PORT}"
+
+    kind: Literal["ray"]
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Of a running Ray cluster, e.g. 10.0.0.1:6379 or auto. Without one the launcher "
+        "starts a Ray on this machine.",
+    )
+
+    package = "ray"
+    spans_nodes = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether it is a running cluster."""
+        return self.address is not None
+
+    @property
+    def place(self) -> str | None:
+        """Return the cluster, unless it is that of this machine."""
+        return None if self.address in (None, _AUTO) else f"ray:{self.address}"
+
+    @property
+    def meeting_host(self) -> str:
+        """Return the address of the cluster's head; empty if it is not known."""
+        if self.address is None:
+            return super().meeting_host
+        host = self.address.rpartition(":")[0].strip("[]")
+        if host and "://" not in self.address:
+            with contextlib.suppress(OSError):
+                return str(socket.getaddrinfo(host, None)[0][4][0])
+        return ""
+
+    def security(self, environment: Mapping[str, str]) -> tuple[bool, str] | None:
+        """Return whether a token protects the cluster, with advice; None without Ray."""
+        try:
+            version = importlib.metadata.version("ray")
+        except importlib.metadata.PackageNotFoundError:
+            return None  # the launcher reports it
+        return protection(self.address, environment, version)
+
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
+        from launchers.ray_cluster import RayLauncher
+
+        return functools.partial(RayLauncher, address=self.address, tenant=tenant)
+
+
+def protection(
+    address: str | None, environment: Mapping[str, str], version: str
+) -> tuple[bool, str]:
+    """Return whether a token protects a cluster, and a description with advice.
+
+    Args:
+        address: address of the cluster; None: autotune starts one of its own.
+        environment: environment of this process.
+        version: version of Ray.
+    """
+    mode = environment.get(MODE)
+    whose = "a Ray of its own" if address is None else address
+    reach = (
+        "every process that reaches its ports, of every user of its machines at least, runs code"
+    )
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < SINCE:
+        wanted = ".".join(map(str, SINCE))
+        return False, (
+            f"{whose}: Ray {version} knows no tokens, and {reach} there; upgrade to {wanted}, or take "
+            "launcher: local"
+        )
+    if mode == "token" or (mode is None and address is None):
+        mode_shown = f" ({MODE}=token)" if mode else ""
+        return True, f"{whose}: runs code only for holders of its token{mode_shown}"
+    mend = f"unset {MODE}" if address is None else "see `ray get-auth-token --generate`"
+    return False, f"{whose}: without {MODE}=token {reach} there; {mend}"
 
 
 class LocalSection(LauncherSection):
@@ -20,17 +106,10 @@ class LocalSection(LauncherSection):
 
     kind: Literal["local"]
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-    ) -> Launcher:
-        """Return the opened launcher."""
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.local import LocalLauncher
 
-        return LocalLauncher(resources, log_dir, busy, env or {})
+        return LocalLauncher
 
 
 class SlurmSection(LauncherSection):
@@ -61,17 +140,10 @@ class SlurmSection(LauncherSection):
         """Return an empty text: ranks meet on the first node that a slot takes."""
         return ""
 
-    def open(
-        self,
-        resources: Resources,
-        log_dir: str,
-        busy: Busy = refuse,
-        env: Mapping[str, str] | None = None,
-    ) -> Launcher:
-        """Return the opened launcher."""
+    def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(resources, log_dir, busy, env or {})
+        return SlurmLauncher
 
 
 Section = LocalSection | RaySection | SlurmSection

@@ -52,6 +52,8 @@ class AgentSlot(Slot):
         self._outdated = False
         """True if agents that have imported more would save time."""
         self._ending = False
+        self._ran = time.monotonic()
+        """Monotonic time at which the last run ended."""
         self._lock = threading.Lock()
         self._agents = Agents(nodes, self._preloading, on_wait)  # without preloading they are fit
         self.environment = _of_all(self._agents.environments)
@@ -66,6 +68,11 @@ class AgentSlot(Slot):
     def unreachable(self) -> list[str]:
         agents = self._agents
         return agents.unreachable() if agents else self._unreachable
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds for which nothing has run."""
+        return 0.0 if self._session else time.monotonic() - self._ran
 
     def run(self, requests: Sequence[TrialRequest], schedule: TurnSchedule) -> list[TrialReport]:
         started = time.monotonic()
@@ -142,7 +149,7 @@ class AgentSlot(Slot):
             session.wait(until)
         finally:
             with self._lock:
-                self._session = None
+                self._session, self._ran = None, time.monotonic()
         session.wait()  # for a trial that was ended in its last moment
         agents.fetch_files([Path(request.log_dir) for request in requests])
         if session.lost_agent or session.agent_leaves:

@@ -1,9 +1,8 @@
 """The knob catalogue: what can be tuned, within which bounds, and why. Imports nothing of ours."""
 
-from search_spaces.catalogue import CATALOGUE, defaults
+from search_spaces.catalogue import CATALOGUE, defaults, preset, preset_names, preset_summary
 from search_spaces.constraints import Facts, infeasible
 from search_spaces.knob import Knob, KnobValue
-from search_spaces.presets import preset, preset_names, preset_summary
 
 __all__ = [
     "CATALOGUE",

@@ -1,6 +1,10 @@
 """All knobs. A new one takes an entry beside its like, a function in autotune.worker.effects, a test."""
 
 from collections.abc import Container, Sequence
+from importlib import resources
+from typing import Any
+
+import yaml
 
 from search_spaces.knob import Knob, KnobValue, written
 from search_spaces.knobs import model, process, step, wrapper
@@ -8,6 +12,7 @@ from search_spaces.knobs import model, process, step, wrapper
 CATALOGUE: dict[str, Knob] = {
     knob.name: knob for knob in (*step.KNOBS, *wrapper.KNOBS, *model.KNOBS, *process.KNOBS)
 }
+_FOLDER = resources.files("search_spaces") / "presets"
 
 
 def defaults() -> dict[str, KnobValue]:
@@ -43,3 +48,39 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
         return f"cannot be changed from outside a script that has {written(baseline)} by itself"
     refused = [written(value) for value in wanted if via.values and value not in via.values]
     return f"cannot be {' or '.join(refused)} from outside the script" if refused else None
+
+
+def preset_names() -> list[str]:
+    """Return the names of all presets, sorted."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in _FOLDER.iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def preset(name: str) -> dict[str, list[Any]]:
+    """Return the preset's values per knob.
+
+    Raises:
+        KeyError: there is no such preset.
+    """
+    loaded: dict[str, list[Any]] = yaml.safe_load(_text(name))
+    return loaded
+
+
+def preset_summary(name: str) -> str:
+    """Return the purpose of a preset: the comment at its head.
+
+    Raises:
+        KeyError: there is no such preset.
+    """
+    return " ".join(
+        line.removeprefix("#").strip() for line in _text(name).splitlines() if line.startswith("#")
+    )
+
+
+def _text(name: str) -> str:
+    if name not in preset_names():
+        raise KeyError(name)
+    return (_FOLDER / f"{name}.yaml").read_text("utf-8")

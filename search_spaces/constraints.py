@@ -1,11 +1,11 @@
-"""Reasons why a configuration cannot run. Pure functions."""
+"""Reasons why a configuration cannot run, or cannot follow another in warm processes. Pure functions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
-from search_spaces.knob import Clash, Knob, KnobValue, OnlyWith, written
+from search_spaces.knob import STEP, Clash, Knob, KnobValue, OnlyWith, written
 from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SHARDED, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
@@ -250,3 +250,53 @@ def _place(facts: Facts) -> str:
     if facts.capability is None:
         return "the CPU"
     return f"CUDA devices of compute capability {facts.capability[0]}.{facts.capability[1]}"
+
+
+def why_not_live(now: Values, following: Values) -> str:
+    """Return why processes that have trained one configuration cannot take another; empty: they can.
+
+    Args:
+        now: a value for every knob, a study's own among them.
+        following: likewise.
+    """
+    changed = {name for name in following if now.get(name) != following[name]}
+    reasons = (
+        _irreversible(changed, following),
+        _with_a_history(following),
+        _lasting(changed, now, following),
+        _bound(changed, following),
+    )
+    return next(filter(None, reasons), "")
+
+
+def _irreversible(changed: Iterable[str], following: Values) -> str:
+    for name in sorted(changed):
+        if name not in CATALOGUE:
+            return f"{name} is a knob of the study's own"
+        knob = CATALOGUE[name]
+        if knob.acts_on != STEP and following["parallelism"] not in knob.reversible:
+            return f"{name} acts on the {knob.acts_on}"
+    return ""
+
+
+def _with_a_history(following: Values) -> str:
+    for name, knob in CATALOGUE.items():
+        if knob.stateful is not None and knob.among(following[name], knob.stateful):
+            return f"{name}={written(following[name])} goes with a training from its first step on"
+    return ""
+
+
+def _lasting(changed: Container[str], now: Values, following: Values) -> str:
+    for name, knob in CATALOGUE.items():
+        kept = [values[name] for values in (now, following) if values[name] in knob.lasting]
+        if name in changed and kept:
+            return f"{name}={written(kept[0])} stays for as long as its process"
+    return ""
+
+
+def _bound(changed: Container[str], following: Values) -> str:
+    for maker, knob in CATALOGUE.items():
+        for name in knob.made_for:
+            if name in changed and knob.among(following[maker], knob.lasting):
+                return f"{name} is part of what was made for {maker}"
+    return ""

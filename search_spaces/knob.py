@@ -76,7 +76,7 @@ ANY_WORKLOAD = ""
     "split projections",
 )
 """Targets of knobs in a workload. A rank reports those that a workload lacks
-(autotune.worker.effects.lacking)."""
+(autotune.worker.effects.apply)."""
 
 
 NUMBERS, DATA, GRAPH, STATISTICS = (
@@ -224,7 +224,7 @@ class Knob:
         changes: what it may change of the training, of NUMBERS, DATA, GRAPH and STATISTICS; each has a
             check: see autotune.analysis.gate and autotune.analysis.sameness.
         acts_on: PROCESS, MODEL, WRAPPER or STEP: how much is made anew where its value changes; see
-            search_spaces.residency.
+            search_spaces.constraints.
         target: what of a workload it acts on, such as BLOCKS; ANY_WORKLOAD: every workload has it.
         inject: how a script gets it from outside; None: by an argument of the script only.
         named: options by which scripts turn it themselves; None: none is looked for.

@@ -3,7 +3,6 @@
 from storage.attempt_set import Attempts
 from storage.attempts import AttemptFeed
 from storage.database import Database
-from storage.names import study_names
 from storage.order import EVERY_OWNER
 from storage.records import (
     TRAJECTORIES,
@@ -34,7 +33,7 @@ from storage.records import (
     StudyState,
     Summary,
 )
-from storage.repository import Repository
+from storage.repository import Repository, study_names
 from storage.trials import TrialLedger
 
 __all__ = [

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from autotune.errors import StaleLease
 from search_spaces import KnobValue, defaults
-from storage.models import AttemptRow, BlockRow
+from storage.models import AttemptRow, BlockRow, record_of
 from storage.records import (
     AttemptResult,
     AttemptState,
@@ -161,7 +161,12 @@ class AttemptRecords:
             rows = session.scalars(
                 select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
             )
-            return [_block(row) for row in rows]
+            return [
+                record_of(
+                    StoredBlock, row, contended=bool(row.contended), observed=row.observed or {}
+                )
+                for row in rows
+            ]
 
 
 class AttemptFeed:
@@ -227,21 +232,4 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         ended,
         AttemptResult(*result),
         environment,
-    )
-
-
-def _block(row: BlockRow) -> StoredBlock:
-    return StoredBlock(
-        index=row.index,
-        steps=row.steps,
-        samples=row.samples,
-        tokens=row.tokens,
-        seconds=row.seconds,
-        rank_seconds=row.rank_seconds,
-        wait_seconds=row.wait_seconds,
-        loss=row.loss,
-        peak_bytes=row.peak_bytes,
-        kept=row.kept,
-        contended=bool(row.contended),
-        observed=row.observed or {},
     )

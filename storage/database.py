@@ -57,6 +57,7 @@ _LOCAL_FILE_SYSTEMS = {
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
 _OF_USER = 0o600
 """Mode of new files."""
+_NO_STORAGE = "{path} holds no studies of autotune; name the file of a storage, or of a backup"
 _NOW = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "extract(epoch from clock_timestamp())::double precision",
@@ -70,17 +71,19 @@ class Database:
     is read as it is.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, existing: bool = False) -> None:
         """Open the database; create the tables where there are none.
 
         Args:
             url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
+            existing: whether a SQLite file without the tables is refused.
 
         Raises:
-            BadInput: the URL cannot be used.
+            BadInput: the URL cannot be used, or its SQLite file is of another program.
             StorageError: the database cannot be reached.
         """
         self.url = parse(url)
+        self._refuse_file_of_others(existing=existing)
         self.engine = open_engine(self.url)
         self.schema = ""
         """Version of its tables where it is not that of this program: it is read only then."""
@@ -236,6 +239,24 @@ class Database:
             return ""
         return "; check that the server runs, that the database exists and that it may be written"
 
+    def _refuse_file_of_others(self, *, existing: bool) -> None:
+        """Refuse a SQLite file with tables that are neither ours nor Optuna's, which stays as it is.
+
+        Args:
+            existing: whether ours have to be there.
+
+        Raises:
+            BadInput: it is of another program.
+        """
+        path = Path(str(self.url.database))
+        if self.folder is None or not path.is_file():
+            return
+        with contextlib.suppress(DBAPIError, OSError):  # opening it tells what is wrong
+            reader = open_to_read(path)
+            lacks = existing and schema.revision_of(reader) is None
+            if lacks or schema.is_strange(reader):
+                raise BadInput(_NO_STORAGE.format(path=path))
+
     def _prepare(self) -> None:
         """Create what is missing; prepare to read what is of another version."""
         found = None if self._missing() else schema.revision_of(self.engine)
@@ -288,7 +309,7 @@ class Database:
         return before, newest
 
     def _missing(self) -> bool:
-        if self.engine.dialect.name != "sqlite":
+        if self.folder is None:
             return False
         path = Path(str(self.url.database))
         return not path.exists() or (path.is_file() and path.stat().st_size == 0)
@@ -352,9 +373,7 @@ def schema_of_file(path: Path) -> str:
     except (DBAPIError, OSError) as error:
         raise StorageError(f"{path}: {explain_sqlite_error(_original(error), path)}") from None
     if found is None:
-        raise BadInput(
-            f"{path} holds no studies of autotune; name the file of a storage, or of a backup"
-        )
+        raise BadInput(_NO_STORAGE.format(path=path))
     return found
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 import autotune
 from storage.database import Database
 from storage.holders import user_name
-from storage.models import EventRow, StudyRow
+from storage.models import EventRow, StudyRow, record_of
 from storage.records import EventKind, StoredEvent
 from storage.transactions import Transactions
 
@@ -66,20 +66,7 @@ class Events:
         if study is not None:
             wanted = wanted.where(EventRow.study == study)
         with self._transactions.reading() as session:
-            return [_event(row) for row in reversed(session.scalars(wanted).all())]
-
-
-def _event(row: EventRow) -> StoredEvent:
-    return StoredEvent(
-        id=row.id,
-        at=row.at,
-        study=row.study,
-        study_id=row.study_id,
-        account=row.account,
-        role=row.role,
-        host=row.host,
-        version=row.version,
-        command=row.command,
-        what=EventKind(row.what),
-        detail=row.detail,
-    )
+            return [
+                record_of(StoredEvent, row, what=EventKind(row.what))
+                for row in reversed(session.scalars(wanted).all())
+            ]

@@ -2,13 +2,13 @@
 
 import contextlib
 import secrets
+from collections.abc import Collection
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import StaleLease
-from storage.clocks import Moment
-from storage.holders import is_gone, started
+from storage.holders import Moment, is_gone, started
 from storage.models import LeaseRow
 from storage.records import Lease, LeaseHolder, LeaseState, StoredStudy, StudyState
 from storage.transactions import Transactions
@@ -61,13 +61,27 @@ class Leases:
 
     def state(self, key: str) -> LeaseState | None:
         """Return the present or last holder of a lease; None if there was none."""
+        return self._states([key]).get(key)
+
+    def _states(self, keys: Collection[str]) -> dict[str, LeaseState]:
+        """Return the present or last holders of leases, by key."""
         with self._transactions.reading() as session:
-            row = session.get(LeaseRow, key)
-            if row is None or not row.host:
-                return None
-            left = self._transactions.moment(session).left(row)
-            gone = is_gone(row.host, row.pid, row.started)
-            return LeaseState(row.key, row.epoch, row.host, row.pid, left, gone)
+            wanted = select(LeaseRow).where(LeaseRow.key.in_(keys), LeaseRow.host != "")
+            rows = session.scalars(wanted).all()
+            if not rows:
+                return {}
+            now = self._transactions.moment(session)
+            return {
+                row.key: LeaseState(
+                    row.key,
+                    row.epoch,
+                    row.host,
+                    row.pid,
+                    now.left(row),
+                    is_gone(row.host, row.pid, row.started),
+                )
+                for row in rows
+            }
 
     def serving(self, study: StoredStudy) -> LeaseState | None:
         """Return the daemon that runs a study, or whose queue it waits in; None if there is none."""
@@ -76,9 +90,12 @@ class Leases:
 
     def holder(self, key: str) -> LeaseState | None:
         """Return the present holder of a lease; None if it is free or its holder is dead."""
-        state = self.state(key)
-        held = state is not None and state.seconds_left > 0 and not state.gone
-        return state if held else None
+        return self.holders([key]).get(key)
+
+    def holders(self, keys: Collection[str]) -> dict[str, LeaseState]:
+        """Return the present holders of leases, by key, without those that are free or whose is dead."""
+        found = self._states(keys)
+        return {key: one for key, one in found.items() if one.seconds_left > 0 and not one.gone}
 
 
 def key_of(study_id: int) -> str:

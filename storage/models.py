@@ -1,8 +1,9 @@
 """The `autotune_*` tables, with column types for any text, JSON and number of a training run."""
 
+import dataclasses
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -18,6 +19,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class AnyText(TypeDecorator[str]):
@@ -69,6 +73,21 @@ class Base(DeclarativeBase):
     """Base of our own tables, which a prefix keeps apart from Optuna's."""
 
 
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+def record_of(made: type[Record], row: Base, **converted: Any) -> Record:
+    """Return a record with the values of the columns that have the names of its fields.
+
+    Args:
+        made: class of the record.
+        row: to read.
+        converted: fields whose value is not that of a column.
+    """
+    names = {field.name for field in dataclasses.fields(made)} - converted.keys()
+    return made(**{name: getattr(row, name) for name in names}, **converted)
+
+
 class LeaseRow(Base):
     """Lease of a study: at most one daemon runs it, and each of its writes proves the lease.
 
@@ -84,7 +103,7 @@ class LeaseRow(Base):
     started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.holders
     expires: Mapped[float] = mapped_column(Float)  # database time
     token: Mapped[str | None] = mapped_column(String(32))  # identifies this holder
-    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.clocks
+    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.holders
     boot_expires: Mapped[float | None] = mapped_column(Float)
 
 
@@ -92,7 +111,13 @@ class StudyRow(Base):
     """Queue entry and progress of a study. Its trials are in Optuna's study of that name."""
 
     __tablename__ = "autotune_study"
-    __table_args__ = (Index("ix_autotune_study_queue_state", "queue", "state"),)
+    # All that the order of a queue goes by: the rows themselves are long.
+    __table_args__ = (
+        Index(
+            "ix_autotune_study_order",
+            *("state", "queue", "held", "retry_at", "priority", "owner", "id"),
+        ),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
@@ -100,7 +125,7 @@ class StudyRow(Base):
     spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.withheld
     workdir: Mapped[str] = mapped_column(Text)
     file: Mapped[str | None] = mapped_column(Text)  # study.yaml: what `spec` does not hold
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    state: Mapped[str] = mapped_column(String(16))
     stop_requested: Mapped[bool] = mapped_column(default=False)
     resume_requested: Mapped[bool] = mapped_column(default=False)  # once it has stopped
     error: Mapped[str | None] = mapped_column(AnyText)
@@ -233,7 +258,7 @@ class EventRow(Base):
 
 
 class QuotaRow(Base):
-    """Limit of what the studies of an owner may take; NULL is none."""
+    """Limit of what the studies of an owner may take, and the owner's weight; NULL is none."""
 
     __tablename__ = "autotune_quota"
 
@@ -241,6 +266,7 @@ class QuotaRow(Base):
     studies: Mapped[int | None] = mapped_column(Integer)  # that run at a time
     device_hours: Mapped[float | None] = mapped_column(Float)
     days: Mapped[float] = mapped_column(Float)  # to which the device hours apply
+    weight: Mapped[float | None] = mapped_column(Float)  # on a cluster, relative to other owners
 
 
 class RecommendationRow(Base):

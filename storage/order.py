@@ -29,13 +29,13 @@ class Quotas:
         self._transactions = transactions
 
     def set(self, quota: Quota) -> None:
-        """Store a quota in the place of an earlier one; one without a limit removes it."""
+        """Store a quota in the place of an earlier one; one that sets nothing removes it."""
         with self._transactions.writing() as session:
             row = session.get(QuotaRow, quota.owner)
             if row is not None:
                 session.delete(row)
                 session.flush()
-            if quota.limits:
+            if quota.is_set:
                 session.add(QuotaRow(**vars(quota)))
 
     def change(self, owner: str, limits: Mapping[str, Any]) -> None:
@@ -72,6 +72,13 @@ class Quotas:
         with self._transactions.reading() as session:
             return list(quotas_of(session).values())
 
+    def weight_of(self, owner: str) -> float:
+        """Return the weight of an owner's share of a cluster."""
+        with self._transactions.reading() as session:
+            quotas = quotas_of(session)
+        quota = quotas.get(owner) or quotas.get(EVERY_OWNER)
+        return 1.0 if quota is None or quota.weight is None else quota.weight
+
     def reasons(self) -> Callable[[str], str]:
         """Return a function that tells, for an owner, which quota is exhausted at present."""
         with self._transactions.reading() as session:
@@ -85,7 +92,7 @@ def quotas_of(session: Session) -> dict[str, Quota]:
 
 
 def _quota(row: QuotaRow) -> Quota:
-    return Quota(row.owner, row.studies, row.device_hours, row.days)
+    return Quota(row.owner, row.studies, row.device_hours, row.days, row.weight)
 
 
 def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Callable[[str], str]:

@@ -198,17 +198,19 @@ class Quota:
     Attributes:
         studies: number of studies that run at a time.
         device_hours: device hours of attempts in the last `days`.
+        weight: of the owner's share of a cluster, relative to other owners; None: 1.
     """
 
     owner: str
     studies: int | None = None
     device_hours: float | None = None
     days: float = 1.0
+    weight: float | None = None
 
     @property
-    def limits(self) -> bool:
-        """True if it has a limit."""
-        return self.studies is not None or self.device_hours is not None
+    def is_set(self) -> bool:
+        """True if it has a limit or a weight."""
+        return any(one is not None for one in (self.studies, self.device_hours, self.weight))
 
 
 class Purpose(StrEnum):

@@ -15,6 +15,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
+from optuna.storages._rdb.models import BaseModel
 from sqlalchemy import URL, Connection, Engine, MetaData, Table, inspect, select, text
 
 from storage.engines import engine_arguments, open_engine, unlimited, whole_or_none, writing
@@ -43,6 +44,13 @@ def revision_of(engine: Engine) -> str | None:
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         return context.get_current_revision()
+
+
+def is_strange(engine: Engine) -> bool:
+    """Return whether a database has tables, and none of ours nor of Optuna."""
+    known = {VERSION_TABLE, *BaseModel.metadata.tables}
+    tables = set(inspect(engine).get_table_names())
+    return bool(tables) and not tables & known
 
 
 def create(engine: Engine, revision: str = "head") -> None:

@@ -1,19 +1,18 @@
-"""Studies: the queues, and the progress of each study."""
+"""Studies: what users ask for by name, and the queues they wait in."""
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.storages._rdb.models import StudyModel, TrialModel, TrialUserAttributeModel
-from sqlalchemy import Select, delete, func, or_, select, update
+from sqlalchemy import Select, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from autotune.errors import BadInput, StaleLease, StudyNotFound
+from autotune.errors import BadInput, StudyNotFound
 from storage import leases
 from storage.attempts import abandon
-from storage.clocks import Moment
 from storage.database import Database
 from storage.events import Events
 from storage.leases import is_held, revoke
@@ -25,16 +24,12 @@ from storage.models import (
     NoiseRow,
     RecommendationRow,
     StudyRow,
+    record_of,
 )
-from storage.order import OPEN, exhausted, open_in, place, quotas_of, recent_hours
+from storage.order import OPEN, open_in, place, recent_hours
 from storage.records import (
-    Claim,
     EventKind,
-    Lease,
-    LeaseHolder,
     MessageKind,
-    NewMessage,
-    Retry,
     SlotHealth,
     StoredStudy,
     StudyState,
@@ -44,12 +39,10 @@ from storage.trials import SUGGESTED_BY
 
 _NAMED = 20
 """Studies that the message about an unknown name lists."""
-_FARTHEST_RETRY = 900.0
-"""Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
 
 
 class Studies:
-    """Stored studies: requests of users by a study's name, and writes of a daemon under its lease."""
+    """Stored studies, and the requests of users by a study's name."""
 
     def __init__(self, database: Database, transactions: Transactions, events: Events) -> None:
         self._database = database
@@ -102,7 +95,7 @@ class Studies:
             StudyNotFound: there is none.
         """
         with self._transactions.reading() as session:
-            return _study(self._row(session, select(StudyRow).where(StudyRow.name == name), name))
+            return stored(self._row(session, select(StudyRow).where(StudyRow.name == name), name))
 
     def all(self, last: int | None = None) -> list[StoredStudy]:
         """Return studies, oldest first.
@@ -112,7 +105,7 @@ class Studies:
         """
         wanted = select(StudyRow).order_by(StudyRow.id.desc()).limit(last)
         with self._transactions.reading() as session:
-            return [_study(row) for row in reversed(session.scalars(wanted).all())]
+            return [stored(row) for row in reversed(session.scalars(wanted).all())]
 
     def count(self) -> int:
         """Return the number of studies."""
@@ -131,7 +124,7 @@ class Studies:
             running = session.scalars(select(StudyRow).where(StudyRow.state == StudyState.RUNNING))
             found = (row for row in running if leases.key_of(row.id) in keys)
             row = next(found, None)
-            return _study(row) if row else None
+            return stored(row) if row else None
 
     def any_open(self, queue: str, only: int | None = None) -> bool:
         """Return whether a queue has a study that waits or runs.
@@ -161,12 +154,17 @@ class Studies:
             said: message that is kept with the study, if any.
             queue: queue that the study moves to unless a daemon runs it. A daemon that was left
                 running there can no longer write.
+
+        Raises:
+            BadInput: the study waits and is held.
         """
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
+            if row.held and row.state == StudyState.QUEUED:
+                raise BadInput(f"{name} is held; autotune release {name} lets it be begun")
             if spec is not None and spec != row.spec:
-                if _may_find_more(row.spec, spec):
+                if may_find_more(row.spec, spec):
                     row.search_ended = None
                 row.spec = spec
             if said:
@@ -181,7 +179,7 @@ class Studies:
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
             else:
-                _settled(row, StudyState.QUEUED)
+                settled(row, StudyState.QUEUED)
 
     def arrange(
         self, name: str, *, priority: int | None = None, held: bool | None = None
@@ -193,10 +191,15 @@ class Studies:
             held: True keeps daemons from beginning it; None: as it is.
 
         Raises:
-            BadInput: it is to be held, and does not wait.
+            BadInput: it is to be held, and does not wait; or it has ended.
         """
         with self._transactions.writing() as session:
             row = self._locked(session, name)
+            if StudyState(row.state).ended:
+                raise BadInput(
+                    f"{name} is {row.state}, and has no place in a queue; autotune resume {name} gives "
+                    "it one"
+                )
             if held and row.state != StudyState.QUEUED:
                 raise BadInput(
                     f"{name} is {row.state}, and only a study that waits can be held; a running one is "
@@ -245,7 +248,7 @@ class Studies:
         """Return the studies of these ids, in their order; deleted ones are left out."""
         with self._transactions.reading() as session:
             rows = session.scalars(select(StudyRow).where(StudyRow.id.in_(ids)))
-            found = {row.id: _study(row) for row in rows}
+            found = {row.id: stored(row) for row in rows}
             return [found[one] for one in ids if one in found]
 
     def request_stop(self, name: str) -> None:
@@ -265,10 +268,11 @@ class Studies:
                 revoke(lease)
             if left_behind or row.state == StudyState.QUEUED:
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
+                row.held = False
                 abandon(session, row.id, now.wall)
-                self._events.add(session, row, EventKind.STOPPED)
+                self._events.add(session, row, EventKind.STOPPED, self._forced(row))
             elif row.state == StudyState.RUNNING:
-                self._events.add(session, row, EventKind.STOP_REQUESTED)
+                self._events.add(session, row, EventKind.STOP_REQUESTED, self._forced(row))
 
     def move(self, name: str, queue: str) -> None:
         """Put a study into another queue.
@@ -308,128 +312,8 @@ class Studies:
             if lease is not None:
                 session.delete(lease)
                 session.flush()
-            self._events.add(session, row, EventKind.DELETED)
+            self._events.add(session, row, EventKind.DELETED, self._forced(row))
             _delete(session, row)
-
-    def claim(
-        self,
-        queue: str,
-        holder: LeaseHolder,
-        *,
-        only: int | None = None,
-        before: Lease | None = None,
-    ) -> Claim | None:
-        """Take the next study of a queue that is due and has no daemon; None if there is none.
-
-        A study that a dead daemon left behind comes first, then the order of `storage.order`. Its
-        attempts that were never recorded become ABANDONED, to be repeated. A study that waits is
-        not taken while a quota of its owner is exhausted.
-
-        Args:
-            only: id of the only study to take; None: any.
-            before: lease that the process had last; its study is taken up again under it.
-        """
-        with self._transactions.writing() as session:
-            now = self._transactions.moment(session)
-            own = before.key if before else ""
-            due = self._due(session, queue, now.wall, only)
-            for study_id in sorted(due, key=lambda one: leases.key_of(one) != own):
-                if claimed := self._claim(session, study_id, queue, holder, now, before):
-                    return claimed
-            return None
-
-    def _due(self, session: Session, queue: str, now: float, only: int | None) -> Sequence[int]:
-        """Return the studies of a queue that may run now, the first one first."""
-        due = or_(
-            StudyRow.retry_at.is_(None),
-            StudyRow.retry_at <= now,
-            StudyRow.retry_at > now + _FARTHEST_RETRY,
-        )
-        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
-        found = session.execute(wanted.where(*open_in(queue, only), due)).all()
-        owners = {row.owner for row in found}
-        used = recent_hours(session, now) if len(owners) > 1 else {}
-        quota = self._quota(session, now)
-        allowed = [row for row in found if row.state == StudyState.RUNNING or not quota(row.owner)]
-        return [row.id for row in sorted(allowed, key=lambda row: place(row, used))]
-
-    def _quota(self, session: Session, now: float) -> Callable[[str], str]:
-        """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
-        quotas = quotas_of(session)
-        if quotas:
-            self._transactions.claim_alone(session)
-        return exhausted(session, quotas, now)
-
-    def _claim(
-        self,
-        session: Session,
-        study_id: int,
-        queue: str,
-        holder: LeaseHolder,
-        now: Moment,
-        before: Lease | None,
-    ) -> Claim | None:
-        """Take a study unless a daemon has it, or has just taken it."""
-        key = leases.key_of(study_id)
-        free = select(LeaseRow).where(LeaseRow.key == key).with_for_update(skip_locked=True)
-        held = session.scalar(free)
-        if held is None:
-            return None
-        own = before is not None and _is(held, before)
-        if not own and is_held(held, now):
-            return None
-        row = session.get(StudyRow, study_id, with_for_update=True)
-        if row is None or row.queue != queue or StudyState(row.state).ended or row.held:
-            return None
-        left_behind = row.state == StudyState.RUNNING and not row.stop_requested
-        if not own:
-            self._note_claim(session, row, held, holder)
-        lease = before if own and before else leases.hand_over(held, holder, now)
-        leases.extend(held, now, holder.seconds)
-        row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
-        if row.resume_requested:  # the stop that was asked for before has ended what ran
-            row.stop_requested = row.resume_requested = False
-        orphaned_before = lease.epoch if left_behind else None
-        abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
-        return Claim(_study(row), lease)
-
-    def _note_claim(
-        self, session: Session, row: StudyRow, lease: LeaseRow, holder: LeaseHolder
-    ) -> None:
-        """Record that a study is begun, or taken over from the last holder of its lease."""
-        detail = f"process {holder.pid}"
-        if row.state != StudyState.RUNNING:
-            self._events.add(session, row, EventKind.BEGUN, detail)
-            return
-        detail += f", from process {lease.pid} on {lease.host.partition(' ')[0]}"
-        self._events.add(session, row, EventKind.TAKEN_OVER, detail)
-
-    def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
-        """Add running time to a study; return whether it is to be stopped, or was deleted."""
-        with self._transactions.fenced(lease) as session:
-            session.execute(
-                update(StudyRow)
-                .where(StudyRow.id == study_id)
-                .values(elapsed=StudyRow.elapsed + seconds)
-            )
-            stop = select(StudyRow.stop_requested).where(StudyRow.id == study_id)
-            asked = session.scalar(stop)
-            return asked is None or asked
-
-    def record_facts(self, lease: Lease, study_id: int, facts: dict[str, Any]) -> None:
-        """Store the facts that constraints ask about the study's machine.
-
-        Args:
-            facts: search_spaces.Facts as a dictionary.
-        """
-        with self._transactions.fenced(lease) as session:
-            session.execute(update(StudyRow).where(StudyRow.id == study_id).values(facts=facts))
-
-    def record_slots(self, lease: Lease, study_id: int, slots: SlotHealth) -> None:
-        """Replace what is known of a study's slots."""
-        with self._transactions.fenced(lease) as session:
-            own = StudyRow.id == study_id
-            session.execute(update(StudyRow).where(own).values(slots=vars(slots)))
 
     def slots(self, study_id: int) -> SlotHealth | None:
         """Return what was last recorded of a study's slots; None if nothing was."""
@@ -448,92 +332,6 @@ class Studies:
             )
             return {number: str(json.loads(value)) for number, value in rows}
 
-    def end_search(
-        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | NewMessage]
-    ) -> None:
-        """Record why the search of a study ended, with messages about it.
-
-        The search is not continued by itself. A later daemon confirms what was found; measurements
-        for the confirmation stay valid.
-
-        Args:
-            study: study as claimed; if it has other settings by now, its search has not ended.
-            reason: reason to show to users.
-            messages: messages for the study's log.
-        """
-        with self._transactions.fenced(lease) as session:
-            row = _of_daemon(session, study.id)
-            row.search_ended = None if _may_find_more(study.spec, row.spec) else reason
-            now = self._transactions.now(session)
-            said = MessageKind.SAID
-            session.add_all(
-                MessageRow(study_id=study.id, at=now, kind=said, **vars(NewMessage.of(one)))
-                for one in messages
-            )
-
-    def conclude(self, lease: Lease, study: StoredStudy, verdict: dict[str, Any]) -> StudyState:
-        """Record the verdict of a study; return its state.
-
-        That is DONE, or QUEUED if the study got other settings since it was claimed: more budget,
-        which is still to be spent.
-
-        Args:
-            study: study as claimed.
-        """
-        with self._transactions.fenced(lease) as session:
-            row = _of_daemon(session, study.id)
-            state = StudyState.DONE if row.spec == study.spec else StudyState.QUEUED
-            row.verdict = verdict
-            done = state == StudyState.DONE
-            self._events.add(session, row, EventKind.DONE if done else EventKind.REQUEUED)
-            return _settled(row, state)
-
-    def fail(self, lease: Lease, study_id: int, error: str) -> None:
-        """Record that a study ended in an error; an earlier verdict stays."""
-        with self._transactions.fenced(lease) as session:
-            row = _of_daemon(session, study_id)
-            _settled(row, StudyState.FAILED)
-            row.error = error
-            self._events.add(session, row, EventKind.FAILED, error)
-
-    def stop(self, lease: Lease, study_id: int) -> StudyState:
-        """Record that a study was stopped on request; return its state.
-
-        That is STOPPED, or QUEUED if the study has been resumed since.
-        """
-        with self._transactions.fenced(lease) as session:
-            row = _of_daemon(session, study_id)
-            return self._leave(session, row, stopped=not row.resume_requested)
-
-    def put_back(self, lease: Lease, study_id: int, retry: Retry | None = None) -> StudyState:
-        """Abandon the running attempts of a study, for a daemon to continue; return its state.
-
-        That is QUEUED, or STOPPED if that was the latest request.
-
-        Args:
-            retry: reason why the study cannot run at present, and delay of the next try; None: at
-                once. A resume in the meantime has it tried at once, too.
-        """
-        with self._transactions.fenced(lease) as session:
-            row = _of_daemon(session, study_id)
-            abandon(session, row.id, self._transactions.now(session))
-            asked = row.stop_requested or row.resume_requested
-            stopped = row.stop_requested and not row.resume_requested
-            later = None if asked else retry
-            state = self._leave(session, row, stopped=stopped, why=later.why if later else "")
-            if later:
-                row.error, row.retries = later.why, later.count
-                row.retry_at = self._transactions.now(session) + later.seconds
-            return state
-
-    def _leave(
-        self, session: Session, row: StudyRow, *, stopped: bool, why: str = ""
-    ) -> StudyState:
-        """Stop a study that ran, or queue it again; return its state."""
-        what = EventKind.STOPPED if stopped else EventKind.REQUEUED
-        self._events.add(session, row, what, why)
-        return _settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
-
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, queue: str) -> bool:
         """Put a study into another queue; return False if a daemon runs it.
 
@@ -546,6 +344,11 @@ class Studies:
         row.queue, row.owner = queue, self._events.author.account
         self._events.add(session, row, EventKind.MOVED, queue)
         return True
+
+    def _forced(self, row: StudyRow) -> str:
+        """Return the detail of an event if the study is another owner's; else an empty text."""
+        own = row.owner in ("", self._events.author.account)
+        return "" if own else f"forced: a study of {row.owner}"
 
     @staticmethod
     def _lease_of(session: Session, name: str) -> LeaseRow | None:
@@ -582,22 +385,6 @@ class Studies:
         return row
 
 
-def _is(row: LeaseRow, lease: Lease) -> bool:
-    return (row.key, row.epoch, row.token) == (lease.key, lease.epoch, lease.token)
-
-
-def _of_daemon(session: Session, study_id: int) -> StudyRow:
-    """Return the study that a daemon runs, locked.
-
-    Raises:
-        StaleLease: the study was stopped while the lease was free, and deleted.
-    """
-    row = session.get(StudyRow, study_id, with_for_update=True)
-    if row is None:
-        raise StaleLease("the study that ran here was deleted; nothing more is written of it")
-    return row
-
-
 def _delete(session: Session, row: StudyRow) -> None:
     """Delete a study with its attempts, trials, messages, noise and recommendations."""
     own = select(AttemptRow.id).where(AttemptRow.study_id == row.id)
@@ -610,12 +397,12 @@ def _delete(session: Session, row: StudyRow) -> None:
     session.delete(row)
 
 
-def _may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+def may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Return whether a search that ended under the settings `before` may continue under `after`."""
     return before.get("budget") != after.get("budget")
 
 
-def _settled(row: StudyRow, state: StudyState) -> StudyState:
+def settled(row: StudyRow, state: StudyState) -> StudyState:
     """Set the state of a study whose pending requests are done; return the state."""
     row.state, row.error, row.held = state, None, False
     row.retry_at, row.retries = None, 0
@@ -623,25 +410,6 @@ def _settled(row: StudyRow, state: StudyState) -> StudyState:
     return state
 
 
-def _study(row: StudyRow) -> StoredStudy:
-    return StoredStudy(
-        id=row.id,
-        name=row.name,
-        queue=row.queue,
-        spec=row.spec,
-        workdir=row.workdir,
-        state=StudyState(row.state),
-        stop_requested=row.stop_requested,
-        error=row.error,
-        verdict=row.verdict,
-        facts=row.facts,
-        search_ended=row.search_ended,
-        elapsed=row.elapsed,
-        created=row.created,
-        retry_at=row.retry_at,
-        retries=row.retries,
-        file=row.file,
-        owner=row.owner,
-        priority=row.priority,
-        held=row.held,
-    )
+def stored(row: StudyRow) -> StoredStudy:
+    """Return a row as a study."""
+    return record_of(StoredStudy, row, state=StudyState(row.state))

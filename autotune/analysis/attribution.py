@@ -1,6 +1,9 @@
-"""Ablation: gain that each changed knob of the winner brings, by reverting one change at a time.
+"""Ablation: what each changed knob of the winner brings, and the winner without idle changes.
 
-Pure functions over records.
+One change is reverted at a time. Of eight changed knobs some bring nothing, and two may have one
+effect. Changes that look idle are reverted together, after paired rounds with and without them. Where
+that costs speed, they are halved. So it is shown of all reverted changes together that they bring less
+than half a per cent. Pure functions over records.
 """
 
 import dataclasses
@@ -9,13 +12,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.measurement.contrasts import contrast
+from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
+from autotune.measurement.group_sequential import look_level, looks_after_each_round
+from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import Conflict, asked_by, broken, clashing, global_batch
 from storage import Attempts, Purpose
 
 Knobs = Mapping[str, Any]
+NEGLIGIBLE = math.log1p(PROOF.idle_gain)
+"""Log gain below which the reverted changes surely lie."""
+_STAGE = 50
+"""Numbers of rounds that each group has, those of the attribution first."""
+LAST_STAGE = PROOF.idle_groups + 1
+"""Stage of the attribution of the reduced winner."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +141,201 @@ def _rates(attempts: Attempts, several: Sequence[Knobs]) -> dict[int, dict[int, 
             arms = found.setdefault((run.round, run.environment), {})
             arms[place] = run.result.throughput or math.ulp(0.0)
     return dict(enumerate(found.values()))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A round to be measured.
+
+    Attributes:
+        round: its number.
+        configurations: configurations that run interleaved.
+    """
+
+    round: int
+    configurations: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Spared:
+    """Winner without the changes that are known to bring nothing.
+
+    Attributes:
+        knobs: its configuration.
+        next: round to measure next; None: all is known.
+    """
+
+    knobs: dict[str, Any]
+    next: Step | None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Changes that are tested together, with the error of the test."""
+
+    names: tuple[str, ...]
+    error: float
+
+
+def spared(
+    attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts, *, rounds: int, most: int
+) -> Spared:
+    """Return the winner as far as the records reduce it.
+
+    Args:
+        attempts: attempts of the winner's trial.
+        winner: a value for every knob.
+        baseline: a value for every knob.
+        facts: facts about the machine and the study.
+        rounds: rounds of the attribution, by which changes look idle; at least two.
+        most: most rounds for each group of changes.
+    """
+    every = variants(winner, baseline, facts)
+    seen, step = _measured(attempts, every, 0, rounds)
+    if step:
+        return Spared(dict(winner), step)
+    return _without_groups(attempts, winner, baseline, facts, _idle(seen, every, most), most)
+
+
+def _without_groups(
+    attempts: Attempts,
+    winner: Knobs,
+    baseline: Knobs,
+    facts: Facts,
+    idle: Sequence[dict[str, Any]],
+    most: int,
+) -> Spared:
+    kept = dict(winner)
+    names = [
+        name
+        for name in changed_knobs(kept, baseline)
+        if _less(kept, baseline, [name], facts) in idle
+    ]
+    # That all changes together bring something is known: it has beaten the baseline.
+    whole = len(names) < len(changed_knobs(kept, baseline))
+    free = dataclasses.replace(facts, global_batch=None)
+    groups = (
+        [_Group(tuple(names), PROOF.idle_error)]
+        if whole
+        else _halves(_Group(tuple(names), PROOF.idle_error))
+    )
+    for stage in range(1, PROOF.idle_groups + 1):
+        groups = [group for group in groups if group.names]
+        if not groups:
+            break
+        group, *groups = groups
+        without = _less(kept, baseline, group.names, facts)
+        if infeasible(without, free) or not changed_knobs(without, baseline):
+            groups = [*_halves(group), *groups]
+            continue
+        # Against the winner as it was: what all that went back brings together is what is negligible.
+        step, accepted = _tried(attempts, winner, without, stage, most, group.error)
+        if step:
+            return Spared(kept, step)
+        if accepted:
+            kept = without
+        else:
+            groups = [*_halves(group), *groups]
+    return Spared(kept, None)
+
+
+def _halves(group: _Group) -> list[_Group]:
+    if len(group.names) < 2:
+        return []
+    middle = len(group.names) // 2
+    parts = group.names[:middle], group.names[middle:]
+    return [_Group(part, group.error / 2) for part in parts]
+
+
+def _less(winner: Knobs, baseline: Knobs, names: Sequence[str], facts: Facts) -> dict[str, Any]:
+    """Return the winner without these changes, and those that do not go without them."""
+    knobs = dict(winner)
+    for name in names:
+        knobs = less(knobs, baseline, name, facts)
+    return knobs
+
+
+def _idle(seen: Rates, every: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return the variants of the winner that are not surely slower by more than what is negligible.
+
+    Variants of which the rounds could not tell are left out.
+    """
+    found = []
+    for place in range(1, len(every)):
+        both = [arms for arms in seen.values() if 0 in arms and place in arms]
+        if len(both) < 2:
+            continue  # it failed, or was not compared
+        gain = contrast(seen, 0, place, others=math.inf)
+        if not _can_tell(gain, len(both), most):
+            continue
+        if gain.value - gain.beyond(PROOF.idle_sure) <= NEGLIGIBLE:
+            found.append(every[place])
+    return found
+
+
+def _tried(
+    attempts: Attempts,
+    winner: Knobs,
+    without: dict[str, Any],
+    stage: int,
+    most: int,
+    error: float,
+) -> tuple[Step | None, bool]:
+    """Return the round that tells whether these changes bring nothing, or None and whether they do."""
+    for count in range(min(FEWEST_ROUNDS, most), most + 1):
+        seen, step = _measured(attempts, [dict(winner), without], stage, count)
+        if step:
+            return step, False
+        if len(seen) < 2 or any(len(arms) < 2 for arms in seen.values()):
+            return None, False  # it does not run
+        gain = contrast(seen, 0, 1)
+        looks = looks_after_each_round(FEWEST_ROUNDS, count)
+        if gain.value + gain.beyond(look_level(looks, most, error)) < NEGLIGIBLE:
+            return None, True
+        if gain.value - gain.beyond(PROOF.idle_futile) > NEGLIGIBLE or not _can_tell(
+            gain, count, most
+        ):
+            return None, False
+    return None, False
+
+
+def _can_tell(gain: Contrast, count: int, most: int) -> bool:
+    """Return whether the most rounds would show of idle changes that they are, with noise like this.
+
+    Args:
+        gain: gain of the changes so far.
+        count: number of rounds so far.
+        most: most rounds.
+    """
+    return gain.beyond(PROOF.idle_error) * math.sqrt(count / most) < NEGLIGIBLE
+
+
+def _measured(
+    attempts: Attempts, configurations: Sequence[dict[str, Any]], stage: int, rounds: int
+) -> tuple[Rates, Step | None]:
+    """Return rates by round and place among the configurations, and the round to measure next.
+
+    Rounds that ran in several environments are left out.
+    """
+    runs = attempts.of(Purpose.ATTRIBUTE).recorded()
+    found: dict[int, dict[int, float]] = {}
+    for number in range(stage * _STAGE + 1, stage * _STAGE + rounds + 1):
+        own = [runs.in_round(number).with_knobs(knobs).last for knobs in configurations]
+        if None in own:
+            return found, Step(number, list(configurations))
+        here = [run for run in own if run is not None]
+        if len({run.environment for run in here}) == 1:
+            rates = {place: run.result.throughput for place, run in enumerate(here)}
+            found[number] = {place: rate for place, rate in rates.items() if rate is not None}
+    return found, None
+
+
+def attribution_rounds(rounds: int, *, reduced: bool) -> range:
+    """Return the numbers of the rounds that tell what each change of the winner brings.
+
+    Args:
+        rounds: number of rounds of the attribution.
+        reduced: True for the winner without the changes that bring nothing.
+    """
+    first = LAST_STAGE * _STAGE if reduced else 0
+    return range(first + 1, first + rounds + 1)

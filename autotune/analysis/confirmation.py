@@ -15,8 +15,14 @@ from typing import Any
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.finalists import Candidate, Selection, candidates
 from autotune.analysis.processes import Blocks, Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, critical_value, welch_contrast
-from autotune.measurement.contrasts import Contrast, contrast
+from autotune.measurement.contrasts import (
+    ONE_SIDED,
+    Arm,
+    Contrast,
+    contrast,
+    critical_value,
+    welch_contrast,
+)
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from autotune.measurement.policy import PROOF

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
-from autotune.measurement.onset import Onset, OnsetBound
 from autotune.measurement.policy import MEASUREMENT, PROOF
-from search_spaces.residency import why_not_live
+from autotune.measurement.step_series import Onset, OnsetBound
+from search_spaces.constraints import why_not_live
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
@@ -240,15 +240,31 @@ class Costs:
         )
 
     def _fewest_steps(self, knobs: Knobs) -> float:
-        on_device = self._compilation.device == "cuda"
+        return max(self.first_step(knobs) + self._counted(knobs), self._least_timed)
+
+    def _counted(self, knobs: Knobs) -> float:
+        """Return seconds of the steps that count in the shortest timed run."""
+        fewest = MEASUREMENT.fewest_timed_steps * self.step(knobs)
+        beside_long_first_step = compiles(knobs) or self._on_device
+        return max(fewest, self._least_timed) if beside_long_first_step else fewest
+
+    @property
+    def _least_timed(self) -> float:
+        on_device = self._on_device
         share = MEASUREMENT.least_timed_on_device if on_device else MEASUREMENT.least_timed
-        counted, least = (
-            MEASUREMENT.fewest_timed_steps * self.step(knobs),
-            share * self.slow_startup,
-        )
-        if compiles(knobs) or on_device:
-            counted = max(counted, least)  # beside a first step of seconds
-        return max(self.first_step(knobs) + counted, least)
+        return share * self.slow_startup
+
+    @property
+    def _on_device(self) -> bool:
+        return self._compilation.device == "cuda"
+
+    def further_steps(self, knobs: Knobs) -> float:
+        """Return seconds that a run with enough steps for a proof takes beyond the shortest one.
+
+        They are 0 where steps are not timed one by one.
+        """
+        enough = MEASUREMENT.steps_for_proof * self.step(knobs)
+        return max(0.0, enough - self._counted(knobs)) if self._on_device else 0.0
 
     def trajectory(self, knobs: Knobs) -> float:
         """Return seconds of a run of the numerics gate."""

@@ -77,12 +77,12 @@ def ranked(attempts: Attempts) -> list[StoredAttempt]:
 
     All rates are as if on one node.
     """
-    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
+    return fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
 
 
 def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
     """Return what `ranked` does, and timed trials that were stopped early."""
-    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
+    return fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
@@ -91,7 +91,8 @@ def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[S
     return [a for a in several if a.trial not in refused]
 
 
-def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+def fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+    """Return attempts by their throughput."""
     return sorted(several, key=lambda a: -(a.result.throughput or 0.0))
 
 

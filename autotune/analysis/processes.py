@@ -1,19 +1,16 @@
-"""Spread between processes of each configuration, by the runs of a study. Pure.
+"""Spread between processes of each configuration, and of the steps within them. Pure.
 
 It is known only where steps are timed one by one, which is on CUDA devices.
 """
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from autotune.measurement.arms import Arm
-from autotune.measurement.contrasts import Variance
-from autotune.measurement.noise import standard_error
+from autotune.measurement.contrasts import NO_VARIANCE, Arm, Variance
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import StepSeries
+from autotune.measurement.step_series import StepSeries, variance_of_mean_step
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
@@ -25,17 +22,17 @@ UNSTEADY = MEASUREMENT.unsteady
 
 @dataclass(frozen=True)
 class Processes:
-    """Spread between the processes of configurations.
+    """Spread between the processes of configurations, and the scatter of the steps of their runs.
 
     Attributes:
         baseline_runs: rates of the baseline in processes of its own, outside the rounds.
         sigma: trial -> standard deviation of the log rate between processes, by its steps.
-        within: trial -> variance of the log rate that the steps of a run leave.
+        within: trial -> mean variance of the log rate that the steps of a run leave.
     """
 
     baseline_runs: tuple[float, ...] = ()
     sigma: dict[int, float] = field(default_factory=dict)
-    within: dict[int, float] = field(default_factory=dict)
+    within: dict[int, Variance] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attempts: Attempts, blocks: Blocks, trials: Iterable[int]) -> Self | None:
@@ -46,20 +43,24 @@ class Processes:
         own = attempts.baseline()
         if own is None or own.result.throughput is None or not _told([own], blocks):
             return None
-        wanted = {own.trial, *trials}
         runs = attempts.of(*_TIMED).measured()
-        told = {trial: _told(runs.of_trial(trial), blocks) for trial in wanted}
-        # A single slow step makes a short run look like one that waits: half of the runs must.
-        sigma = {trial: statistics.median_low(each) for trial, each in told.items() if each}
+        told = {trial: _told(runs.of_trial(trial), blocks) for trial in {own.trial, *trials}}
+        told = {trial: each for trial, each in told.items() if each}
         again = attempts.of(Purpose.CALIBRATE, Purpose.REPEAT).complete().measured()
         alike = [
-            one.result.throughput
+            one
             for one in (own, *again)
-            if one.result.throughput is not None
-            and one.environment == own.environment
-            and one.result.resident_of is None
+            if one.environment == own.environment and one.result.resident_of is None
         ]
-        return cls(tuple(alike), sigma, {trial: _within(attempts, trial) for trial in wanted})
+        rates = (one.result.throughput for one in alike)
+        return cls(
+            tuple(rate for rate in rates if rate is not None),
+            {trial: _process_sigma(each.values()) for trial, each in told.items()},
+            {
+                trial: _within(each, _counting(each, runs, alike, trial))
+                for trial, each in told.items()
+            },
+        )
 
     def unsteady(self, trial: int) -> bool:
         """Return whether the processes of a trial's configuration lie far apart."""
@@ -68,30 +69,39 @@ class Processes:
     def arm(self, trial: int, rates: Sequence[float]) -> Arm:
         """Return the runs of a trial's configuration, with what its steps let expect of them."""
         sigma = self.sigma.get(trial, MEASUREMENT.computing_processes)
-        return Arm(
-            rates, Variance(sigma**2 + self.within.get(trial, 0.0), MEASUREMENT.processes_df)
-        )
+        between = Variance(sigma**2, MEASUREMENT.processes_df)
+        return Arm(rates, between, self.within.get(trial, NO_VARIANCE))
 
 
-def _within(attempts: Attempts, trial: int) -> float:
-    """Return the mean variance of the log rate that the steps of a trial's runs leave.
+Told = Mapping[int, StepSeries]
+"""Attempt id -> steps of a run."""
 
-    Each run counts for its degrees of freedom.
+
+def _told(runs: Iterable[StoredAttempt], blocks: Blocks) -> Told:
+    """Return the steps of each run whose steps were timed one by one."""
+    several = {
+        run.id: StepSeries.of([block for block in blocks(run.id) if block.kept]) for run in runs
+    }
+    return {number: series for number, series in several.items() if series is not None}
+
+
+def _process_sigma(told: Iterable[StepSeries]) -> float:
+    """Return the spread between processes that half of the runs tell at least.
+
+    A single slow step makes a short run look like one that waits for its host.
     """
-    runs = attempts.of(*_TIMED).of_trial(trial).complete()
-    known = [
-        (
-            one.result.block_freedom,
-            standard_error(one.result.block_half_width, one.result.block_freedom),
-        )
-        for one in runs
-        if one.result.block_half_width is not None and one.result.block_freedom is not None
-    ]
-    whole = math.fsum(df for df, _ in known)
-    return math.fsum(df * error**2 for df, error in known) / whole if whole else 0.0
+    return statistics.median_low([series.process_sigma() for series in told])
 
 
-def _told(runs: Iterable[StoredAttempt], blocks: Blocks) -> list[float]:
-    """Return what the steps of each run tell of the spread between processes."""
-    several = (StepSeries.of([block for block in blocks(run.id) if block.kept]) for run in runs)
-    return [series.process_sigma() for series in several if series is not None]
+def _counting(
+    told: Told, runs: Attempts, alike: Iterable[StoredAttempt], trial: int
+) -> list[StepSeries]:
+    """Return the steps of those runs of a trial whose rates count for the result."""
+    rounds = runs.of(Purpose.CONFIRM).of_trial(trial)
+    several = [told[run.id] for run in (*rounds, *alike) if run.id in told]
+    return several or list(told.values())
+
+
+def _within(told: Told, counting: Sequence[StepSeries]) -> Variance:
+    """Return the mean variance of the log rate that the steps of a run leave."""
+    return variance_of_mean_step(list(told.values()), [series.count for series in counting])

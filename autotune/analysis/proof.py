@@ -102,5 +102,15 @@ class Proof:
         checked = self.checked(rivals)
         return self.finals([checked[0].knobs], self.needed) if checked else first
 
+    def further_steps(self) -> float:
+        """Return seconds that rounds with enough steps take beyond the shortest ones.
+
+        They are those of the fastest rival; 0 without any.
+        """
+        first = next(iter(self.rivals()), None)
+        if first is None:
+            return 0.0
+        return self.needed * sum(map(self.costs.further_steps, [self.baseline, first.knobs]))
+
     def _missing_checks(self, finalists: Iterable[Knobs]) -> list[dict[str, Any]]:
         return gate.missing_runs(finalists, self.baseline, self.attempts)

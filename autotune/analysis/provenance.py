@@ -78,10 +78,11 @@ def measured_in(
 
 
 def machine_name(environment: Mapping[str, Any]) -> str:
-    """Return the devices of a machine, or its processor, with its host name and its PyTorch."""
+    """Return the devices of a machine, or its processor, with its kind, host name and PyTorch."""
     nodes = [environment, *environment.get("others", ())]
     names = [device["name"] for node in nodes for device in node.get("devices", ())]
     several = [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
-    what = " and ".join(several) or environment.get("cpu", "a CPU")
+    what = " and ".join(several) or environment.get("cpu", "an unknown processor")
+    kind = "GPU" if several else "CPU"
     hosts = ", ".join(dict.fromkeys(str(node.get("host", "?")) for node in nodes))
-    return f"{what} ({hosts}, PyTorch {environment.get('torch', '?')})"
+    return f"{what} ({kind}; {hosts}, PyTorch {environment.get('torch', '?')})"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.finalists import fastest_first
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
 from autotune.measurement.policy import PROOF
@@ -111,7 +112,7 @@ class Comparison:
         if not (self._base.of_script or self._base.batch_dependent):
             return {}
         runs = self._attempts.searched().measured()
-        found = {run.trial: self._problem(run.trial, run.knobs) for run in _fastest_first(runs)}
+        found = {run.trial: self._problem(run.trial, run.knobs) for run in fastest_first(runs)}
         return {trial: reason for trial, reason in found.items() if reason}
 
     def open(self, trial: int, knobs: Knobs) -> list[str]:
@@ -279,7 +280,3 @@ def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     same = one["contents"] == other["contents"]
     indexed = bool(one["indices"]) and one["indices"] == other["indices"]
     return one["rows"] == other["rows"] and (same or indexed)
-
-
-def _fastest_first(runs: Iterable[StoredAttempt]) -> list[StoredAttempt]:
-    return sorted(runs, key=lambda run: -(run.result.throughput or 0.0))

@@ -8,17 +8,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import (
-    examine,
-    queueing,
-    reference,
-    results,
-    run_job,
-    running,
-    storage,
-    studies,
-    submit,
-)
+from autotune.cli import examine, queueing, results, run_job, running, storage, studies
 from autotune.errors import AutotuneError, BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -41,7 +31,7 @@ _CHECK, _DATA, _UPKEEP = "Check and simulate", "Reference", "Upkeep"
 _COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
     (_TUNE, "init", running.init, True),
     (_TUNE, "start", running.start, True),
-    (_TUNE, "submit", submit.submit, True),
+    (_TUNE, "submit", queueing.submit, True),
     (_TUNE, "resume", running.resume, False),
     (_TUNE, "stop", studies.stop, False),
     (_LOOK, "watch", running.watch, False),
@@ -59,13 +49,14 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., None], bool], ...] = (
     (_CHECK, "diagnose", examine.diagnose, False),
     (_CHECK, "record", examine.record, False),
     (_CHECK, "simulate", examine.simulate, False),
-    (_DATA, "knobs", reference.knobs, False),
-    (_DATA, "presets", reference.presets, False),
-    (_DATA, "schema", reference.schema, False),
+    (_DATA, "knobs", examine.knobs, False),
+    (_DATA, "presets", examine.presets, False),
+    (_DATA, "schema", examine.schema, False),
     (_UPKEEP, "move", queueing.move, False),
     (_UPKEEP, "hold", queueing.hold, False),
     (_UPKEEP, "release", queueing.release, False),
     (_UPKEEP, "quota", queueing.quota, False),
+    (_UPKEEP, "weight", queueing.weight, False),
     (_UPKEEP, "delete", studies.delete, False),
     (_UPKEEP, "clean", studies.clean, False),
     (_UPKEEP, "daemon", running.daemon, False),

@@ -1,8 +1,12 @@
-"""Commands about the order of studies: queue, move, hold, release, quota."""
+"""Commands about order and shares of studies: queue, move, hold, quota and so on; and `submit`."""
 
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +26,34 @@ from autotune.cli.shared_options import (
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print
 
+if TYPE_CHECKING:  # imported where it is used: SQLAlchemy takes a second
+    from storage.order import Quotas
+
 _MOST_STUDIES = 10_000
 """Largest quota of studies: as many at a time as no cluster runs."""
 _MOST_DEVICE_HOURS = 1e8
 """Largest quota of device hours: ten thousand devices for a year."""
 _MOST_DAYS = 3650.0
+_LEAST_WEIGHT = 0.001
+"""Smallest weight, and the inverse of the largest: no cluster has so many slots to share."""
 _MOST_OWNER = 255
 """Length of an owner's name in the storage, in characters."""
+_DeviceHours = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=_MOST_DEVICE_HOURS, callback=finite, help="Device hours in so many --days."
+    ),
+]
+_Days = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=_MOST_DAYS,
+        callback=finite,
+        help="Days that --device-hours is for; 1 at the beginning.",
+    ),
+]
+_JOB = "job"
 
 
 def queue(
@@ -51,31 +76,13 @@ def quota(
     studies: Annotated[
         int | None, typer.Option(min=0, max=_MOST_STUDIES, help="Studies at a time.")
     ] = None,
-    device_hours: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=_MOST_DEVICE_HOURS,
-            callback=finite,
-            help="Device hours in so many --days.",
-        ),
-    ] = None,
-    days: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=_MOST_DAYS,
-            callback=finite,
-            help="Days that --device-hours is for; 1 at the beginning.",
-        ),
-    ] = None,
+    device_hours: _DeviceHours = None,
+    days: _Days = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the quota.")] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List quotas, or that of an owner, or set it: its studies wait while more would exceed it."""
-    from autotune.views.waiting_line import quota_table
-
     limits = {"studies": studies, "device_hours": device_hours, "days": days}
     given = {name: value for name, value in limits.items() if value is not None}
     _check_quota(owner, changes=bool(given), remove=remove)
@@ -85,6 +92,36 @@ def quota(
         quotas.remove(owner)
     elif owner is not None and given:
         quotas.change(owner, given)
+    _show_quotas(quotas, owner, as_json=as_json)
+
+
+def weight(
+    owner: Annotated[
+        str, typer.Argument(help="An account, or '*': each without a quota of its own.")
+    ],
+    number: Annotated[
+        float,
+        typer.Argument(
+            min=_LEAST_WEIGHT,
+            max=1 / _LEAST_WEIGHT,
+            callback=finite,
+            help="Relative to those of other owners, which have 1 unless theirs is set.",
+        ),
+    ],
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the weight of an owner's share of a Ray cluster; `quota` shows and removes it."""
+    _check_quota(owner, changes=True, remove=False)
+    quotas = open_storage(url_of(storage), existing=True).quotas
+    quotas.change(owner, {"weight": number})
+    _show_quotas(quotas, owner, as_json=as_json)
+
+
+def _show_quotas(quotas: "Quotas", owner: str | None, *, as_json: bool) -> None:
+    """Print the quota of an owner, or of all owners."""
+    from autotune.views.waiting_line import quota_table
+
     shown = [one for one in quotas.all() if owner in (None, one.owner)]
     print(json.dumps([asdict(one) for one in shown], indent=2) if as_json else quota_table(shown))
 
@@ -139,3 +176,39 @@ def release(study: StudyArgument, storage: StorageOption = None) -> None:
     served = repository.leases.serving(released)
     starts = "" if served else f" No daemon serves its queue: autotune resume {name} starts one."
     print(f"{name} is {released.state}.{starts}")
+
+
+def submit(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="STUDY.yaml [-- OPTIONS]", help="The study, and options of sbatch."),
+    ],
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the script; submit nothing.")
+    ] = False,
+    kubernetes: Annotated[
+        str | None, typer.Option(help="Print a manifest instead: job.", metavar="KIND")
+    ] = None,
+) -> None:
+    """Submit a study to Slurm, as a job that is requeued until it is done."""
+    from autotune.config import load
+    from autotune.service.batch import job_manifest, sbatch_script
+
+    study, options = Path(words[0]), words[1:]
+    spec, folder = load(study), Path.cwd()
+    if kubernetes is not None:
+        if kubernetes != _JOB:
+            raise BadInput(f"--kubernetes takes {_JOB}, got {kubernetes}")
+        print(job_manifest(spec, study, folder))
+        return
+    script = sbatch_script(spec, study, folder, options)
+    if show:
+        print(script)
+        return
+    if shutil.which("sbatch") is None:
+        raise BadInput("there is no sbatch here; --print shows the script")
+    done = subprocess.run(
+        ["sbatch", *options], input=script, stdout=subprocess.PIPE, text=True, check=False
+    )
+    print(done.stdout.strip())
+    sys.exit(done.returncode)

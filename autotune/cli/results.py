@@ -134,16 +134,10 @@ def export(
 
     With --trials, write all attempts as a table instead.
     """
-    from autotune.export import best, formats, writing
+    from autotune.export import best
 
-    formats.known(form)
-    if output not in (None, STANDARD_OUTPUT):
-        writing.refuse_source(output)
-    if trials and form != "yaml":
-        raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
     is_best = study.endswith((".yaml", ".yml")) and best.is_best(study)
-    if is_best and trials:
-        raise BadInput(f"{study} holds no attempts; give the name of the study")
+    _check_export(study if is_best else None, output, form, trials)
     if is_best:
         _hand_over(best_in(Path(study), best.read), form, output)
         return
@@ -153,6 +147,26 @@ def export(
         _write_attempts(repository, name, trials)
     else:
         _export_answer(repository, stored, form, output)
+
+
+def _check_export(best: str | None, output: Path | None, form: str, trials: Path | None) -> None:
+    """Refuse what cannot be exported, before anything is read.
+
+    Args:
+        best: best.yaml that is to be exported; None: a study is.
+
+    Raises:
+        BadInput: the options do not go together, or a file may not be replaced.
+    """
+    from autotune.export import formats, writing
+
+    formats.known(form)
+    if output not in (None, STANDARD_OUTPUT):
+        writing.refuse_source(output)
+    if trials and form != "yaml":
+        raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
+    if best is not None and trials:
+        raise BadInput(f"{best} holds no attempts; give the name of the study")
 
 
 def _export_answer(

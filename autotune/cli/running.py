@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -91,6 +91,12 @@ def _init_of_command(
     print(f"next: autotune doctor {path}{at_once}")
 
 
+_DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Say what it may take and what is before it; start nothing."),
+]
+
+
 def start(
     words: Annotated[
         list[str],
@@ -105,12 +111,7 @@ def start(
         bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
     ] = False,
     priority: PriorityOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Say what it may take and what is before it; start nothing."
-        ),
-    ] = False,
+    dry_run: _DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a study, or continue it. Ctrl-C only stops following; the study runs on."""
@@ -119,11 +120,7 @@ def start(
     _refuse_both(foreground, detach)
     study, command = _path_and_command(words)
     if command:
-        from autotune.standalone.starter import write_of_command
-
-        found = write_of_command(study, command, _tell, storage=url_of(storage))
-        message = f"{study} written: {found.seen}"
-        print(message, flush=True, file=sys.stderr if as_json else sys.stdout)
+        _write_first(study, command, storage, sys.stderr if as_json else sys.stdout)
     spec = load(study)
     # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
@@ -137,9 +134,17 @@ def start(
     if not foreground:
         refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
-    if priority is not None:
+    if priority is not None and not submitted.state.ended:
         repository.studies.arrange(spec.name, priority=priority)
     _follow_until_done(repository, submitted.name, detach, foreground, as_json)
+
+
+def _write_first(study: Path, command: list[str], storage: str | None, output: TextIO) -> None:
+    """Write the study of a launch command that is to be started at once."""
+    from autotune.standalone.starter import write_of_command
+
+    found = write_of_command(study, command, _tell, storage=url_of(storage))
+    print(f"{study} written: {found.seen}", flush=True, file=output)
 
 
 def _storage_of(study: Path, spec: "StudySpec", given: str | None) -> "Repository":
@@ -243,6 +248,16 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
     raise typer.Exit(exit_code(ended))
 
 
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Serve /metrics and /healthz there, on loopback only; 0: a free port.",
+    ),
+]
+
+
 def daemon(
     cluster: Annotated[
         str | None, typer.Option(help="Where: host:NAME or LAUNCHER:ADDRESS; this machine.")
@@ -264,39 +279,66 @@ def daemon(
             "--idle-only", help="Begin a study only once other programs leave the devices idle."
         ),
     ] = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Serve /metrics and /healthz there, on loopback only; 0: a free port.",
-        ),
-    ] = None,
+    metrics_port: _MetricsPort = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
-    from autotune.runs.plan import launcher_of
-    from autotune.service.daemon import Daemon, this_queue
-    from autotune.service.idleness import when_idle
-    from autotune.service.pool import DaemonPool
-    from autotune.service.queues import owned, place_of
-    from autotune.service.submission import spawn_daemon
+    from autotune.service.daemon import this_queue
+    from autotune.service.queues import checked, owned
 
+    _log_on_standard_error()
+    url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
+    place = None if cluster is None else checked(cluster)
+    repository, queue = open_storage(url), owned(place) if place else this_queue()
+    if studies == 1:
+        _serve(repository, queue, idle_exit, metrics_port, idle_only=idle_only)
+    else:
+        _serve_several(studies, repository, queue, idle_exit, metrics_port, idle_only=idle_only)
+
+
+def _log_on_standard_error() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each look at a schema
-    url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    repository, queue = open_storage(url), owned(cluster) if cluster else this_queue()
-    if studies == 1:
-        alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
-        _prepare(alone, repository, metrics_port)
-        alone.serve(idle_seconds=idle_exit)
-        return
-    absolute, place = _absolute_url(repository), place_of(queue)
+
+
+def _serve(
+    repository: "Repository",
+    queue: str,
+    idle_exit: float | None,
+    metrics_port: int | None,
+    *,
+    idle_only: bool,
+) -> None:
+    """Run the studies of a queue one after another."""
+    from autotune.runs.plan import launcher_of
+    from autotune.service.daemon import Daemon
+    from autotune.service.idleness import when_idle
+
+    alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
+    _prepare(alone, repository, metrics_port)
+    alone.serve(idle_seconds=idle_exit)
+
+
+def _serve_several(
+    studies: int,
+    repository: "Repository",
+    queue: str,
+    idle_exit: float | None,
+    metrics_port: int | None,
+    *,
+    idle_only: bool,
+) -> None:
+    """Run so many studies of a queue at a time, each in a process of its own."""
+    from autotune.service.pool import DaemonPool
+    from autotune.service.queues import place_of
+    from autotune.service.submission import spawn_daemon
+
+    absolute = _absolute_url(repository)
     options = ["--idle-only"] if idle_only else []
 
     def another() -> Popen[bytes]:
-        return spawn_daemon(place, absolute, Path.cwd(), idle_exit, options=options)
+        return spawn_daemon(place_of(queue), absolute, Path.cwd(), idle_exit, options=options)
 
     pool = DaemonPool(another, studies)
     _prepare(pool, repository, metrics_port)
@@ -328,7 +370,7 @@ def _follow_until_done(
     repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
 ) -> None:
     """Make sure that a submitted study runs, and follow it."""
-    from autotune.service.follow import conclusion, exit_code, follow
+    from autotune.service.follow import conclusion, exit_code, follow, quota_of
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
 
@@ -344,9 +386,10 @@ def _follow_until_done(
         print(json.dumps(status_of(repository, name), indent=2))
         return
     if detach:
-        print(
-            f"{name} is {repository.studies.named(name).state}; autotune watch {name} follows it."
-        )
+        study = repository.studies.named(name)
+        quota = quota_of(repository, study)
+        waits = f" and waits: {quota}" if quota else ""
+        print(f"{name} is {study.state}{waits}; autotune watch {name} follows it.")
         return
     # Standard output has the JSON alone, for a program; the rest is still shown.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -54,11 +54,11 @@ def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> 
 
     Args:
         url: of the storage.
-        existing: whether a missing SQLite file is an error.
+        existing: whether a SQLite file that is missing, or is no storage, is an error.
         reading: whether nothing is to be written, nor followed: any schema will do.
 
     Raises:
-        BadInput: the file is missing.
+        BadInput: the file is missing, or is of another program.
         StorageError: it was written by another version of autotune.
     """
     from storage import Database, Repository
@@ -74,7 +74,7 @@ def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> 
             f"there is no {parsed.database}; go to the folder where the study was started, or "
             "give its study.yaml or --storage"
         )
-    database = Database(url)
+    database = Database(url, existing=existing)
     if not reading:
         database.check_writable()
     return Repository(database, next(iter(sys.argv[1:]), ""))  # the command, for the history
@@ -125,7 +125,7 @@ def seconds(option: str, text: str | None) -> float | None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
-    from autotune.config.quantities import Seconds
+    from autotune.config.sections import Seconds
 
     try:
         return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)

@@ -90,15 +90,10 @@ def _sqlite_file(url: str) -> Path | None:
 
 
 def _existing(storage: str | None) -> "Database":
-    """Open a storage that exists; a SQLite file of another program is refused unchanged.
+    """Open a storage that exists.
 
     Raises:
         BadInput: there is none.
         StorageError: it cannot be read.
     """
-    from storage.database import schema_of_file
-
-    path = _sqlite_file(url_of(storage))
-    if path is not None and path.exists():
-        schema_of_file(path)
     return open_storage(url_of(storage), existing=True, reading=True).database

@@ -1,25 +1,66 @@
 """Sections of a study file: their fields, and the values that each may hold by itself."""
 
 import json
+import re
+import typing
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
-from autotune.config.quantities import Bytes, Seconds
 from search_spaces.knob import KnobValue
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+_NUMBER = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*"
 KEEP: Final = "keep"
 FREE: Final = "free"
 """Values of objective.global_batch besides numbers."""
+Arguments = TypeVar("Arguments", dict[str, Any], list[Any])
+
+
+def _seconds(value: Any) -> Any:
+    pattern = f"{_NUMBER}([smhd])\\s*"
+    if isinstance(value, str) and (match := re.fullmatch(pattern, value)):
+        return float(match[1]) * _UNITS[match[2]]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("must be seconds, or a number with a unit such as 90s, 30m, 2h, 1d")
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    pattern = f"{_NUMBER}({'|'.join(_BYTE_UNITS)})\\s*"
+    if isinstance(value, str) and (match := re.fullmatch(pattern, value)):
+        return int(min(float(match[1]) * _BYTE_UNITS[match[2]], 2**61))
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"must be bytes, or a number with a unit: {', '.join(_BYTE_UNITS)}")
+    return value
+
+
+def _or_unit(number: dict[str, Any], units: typing.Iterable[str]) -> WithJsonSchema:
+    text = {"type": "string", "pattern": f"^{_NUMBER}({'|'.join(units)})\\s*$"}
+    return WithJsonSchema({"anyOf": [number, text]})
+
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    Field(gt=0, le=10**9),
+    _or_unit({"type": "number", "exclusiveMinimum": 0, "maximum": 10**9}, _UNITS),
+]
+Bytes = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    Field(ge=2**20, le=2**60),
+    _or_unit({"type": "integer", "minimum": 2**20, "maximum": 2**60}, _BYTE_UNITS),
+]
 
 
 class Section(BaseModel):
     """Section of a study file; it refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-Arguments = TypeVar("Arguments", dict[str, Any], list[Any])
 
 
 def finite(args: Arguments) -> Arguments:

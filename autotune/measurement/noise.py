@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from autotune.measurement.contrasts import Variance, between_runs
 from autotune.measurement.estimate import CONFIDENCE, student
 from autotune.measurement.policy import MEASUREMENT
 
@@ -86,13 +87,9 @@ def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> 
         df -= 1
     within = float(np.mean([run.error**2 for run in runs]))
     scatter = float(np.sum((logs - logs.mean()) ** 2)) / df
-    between = max(0.0, scatter - within)
-    visible = max(prior_sigma**2, between)
-    weight = df * (visible / (visible + within)) ** 2
-    pooled = (MEASUREMENT.prior_weight * prior_sigma**2 + weight * between) / (
-        MEASUREMENT.prior_weight + weight
-    )
-    return RunNoise(math.sqrt(pooled), len(runs), drift, MEASUREMENT.prior_weight + weight)
+    prior = Variance(prior_sigma**2, MEASUREMENT.prior_weight)
+    pooled = between_runs(Variance(scatter, df), within, prior)
+    return RunNoise(math.sqrt(pooled.value), len(runs), drift, pooled.df)
 
 
 def run_df(runs: int) -> float:

@@ -228,6 +228,18 @@ class MeasurementPolicy:
     correlation_weight: float = judgement(
         8.0, "pairs of steps", "for which the usual correlation counts"
     )
+    usual_step_scatter: float = measured(
+        0.02,
+        "relative",
+        "of steps that compute: scatter of a long run's mean times the root of their number",
+        "0.4 to 10 %, geometric mean 1.8 %, 15 series, one H200",
+    )
+    usual_step_df: float = measured(
+        2.0,
+        "degrees of freedom",
+        "of that scatter",
+        "these series lie apart by a factor of three",
+    )
     least_df: float = judgement(
         2.0, "degrees of freedom", "least of a run's interval", "with one it is too wide to use"
     )

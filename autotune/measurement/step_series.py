@@ -1,18 +1,26 @@
 """Consecutive steps of one run, by the digests of its blocks. Pure.
 
 They tell how exact their mean is, and how far processes of the configuration lie apart.
-Steps of a CUDA device that computes scatter by 0.03 to 3 %; those of one that waits for the host by 4 to
-13 %, and then its processes differ as well. Neighbouring steps are correlated, so the series counts
-for fewer independent steps, and slow waves count for none of the jitter.
+Steps of a CUDA device that computes scatter by 0.03 to 3 %; those of one that waits for the host by
+4 to 13 %, and then its processes differ as well. Neighbouring steps are correlated, so the series
+counts for fewer independent steps, and slow waves count for none of the jitter.
+
+The first steps of a run include what happens once: memory is taken, kernels are chosen, buckets are
+laid out anew. They bound the speed of the steady steps only by experience: by a prior, and by
+earlier runs of the same study.
 """
 
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+from autotune.measurement.contrasts import Variance, shrunk
 from autotune.measurement.estimate import Estimate, effective_sample_size, estimate, student
 from autotune.measurement.policy import MEASUREMENT
+from autotune.worker.protocol import BlockReport
 
 
 class CountedBlock(Protocol):
@@ -84,8 +92,9 @@ class StepSeries:
         between = [(each - mean) ** 2 for each in means]
         variance = (math.fsum(squares) + _dot(counts, between)) / (count - 1)
         pairs = [each - 1 for each in counts]
-        neighbours = math.fsum(pairs)
-        lagged = math.fsum(products) + _dot(pairs, between)
+        single = _neighbours_of_one_step(counts, [each - mean for each in means])
+        neighbours = math.fsum(pairs) + len(single)
+        lagged = math.fsum(products) + _dot(pairs, between) + math.fsum(single)
         correlation = lagged / neighbours / variance if neighbours and variance else 0.0
         return cls(count, mean, variance, correlation, neighbours)
 
@@ -112,10 +121,56 @@ class StepSeries:
     @property
     def _effective(self) -> float:
         seen = self.correlation + (1 + 4 * self.correlation) / self.count  # Kendall 1954
-        weight, usual = MEASUREMENT.correlation_weight, MEASUREMENT.usual_correlation
-        likely = (self.pairs * seen + weight * usual) / (self.pairs + weight)
-        correlation = min(MEASUREMENT.most_correlation, max(0.0, likely))
-        return effective_sample_size(int(self.count), correlation)
+        return effective_sample_size(int(self.count), _likely_correlation(seen, self.pairs))
+
+
+def variance_of_mean_step(runs: Sequence[StepSeries], timed: Sequence[float]) -> Variance:
+    """Return the mean variance that the scatter of steps leaves of the log rates of runs.
+
+    Runs of one configuration scatter alike. So the variance of a step, that of the mean of many steps
+    times their number, is that of all runs together, drawn towards what steps of computing devices
+    usually have: a run of a few steps that has missed every slow wave looks far too exact.
+
+    Args:
+        runs: steps of every run of the configuration, at least one.
+        timed: number of steps of each run whose rate counts.
+    """
+    freedom = [run.count - 1 for run in runs]
+    relative = [run.variance / run.mean**2 for run in runs]
+    variance = _dot(freedom, relative) / math.fsum(freedom)
+    pairs = math.fsum(run.pairs for run in runs)
+    lagged = math.fsum(
+        run.pairs * each * run.correlation for run, each in zip(runs, relative, strict=True)
+    )
+    seen = lagged / pairs / variance if pairs and variance else 0.0
+    steps = math.fsum(run.count for run in runs)
+    seen += (1 + 4 * seen) * len(runs) / steps
+    correlation = _likely_correlation(seen, pairs)
+    of_step = variance * (1 + correlation) / (1 - correlation)
+    df = max(0.0, steps * (1 - correlation) / (1 + correlation) - len(runs))
+    usual = Variance(MEASUREMENT.usual_step_scatter**2, MEASUREMENT.usual_step_df)
+    found = shrunk(Variance(of_step, df), usual)
+    return Variance(found.value * statistics.fmean(1 / each for each in timed), found.df)
+
+
+def _likely_correlation(seen: float, pairs: float) -> float:
+    """Return the correlation of neighbouring steps, drawn towards the usual one."""
+    weight, usual = MEASUREMENT.correlation_weight, MEASUREMENT.usual_correlation
+    likely = (pairs * seen + weight * usual) / (pairs + weight)
+    return min(MEASUREMENT.most_correlation, max(0.0, likely))
+
+
+def _neighbours_of_one_step(counts: Sequence[float], around: Sequence[float]) -> list[float]:
+    """Return the products of the deviations of neighbouring blocks of one step each.
+
+    A digest holds the products within its block. A block of one step has none, and is itself a step.
+    """
+    blocks = zip(counts, around, strict=True)
+    return [
+        one * other
+        for (steps, one), (others, other) in itertools.pairwise(blocks)
+        if steps == others == 1
+    ]
 
 
 def estimate_of_run(blocks: Sequence[TimedBlock], *, counts: str) -> Estimate:
@@ -136,3 +191,64 @@ def estimate_of_run(blocks: Sequence[TimedBlock], *, counts: str) -> Estimate:
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True)
+class Onset:
+    """Beginning of a run.
+
+    Attributes:
+        first: seconds of the first step.
+        steady: seconds of a step in the blocks that count.
+    """
+
+    first: float
+    steady: float
+
+
+@dataclass(frozen=True)
+class OnsetBound:
+    """Bound on how far a first step lies above a steady one.
+
+    Attributes:
+        times: bound as a factor.
+        seconds: bound in seconds; of the two the one that allows for the faster run counts.
+    """
+
+    times: float = MEASUREMENT.first_step
+    seconds: float = MEASUREMENT.first_step_seconds
+
+    @classmethod
+    def of(cls, earlier: Sequence[Onset]) -> "OnsetBound":
+        """Return the bound by earlier runs of the same study; by the prior where there are none."""
+        if not earlier:
+            return cls()
+        times = max(run.first / run.steady for run in earlier)
+        seconds = max(run.first - run.steady for run in earlier)
+        return cls(
+            MEASUREMENT.first_step_margin * max(times, 1.0),
+            MEASUREMENT.first_step_margin * max(seconds, 0.0),
+        )
+
+    def fastest_step(self, blocks: Sequence[BlockReport]) -> float:
+        """Return the least seconds of a steady step; 0 where the blocks tell nothing.
+
+        Args:
+            blocks: blocks of the warm-up so far, from the first step on.
+        """
+        done, bounds = 0, []
+        for block in blocks:
+            step = block.seconds / block.steps
+            if not block.observed.get("compilations"):
+                bounds.append(self._bound(step, done))
+            done += block.steps
+        # The least bound counts: other processes may have disturbed a block.
+        return min((bound for bound in bounds if bound > 0), default=0.0)
+
+    def _bound(self, step: float, done: int) -> float:
+        """Return the least seconds of a steady step, by a step after this many."""
+        if done == 0:
+            return min(step / self.times, step - self.seconds)
+        return step / (
+            MEASUREMENT.early_step if done < MEASUREMENT.early_steps else MEASUREMENT.late_step
+        )

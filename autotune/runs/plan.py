@@ -10,8 +10,8 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.measurement.estimate import STEADY_BLOCKS
-from autotune.measurement.onset import OnsetBound
 from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.measurement.step_series import OnsetBound
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.search.space import Space
@@ -24,7 +24,7 @@ from autotune.worker.protocol import (
     TimeLimit,
     TrialRequest,
 )
-from launchers import Busy, Launcher, Resources, Site, Slot, refuse
+from launchers import Busy, Launcher, Resources, Site, Slot, Tenant, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import runs_slowly
 
@@ -39,11 +39,13 @@ The first block is a single step. The optimizer's state is there from the second
 gradient compression after its warm-up."""
 
 
-OpenLauncher = Callable[[StudySpec, Path, Busy], Launcher]
+OpenLauncher = Callable[[StudySpec, Path, Busy, Tenant], Launcher]
 """Function that opens the launcher of a study, whose agents print into the folder."""
 
 
-def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
+def launcher_of(
+    spec: StudySpec, folder: Path, busy: Busy = refuse, tenant: Tenant | None = None
+) -> Launcher:
     """Return the opened launcher of a study.
 
     Its agents print into the folder, and compiled code is kept there for later trials.
@@ -55,7 +57,7 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     options = spec.workload.interpreter_options(spec.resources.known_workers)
     if options is not None:
         env |= interpreter.agent_variables(options)
-    return spec.launcher.open(resources(spec), str(folder), busy, env)
+    return spec.launcher.open(resources(spec), str(folder), busy, env, tenant)
 
 
 def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:

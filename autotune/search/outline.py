@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from optuna.distributions import CategoricalDistribution
 
-from autotune.search.space import Space
-from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from autotune.search.space import ACCUMULATION, MICRO_BATCH, Space
 from search_spaces import KnobValue
 from search_spaces.knob import written
 

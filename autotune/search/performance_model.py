@@ -2,7 +2,7 @@
 
 It suggests the configuration with the largest expected improvement under the model of
 autotune.search.step_model, times the probability that it fits in memory
-(autotune.search.memory_model) and does not fail for another reason (autotune.search.fault_model).
+and does not fail for another reason (autotune.search.failure_models).
 The noise of every measurement is taken into account. Parameters with unknown names are searched as
 well.
 """
@@ -20,12 +20,11 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.fault_model import FaultModel
+from autotune.search.failure_models import FaultModel, MemoryModel, rows_of
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
-from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
-from autotune.search.splits import MICRO_BATCH
+from autotune.search.space import MICRO_BATCH
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
 from autotune.search.threads import ThreadpoolController

@@ -12,8 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.policy import SEARCH
-from autotune.search.space import Configuration, Space, key
-from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from autotune.search.space import ACCUMULATION, MICRO_BATCH, Configuration, Space, key
 from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.needs import SHARDED

@@ -23,7 +23,7 @@ from scipy import linalg
 
 from autotune.search.grid import Grid, Matrix, Params, Rows, Vector
 from autotune.search.policy import SEARCH
-from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 from search_spaces.knob import PRESSURE
 

@@ -16,7 +16,7 @@ _SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
-cd {folder} || exit 2
+{options}cd {folder} || exit 2
 # The next job of the study may begin on another node.
 export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
 # In the background: a shell hears of a signal only while it waits.
@@ -71,6 +71,13 @@ spec:
         - name: shm
           emptyDir: {{medium: Memory}}
 """
+_CONFLICTS = {
+    "--array": "each task of the array would run the same study",
+    "--wrap": "it takes the place of the script that runs the study",
+    "--no-requeue": "the study goes on in the job that Slurm requeues",
+    "--signal": "the study leaves on the signal that its script asks for",
+}
+"""Option of sbatch -> why it cannot be given."""
 _NODES = re.compile(r"(?:-N|--nodes=?)(\d+)")
 
 
@@ -80,11 +87,13 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
     Args:
         study: its file.
         folder: in which the study is started.
-        options: of sbatch, which are checked only.
+        options: of sbatch, which come last in the script.
 
     Raises:
-        BadInput: more nodes are asked for than the study would use.
+        BadInput: an option conflicts with the script, or more nodes are asked for than the study
+            would use.
     """
+    _refuse_conflicts(options)
     nodes = _nodes(options)
     if nodes > 1 and not spec.launcher.is_shared:
         raise BadInput(
@@ -94,6 +103,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
     return _SCRIPT.format(
         name=f"autotune-{spec.name}",
         warning=_WARNING_SECONDS,
+        options="".join(f"#SBATCH {line}\n" for line in _lines(options)),
         folder=shlex.quote(str(folder)),
         command=shlex.join(_command(study)),
         requeued=Requeued.exit_code,
@@ -113,6 +123,32 @@ def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
 
 def _command(study: Path) -> list[str]:
     return ["autotune", "start", str(study), "--foreground"]
+
+
+def _refuse_conflicts(options: Sequence[str]) -> None:
+    """Refuse options that would have Slurm run something else than the script, or not go on with it.
+
+    Raises:
+        BadInput: there is one.
+    """
+    for word in options:
+        name = word.partition("=")[0]
+        if word.startswith("-a") and not word.startswith("--"):
+            name = "--array"
+        for refused, why in _CONFLICTS.items():
+            if name.startswith("--") and len(name) > len("--") and refused.startswith(name):
+                raise BadInput(f"{word}: {why}; leave it out")
+
+
+def _lines(options: Sequence[str]) -> list[str]:
+    """Return the options of sbatch line by line, each with its value."""
+    lines: list[str] = []
+    for word in options:
+        if word.startswith("-") or not lines:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
 
 
 def _nodes(options: Sequence[str]) -> int:

@@ -32,15 +32,14 @@ from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
-from autotune.service.machine import this_machine
-from autotune.service.queues import owned
+from autotune.service.queues import owned, this_machine
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views import notes
 from autotune.views.verdict_text import text_of
-from launchers import NO_RIVAL, Launcher, Rival
+from launchers import NO_RIVAL, Launcher, Rival, Tenant
 from launchers.node_compat import device_kind, from_agent
 from storage import Lease, LeaseHolder, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
@@ -184,7 +183,7 @@ class Daemon:
             self._attend()
         busy = False
         while not self._shutdown.is_set() and self._any_open():
-            claim = self._repository.studies.claim(
+            claim = self._repository.claims.take(
                 self._queue, self._holder, only=self._only, before=self._lease
             )
             if claim is None:
@@ -246,16 +245,16 @@ class Daemon:
                 log.exception("study %s: failed", study.name)
                 self._fail(lease, study, f"internal error: {error!r}")
             else:
-                state = self._repository.studies.conclude(lease, study, verdict.as_dict())
+                state = self._repository.claims.conclude(lease, study, verdict.as_dict())
                 log.info("study %s: %s", study.name, state)
         self._signals = None
 
     def _stop(self, lease: Lease, study: StoredStudy) -> None:
         if self._shutdown.is_set() and not self.stops:
-            state = self._repository.studies.put_back(lease, study.id)
+            state = self._repository.claims.put_back(lease, study.id)
             log.info("study %s: this daemon leaves, it is %s", study.name, state)
             return
-        state = self._repository.studies.stop(lease, study.id)
+        state = self._repository.claims.stop(lease, study.id)
         log.info("study %s: stopped, now %s", study.name, state)
 
     def _try_later(
@@ -269,12 +268,12 @@ class Daemon:
         told = retrying.describe(retry)
         waiting = MessageKind.WAITING
         self._repository.messages.say(lease, study.id, told, kind=waiting)
-        state = self._repository.studies.put_back(lease, study.id, retry)
+        state = self._repository.claims.put_back(lease, study.id, retry)
         log.warning("study %s: %s: %s", study.name, state, told)
 
     def _fail(self, lease: Lease, study: StoredStudy, error: str) -> None:
         log.info("study %s: %s: %s", study.name, StudyState.FAILED, error)
-        self._repository.studies.fail(lease, study.id, error)
+        self._repository.claims.fail(lease, study.id, error)
 
     @contextlib.contextmanager
     def _heartbeat(self, study: StoredStudy, lease: Lease, signals: Signals) -> Iterator[None]:
@@ -356,7 +355,7 @@ class _Heartbeat:
         now = time.monotonic()
         waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
         spent = 0.0 if waits else now - self._counted
-        stop = self._repository.studies.add_elapsed(self._lease, self._study.id, spent)
+        stop = self._repository.claims.add_elapsed(self._lease, self._study.id, spent)
         self._counted = now
         if stop:
             self._signals.stop.set()
@@ -393,7 +392,9 @@ class _StudyRun:
         make(paths.folder)
         with contextlib.suppress(OSError):  # without the mark `clean` only removes less
             paths.sign(str(self._repository.database))
-        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored)
+        weight = self._repository.quotas.weight_of(study.owner)
+        tenant = Tenant(study.owner, study.name, weight)
+        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
         self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
@@ -462,7 +463,7 @@ class _StudyRun:
         self._signals.check()
         self._say_where(plan.launcher)
         facts = dataclasses.asdict(plan.facts)
-        self._repository.studies.record_facts(self._lease, self._study.id, facts)
+        self._repository.claims.record_facts(self._lease, self._study.id, facts)
         job = StudyContext(
             self._study,
             plan,

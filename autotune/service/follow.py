@@ -47,6 +47,7 @@ def follow(
     last_check = time.monotonic()
     outage = _StorageOutage(console)
     daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
+    quota = _QuotaCheck(console, repository)
     kind = _LiveScreen if console.is_terminal else _EventLines
     with kind(console, repository, study) as shown:
         while True:
@@ -61,6 +62,7 @@ def follow(
                 elif time.monotonic() - last_check > _CHECK_SECONDS:
                     last_check = time.monotonic()
                     keep_alive()
+                    quota.check(study)
             time.sleep(_POLL_SECONDS)
 
 
@@ -142,6 +144,29 @@ class _DiskCheck:
         elif self._said and not lacking:
             self._console.print("There is room again.")
         self._said = lacking
+
+
+class _QuotaCheck:
+    """Printer of a message, once each time, that the study waits for a quota of its owner."""
+
+    def __init__(self, console: Console, repository: Repository) -> None:
+        self._console = console
+        self._repository = repository
+        self._said = False
+
+    def check(self, study: StoredStudy) -> None:
+        """Check whether a quota is exhausted."""
+        quota = quota_of(self._repository, study)
+        if quota and not self._said:
+            self._console.print(plain(f"Waiting: {quota}."), markup=False)
+        self._said = bool(quota)
+
+
+def quota_of(repository: Repository, study: StoredStudy) -> str:
+    """Return the exhausted quota that a study waits for; empty if it waits for none."""
+    if study.state != StudyState.QUEUED:
+        return ""
+    return repository.quotas.reasons()(study.owner)
 
 
 class _StorageOutage:

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.config import StudySpec
 from autotune.errors import NotHere
 from autotune.runs.plan import OpenLauncher
-from launchers import Busy, Launcher, Rival, devices
+from launchers import Busy, Launcher, Rival, Tenant, layout
 
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = slice(3, 5)
@@ -27,18 +27,18 @@ _SMI_SECONDS = 30.0
 def when_idle(open_launcher: OpenLauncher) -> OpenLauncher:
     """Return a function that opens a launcher once other processes leave the devices idle."""
 
-    def opened(spec: StudySpec, folder: Path, busy: Busy) -> Launcher:
+    def opened(spec: StudySpec, folder: Path, busy: Busy, tenant: Tenant) -> Launcher:
         while not spec.launcher.is_shared and (load := load_of_others()):
             busy(Rival(0, load))
             time.sleep(_POLL_SECONDS)
-        return open_launcher(spec, folder, busy)
+        return open_launcher(spec, folder, busy, tenant)
 
     return opened
 
 
 def load_of_others() -> str:
     """Return what loads the devices that this process may use; empty if they are idle."""
-    visible = devices.visible()
+    visible = layout.visible_devices()
     return _on_gpus(visible) if visible else _on_processors()
 
 
@@ -69,6 +69,6 @@ def _on_processors() -> str:
 
 def _times() -> list[list[int]]:
     """Return the counters of each processor that this process may use."""
-    own = {f"cpu{name.split()[-1]}" for name in devices.processors()}
+    own = {f"cpu{name.split()[-1]}" for name in layout.processors()}
     lines = [line.split() for line in _STAT.read_text().splitlines()]
     return [[int(value) for value in values] for name, *values in lines if name in own]

@@ -1,21 +1,32 @@
-"""Queues of studies: one per user, Python, visible devices and processors.
+"""Queues of studies: one per machine, user, Python, visible devices and processors.
 
 On a database that several people share, a daemon runs the studies that its own user has submitted,
-in their virtual environment and on their devices. Other studies are for other daemons.
+in their virtual environment and on their devices. Other studies are for other daemons. The queue of
+a machine is named after it.
 """
 
 import hashlib
 import json
 import os
+import socket
 import sys
+from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.worker.processes import VISIBLE_DEVICES
 from storage import StoredStudy
 from storage.holders import user_name
 
+PLACES = ("host", "ray", "slurm")
+"""Kinds of places that have queues: machines, and the clusters of launchers."""
 _DIGITS = 8
 _FIRST_PROCESS = 1
+VARIABLE = "AUTOTUNE_MACHINE"
+"""Variable with a name that the user gives, and that stays when a container is made anew."""
+_LONGEST = 200
+_OF_MANY = ("localhost", "localhost.localdomain", "localhost6", "(none)", "")
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
+_ID_LETTERS = 8
 
 
 def owned(place: str) -> str:
@@ -29,6 +40,21 @@ def owned(place: str) -> str:
     """
     own = json.dumps([sys.prefix, os.environ.get(VISIBLE_DEVICES), *_processors()])
     return f"{place} {user_name()} {hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
+
+
+def checked(place: str) -> str:
+    """Return a place where studies may run.
+
+    Raises:
+        BadInput: no study is ever in a queue of that place.
+    """
+    kind, _, name = place.partition(":")
+    if kind not in PLACES or not name or not name.isprintable() or " " in name:
+        raise BadInput(
+            f"no study runs at {place!r}: say host:NAME, ray:HOST:PORT as in the study file, or "
+            "slurm:CLUSTER; without --cluster the daemon serves this machine"
+        )
+    return place
 
 
 def place_of(queue: str) -> str:
@@ -73,3 +99,28 @@ def _processors() -> list[list[int]]:
     except OSError:  # another user's, under a security module
         return []
     return [] if own == everything else [sorted(own)]
+
+
+def this_machine() -> str:
+    """Return the name that the user gives this machine, else the host's.
+
+    Host names that many machines share are extended by an identifier.
+
+    Raises:
+        BadInput: the given name is not allowed.
+    """
+    given = os.environ.get(VARIABLE, "")
+    if len(given) > _LONGEST or not given.isprintable() or " " in given:
+        raise BadInput(
+            f"{VARIABLE} must be at most {_LONGEST} printable characters without spaces, got {given!r}"
+        )
+    return given or _told_apart(socket.gethostname())
+
+
+def _told_apart(host: str) -> str:
+    if host not in _OF_MANY:
+        return host
+    found = (path.read_text().strip() for path in _MACHINE_IDS if path.exists())
+    return "-".join(
+        filter(None, (host or "localhost", next(filter(None, found), "")[:_ID_LETTERS]))
+    )

@@ -20,8 +20,9 @@ from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
-from autotune.standalone import name_lookup, process_comparison
+from autotune.standalone import process_comparison
 from autotune.standalone.own_options import shows
+from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
 from autotune.worker.survey_result import SurveyResult
@@ -32,6 +33,8 @@ from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
 from storage import Database
 
+MOST_SECONDS = 3.0
+"""Longest wait for the lookup: beyond it, the result is the same."""
 _PACKAGES = ("torch", "optuna", "sqlalchemy")
 _OPTIONAL = {
     **PACKAGES,
@@ -46,6 +49,28 @@ _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 _COMPILED_AGAIN = 3
 """Number of last steps that all compile; after the second shape graphs are dynamic."""
+
+
+def judged(address: str) -> tuple[bool, str]:
+    """Return whether the lookup is fast enough, and a description with advice.
+
+    Args:
+        address: of a node.
+    """
+    asking = NameLookup(address)
+    asking.join(MOST_SECONDS)
+    seconds = min(asking.seconds, MOST_SECONDS)
+    more = " or more" if seconds >= MOST_SECONDS else ""
+    text = f"the name of {address} is looked up in {seconds:.2f} s{more}"
+    if seconds < SOON_SECONDS:
+        return True, text
+    return False, (
+        f"{text}: torch asks for it as ranks meet, so that every launch of them waits for the name "
+        "server; with PyTorch 2.9 or newer only agents that start do, if it never answers. "
+        f"Have the line `{as_torch_asks(address)} NAME` in /etc/hosts for each node on all of them "
+        "(torch asks for IPv4 addresses within IPv6, which lines without `::ffff:` do not answer), or "
+        "`options timeout:1 attempts:1` in /etc/resolv.conf"
+    )
 
 
 class _Doubt(AutotuneError):
@@ -129,7 +154,7 @@ def _security(spec: StudySpec | None) -> Iterator[CheckResult]:
 
 def _names(spec: StudySpec | None) -> Iterator[CheckResult]:
     if address := (spec.launcher if spec else _HERE).meeting_host:
-        soon, text = name_lookup.judged(address)
+        soon, text = judged(address)
         yield CheckResult("name server", "ok" if soon else "warn", text)
 
 

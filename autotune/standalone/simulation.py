@@ -21,8 +21,7 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.plan import Plan
-from autotune.search.space import Space
-from autotune.search.splits import MICRO_BATCH
+from autotune.search.space import MICRO_BATCH, Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes
@@ -221,7 +220,7 @@ def _run(
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
     stored = withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
-    claim = repository.studies.claim(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
+    claim = repository.claims.take(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.analysis import attribution
+from autotune.analysis.attribution import Step, attribution_rounds, spared
 from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, confirmed_alone
-from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
 from autotune.study.run_planner import PlannedAttempt

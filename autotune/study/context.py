@@ -4,16 +4,17 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.paths import StudyPaths
 from autotune.runs.plan import Plan
-from autotune.study.attempt_cache import AttemptCache
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 from storage import (
+    AttemptFeed,
     AttemptResult,
     Attempts,
     AttemptState,
@@ -29,6 +30,75 @@ from storage import (
 
 BASELINE = 0
 """Number of its trial."""
+
+
+class AttemptCache:
+    """Write-through cache of a study's attempts.
+
+    It is valid because only the lease holder writes; losing the lease surfaces at the next write.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        lease: Lease,
+        study_id: int,
+        baseline: dict[str, Any],
+        harmless: Collection[str],
+    ) -> None:
+        """Prepare the cache, before anything is read.
+
+        Args:
+            baseline: a value for every knob.
+            harmless: names of the study's own knobs that cannot change what is computed.
+        """
+        self._records = repository.attempts
+        self._lease = lease
+        self._study_id = study_id
+        self._feed = AttemptFeed(repository.attempts, study_id)
+        self._baseline = baseline
+        self._harmless = harmless
+        self._known: Attempts | None = None
+        self._blocks: dict[int, list[StoredBlock]] = {}
+
+    def all(self) -> Attempts:
+        """Return the attempts recorded so far."""
+        if self._known is None:
+            self._known = Attempts(self._feed.read(), self._baseline, self._harmless)
+        return self._known
+
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """Return the blocks of an attempt, which are recorded once, with its result."""
+        if attempt_id not in self._blocks:
+            found = self._records.blocks(attempt_id)
+            if not found:
+                return []
+            self._blocks[attempt_id] = found
+        return self._blocks[attempt_id]
+
+    def begin(
+        self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int
+    ) -> StoredAttempt:
+        """Record that a trial is about to be launched."""
+        self._known = None
+        return self._records.begin(
+            self._lease, self._study_id, trial, knobs, purpose, round_=round_
+        )
+
+    def finish(
+        self,
+        attempt: StoredAttempt,
+        result: AttemptResult,
+        blocks: Sequence[StoredBlock],
+        environment_id: int | None,
+    ) -> None:
+        """Record the result of an attempt.
+
+        Raises:
+            StaleLease: another daemon has the study.
+        """
+        self._known = None
+        self._records.finish(self._lease, attempt.id, result, blocks, environment_id)
 
 
 @dataclass(frozen=True)
@@ -66,7 +136,7 @@ class StudyContext:
 
     def end_search(self, reason: str, messages: Sequence[NewMessage]) -> None:
         """Record why the search has ended, and say so."""
-        self.repository.studies.end_search(self.lease, self.study, reason, messages)
+        self.repository.claims.end_search(self.lease, self.study, reason, messages)
 
     @property
     def profile_stays(self) -> bool:

@@ -98,6 +98,7 @@ class TrialExecutor:
     def has_free_slot(self) -> bool:
         """True if another plan can be submitted."""
         self._pool.open_new()
+        self._pool.give_surplus_back()
         return bool(self._pool.free) and not any(run.suspect for run in self._running.values())
 
     def where_runs(self, knobs: dict[str, Any]) -> list[int | None]:
@@ -169,6 +170,7 @@ class TrialExecutor:
         done, _ = concurrent.futures.wait(
             self._running, timeout, return_when=concurrent.futures.FIRST_COMPLETED
         )
+        self._pool.give_surplus_back()
         self._pool.report_health()
         self._audience(0)
         if not done and time.monotonic() - self._told > _TELL_SECONDS:

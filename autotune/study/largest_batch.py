@@ -14,7 +14,7 @@ from autotune.errors import BadInput
 from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.monitors import FitMonitor
 from autotune.search.policy import SEARCH
-from autotune.search.splits import divisors
+from autotune.search.space import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner

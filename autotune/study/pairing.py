@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.analysis.calibration import unrest
 from autotune.analysis.costs import Costs
+from autotune.analysis.levels import unrest
 from autotune.analysis.processes import UNSTEADY
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise

@@ -8,13 +8,12 @@ from typing import Any
 
 from autotune.analysis.levels import Levels
 from autotune.measurement.noise import run_noise, total_half_width
-from autotune.measurement.onset import OnsetBound
 from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.step_series import OnsetBound
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
-from autotune.runs.paired import PairedSchedule
 from autotune.runs.plan import (
     few_steps,
     in_short_epochs,

@@ -12,7 +12,7 @@ from autotune.runs.monitors import NOT_ITS_OWN
 from autotune.study.context import StudyContext
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 from storage import (
     AttemptResult,
     AttemptState,
@@ -64,6 +64,19 @@ class SlotPool:
             self._context.say(
                 f"There is room for {slot.name}: {counted(usable, 'trial')} at a time."
             )
+
+    def give_surplus_back(self) -> None:
+        """Give free slots back for which studies below their share of a cluster wait.
+
+        The last ones go first: the confirmation stays on the slot that it has begun on.
+        """
+        launcher = self._context.plan.launcher
+        for number in sorted(self.free, reverse=True):
+            if launcher.surplus <= 0 or sum(slot.usable for slot in self._slots) <= 1:
+                return
+            self.free.discard(number)
+            launcher.retire(self._slots[number])
+            self.quarantine(number)
 
     @property
     def environments(self) -> list[int | None]:
@@ -221,6 +234,8 @@ class SlotHealthReporter:
             self._context.say(news)
         working, away = 0, dict[tuple[int, str], float]()
         for number, slot in enumerate(list(launcher.slots)):
+            if slot.given_back:
+                continue
             why = slot.unreachable()
             working += slot.usable and not why
             away |= {(number, text): self._since.get((number, text), now) for text in why}
@@ -231,5 +246,5 @@ class SlotHealthReporter:
             return
         context = self._context
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            context.repository.studies.record_slots(context.lease, context.study.id, health)
+            context.repository.claims.record_slots(context.lease, context.study.id, health)
             self._reported = health

@@ -219,7 +219,8 @@ class TimeBudget:
         """Return seconds that the proof leaves to the search."""
         if self._wall_time is None:
             return math.inf
-        return self.left - max(RESERVED * self._wall_time, proof.shortest(self._most))
+        needed = proof.shortest(self._most) + proof.further_steps()
+        return self.left - max(RESERVED * self._wall_time, needed)
 
     def _for_search(self, proof: Proof) -> float:
         """Return seconds that the search may still take.

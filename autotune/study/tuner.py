@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import baseline
-from autotune.analysis.calibration import Calibration
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.finalists import Selection
-from autotune.analysis.levels import Levels, error_of, errors_of_early
+from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, too_slow
@@ -19,12 +18,11 @@ from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync, DashboardTexts
+from autotune.study.dashboard_sync import DashboardSync, DashboardTexts, ObjectiveValues
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.follow_ups import FollowUps
 from autotune.study.initial_trials import InitialTrials
-from autotune.study.objective_values import ObjectiveValues
 from autotune.study.run_planner import RunPlanner
 from autotune.study.runner import Runner
 from autotune.study.slot_pool import SlotPool

@@ -2,11 +2,13 @@
 
 import textwrap
 from collections.abc import Iterator
+from textwrap import shorten
 
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import counted
 from autotune.views.figure_text import claim, saving_facts
 from autotune.views.figures import StudyFigures
+from autotune.views.paper import failed_text
 from autotune.views.trust import Point, Trust
 from autotune.views.verdict_text import memory_text, remarks
 from search_spaces.knob import written
@@ -14,6 +16,8 @@ from search_spaces.knob import written
 _NARROWEST = 60
 _LABEL = 8
 """Columns of a label such as `saves`."""
+_MOST_CAUSES, _CAUSE = 3, 150
+"""Causes of failed trials that are shown, and characters of each."""
 _MARKS = {Trust.CARE: "! care", Trust.OPEN: "? open"}
 
 
@@ -67,6 +71,8 @@ def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
         yield from (("same", text) for text in _same(figures) if text)
         yield from (("memory", text) for text in [memory_text(figures.verdict)] if text)
         yield from (("also", text) for text in remarks(figures.verdict))
+    for failed in figures.search.failures[:_MOST_CAUSES]:
+        yield "failed", shorten(failed_text(failed), _CAUSE, placeholder=" ...")
     for trust, label in _MARKS.items():
         for point in figures.trust:
             if point.trust == trust:

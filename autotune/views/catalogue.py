@@ -96,6 +96,10 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
     yield ""
     yield from _options()
     yield ""
+    yield from _effect_table(effects)
+
+
+def _effect_table(effects: Mapping[str, Effects]) -> Iterator[str]:
     yield "## How each acts, where that is from, and what it did"
     yield ""
     yield (

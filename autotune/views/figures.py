@@ -5,6 +5,7 @@ Renderers choose and format. Whatever is computed, is computed here or in the an
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ from storage import (
 VERSION = 1
 """Version of the layout of the data."""
 _FEWEST_LOSSES = 3
+_FIGURE = re.compile(r"\d[\d,.]*")
+"""Figure in the cause of a failure, such as bytes or a process."""
 _NO_TRIAL = -1
 
 
@@ -139,7 +142,11 @@ class Search:
 
 @dataclass(frozen=True)
 class Failed:
-    """Trials that failed in the same way."""
+    """Trials that failed in the same way.
+
+    Attributes:
+        cause: of the first of them; figures in the others' may differ.
+    """
 
     state: str
     cause: str
@@ -508,12 +515,16 @@ class _Collector:
 
 
 def _failures(searched: Attempts) -> tuple[Failed, ...]:
-    """Return the trials of a search that failed, grouped by state and cause."""
-    grouped: dict[tuple[str, str], list[int]] = {}
+    """Return the trials of a search that failed, grouped by state and cause, figures in it aside."""
+    grouped: dict[tuple[str, str], list[StoredAttempt]] = {}
     for one in searched:
         if one.result.throughput is None and one.result.state != AttemptState.COMPLETE:
-            grouped.setdefault((one.result.state.value, one.result.cause), []).append(one.trial)
-    several = [Failed(state, cause, tuple(trials)) for (state, cause), trials in grouped.items()]
+            alike = _FIGURE.sub("0", one.result.cause)
+            grouped.setdefault((one.result.state.value, alike), []).append(one)
+    several = [
+        Failed(state, runs[0].result.cause, tuple(run.trial for run in runs))
+        for (state, _), runs in grouped.items()
+    ]
     return tuple(sorted(several, key=lambda one: -len(one.trials)))
 
 

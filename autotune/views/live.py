@@ -1,7 +1,8 @@
 """Live view of a running study on a terminal: one screen of few lines, redrawn in place."""
 
+import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -19,6 +20,8 @@ from storage import AttemptFeed, Attempts, Purpose, Repository, StoredAttempt, S
 
 _ROWS = 8
 """Trials or rounds that are shown at a time."""
+_FAILED = 2
+"""Failed trials that are shown, the newest."""
 _RATIO = 24
 """Columns of a speed-up with its interval."""
 _RULER = (0.85, 1.45, 21)
@@ -138,7 +141,7 @@ class LiveView:
 def lines(moment: LiveMoment, width: int) -> Iterator[Text]:
     """Yield the lines of the screen, none of them wider than the terminal."""
     body = _proof(moment, width) if _proves(moment) else _search(moment, width)
-    for line in (*_head(moment, width), *body, *_foot(moment)):
+    for line in (*_head(moment, width), *body, *_foot(moment, width)):
         line.truncate(width, overflow="ellipsis")
         line.no_wrap = True
         yield line
@@ -193,28 +196,41 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     for place, one in enumerate(others[:_ROWS]):
         ratio = moment.ratios[one.trial]
         style = "bold" if not place else "" if ratio.in_turn else "dim"
-        yield Text(_trial_row(one, short_ratio(ratio.ratio), moment), style)
+        yield Text(_trial_row(one, short_ratio(ratio.ratio), moment, width), style)
     shown = [moment.ratios[one.trial].ratio for one in others[:_ROWS]]
     if not all(ratio.distinguishable for ratio in shown):
         yield Text(f"       ?: {UNKNOWN}", "dim")
     failed = [one for one in moment.attempts.searched() if one.result.rate is None]
-    for one in failed[-2:]:
+    for one in failed[-_FAILED:]:
         yield Text(plain(f"{one.trial:>5}  {one.result.state}: {one.result.cause}"), "red")
+    if len(failed) > _FAILED:
+        yield Text(f"       {len(failed)} trials have failed", "dim")
     yield Text("")
     if others:
         lead = others[0]
         seen = ratio_text(moment.ratios[lead.trial].ratio)
-        yield Text(
-            f" Leading: trial {lead.trial}, {seen} over yours, seen once. Proof comes later."
-        )
+        yield Text(f" Leading: trial {lead.trial}, {seen}, seen once; proof comes later.")
     else:
         yield Text(" Nothing has been compared with yours yet.")
+    own = moment.attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE).of_baseline()
+    yield from _restless(moment, [run.result.rate for run in own])
 
 
-def _trial_row(one: StoredAttempt, ratio: str, moment: LiveMoment) -> str:
+def _trial_row(one: StoredAttempt, ratio: str, moment: LiveMoment, width: int) -> str:
     memory = quantity(one.result.peak_bytes / MIB)
-    changed = difference(one.knobs, moment.spec.full_baseline())
-    return plain(f"{one.trial:>5}  {ratio:{_RATIO}} {memory:>6}  {changed}")
+    row = f"{one.trial:>5}  {ratio:{_RATIO}} {memory:>6}  "
+    changes = difference(one.knobs, moment.spec.full_baseline()).split(", ")
+    return plain(row + _fitting(changes, width - len(row)))
+
+
+def _fitting(changes: Sequence[str], room: int) -> str:
+    """Return as many changes as there is room for, as 'micro_batch=32, precision=bf16 +2'."""
+    for count in range(len(changes), 1, -1):
+        more = f" +{len(changes) - count}" if count < len(changes) else ""
+        text = ", ".join(changes[:count]) + more
+        if len(text) <= room:
+            return text
+    return changes[0] + (f" +{len(changes) - 1}" if len(changes) > 1 else "")
 
 
 def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
@@ -233,7 +249,14 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
             yield row
     yield Text("")
     yield from _so_far(moment, trials)
-    paces = [one.rates[today] for one in moment.rounds if today is not None and today in one.rates]
+    yield from _restless(
+        moment, [one.rates.get(today) for one in moment.rounds if today is not None]
+    )
+
+
+def _restless(moment: LiveMoment, rates: Iterable[float | None]) -> Iterator[Text]:
+    """Yield a warning if the rates of the baseline tell that the machine changes its pace."""
+    paces = [rate for rate in rates if rate is not None]
     if paces and max(paces) > RESTLESS * min(paces):
         ran = range_text((min(paces), max(paces)), moment.spec.unit)
         yield Text(f" ! restless machine: yours ran at {ran}; the ratio counts", "yellow")
@@ -252,11 +275,17 @@ def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
         yield Text(f" Rounds up to {chose[-1]} chose; the later ones tell by how much.", "dim")
 
 
-def _foot(moment: LiveMoment) -> Iterator[Text]:
+def _foot(moment: LiveMoment, width: int) -> Iterator[Text]:
     for text in moment.running[:2]:
-        yield Text(plain(f" ▸ {text}{f' ({moment.doing})' if moment.doing else ''}"), "cyan")
+        doing = f" ({moment.doing})" if moment.doing else ""
+        yield from _wrapped(f" ▸ {text}{doing}", width, "cyan")
     if moment.next:
-        yield Text(plain(f" Next: {moment.next}"), "dim")
+        yield from _wrapped(f" Next: {moment.next}", width, "dim")
+
+
+def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:
+    for line in textwrap.wrap(plain(text), width, subsequent_indent="   "):
+        yield Text(line, style)
 
 
 def _place(ratio: float) -> int:

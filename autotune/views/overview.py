@@ -13,7 +13,7 @@ from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import short_ratio
 from autotune.views.figures import as_json
 from autotune.views.outlook import Outlook, outlook
-from autotune.views.progress import standing
+from autotune.views.progress import Standing, standing
 from autotune.views.verdict_text import shown
 from storage import Attempts, MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
 from storage.disk import full, is_full
@@ -56,7 +56,6 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
     attempts = repository.attempts.of(study.id)
     known = Attempts(attempts, spec.full_baseline(), spec.harmless)
     now = standing(known, repository.noise.of(study.id))
-    verdict = Verdict.from_dict(study.verdict) if study.verdict else None
     seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
     waiting = waiting_of(repository, study, quota)
@@ -81,6 +80,15 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
         "doing": doing.text if doing else None,
         "next": seen.next if seen else None,
         **signs,
+        **_figures_of(study, spec, now),
+        "error": study.error if study.state.ended else None,
+    }
+
+
+def _figures_of(study: StoredStudy, spec: StudySpec, now: Standing) -> dict[str, Any]:
+    """Return what the trials of a study have shown so far, for JSON."""
+    verdict = Verdict.from_dict(study.verdict) if study.verdict else None
+    return {
         "metric": spec.objective.metric,
         "unit": spec.unit,
         "baseline_rate": now.baseline,
@@ -88,7 +96,6 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
         "leading_ratio": as_json(now.ratio),
         "speedup": as_json(verdict.speedup) if verdict else None,
         "verdict": shown(verdict) if verdict else None,
-        "error": study.error if study.state.ended else None,
     }
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 
+from autotune.analysis.provenance import machine_name
 from autotune.analysis.rounds import Round
 from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
@@ -38,11 +39,12 @@ from autotune.views.paper import (
     STAGES,
     TRUST,
     best_first,
-    choice_text,
     ended_text,
     failed_text,
     how_text,
+    reason_text,
     running_rows,
+    stage_title,
     step_note,
 )
 from autotune.views.svg import escaped
@@ -299,7 +301,8 @@ def _rounds(figures: StudyFigures) -> str:
     drawn = charts.proof_charts(figures)
     legend = (
         '<div class="legend"><span class="k base">yours</span><span class="k">recommended</span>'
-        '<span class="k hollow">disturbed by others</span></div>'
+        '<span class="k hollow">disturbed by others</span><span class="k shade">chose among finalists: '
+        "does not count</span></div>"
     )
     return (
         "<h2>The rounds, one by one</h2><p>In each round all ran in turn. The pace of the machine "
@@ -315,10 +318,10 @@ def _round_tables(figures: StudyFigures) -> str:
     every = sorted({trial for one in figures.rounds for trial in one.ratios})
     trials = [answer.trial] if answer.better and answer.trial is not None else every
     tables = ""
-    for stage, title in STAGES.items():
+    for stage in STAGES:
         several = [one for one in figures.rounds if one.stage is stage]
         if stage in charts.COMPLETE and any(one.ratios for one in several):
-            tables += f"<h3>{title}</h3>{_round_table(several, trials, figures)}"
+            tables += f"<h3>{stage_title(several)}</h3>{_round_table(several, trials, figures)}"
     return tables
 
 
@@ -361,13 +364,13 @@ def _step(figures: StudyFigures) -> str:
         segments = "".join(
             f'<div class="seg p{place % 8}" style="width:{100 * ms / most:.2f}%" '
             f'title="{escaped(part.label)}: {ms:.4g} ms">'
-            + (f"<span>{ms:.3g}</span>" if ms > 0.06 * most else "")
+            + (f"<span>{quantity(ms)}</span>" if ms > 0.06 * most else "")
             + "</div>"
             for place, (part, ms) in enumerate(zip(made.parts, parts, strict=True))
         )
         bars += (
             f'<div class="job"><span>{name}</span><div class="track stack">{segments}</div>'
-            f"<b>{whole:.3g} ms</b></div>"
+            f"<b>{quantity(whole)} ms</b></div>"
         )
     rows = "".join(
         f'<tr><td><i class="sw p{place % 8}"></i>{escaped(part.label)}</td>'
@@ -385,9 +388,11 @@ def _step(figures: StudyFigures) -> str:
 
 
 def _ms_cells(before: float, after: float, *, kept: bool) -> str:
-    cells = f"<td class=n>{before:.3g}</td>"
+    cells = f"<td class=n>{quantity(before)}</td>"
     if not kept:
-        cells += f"<td class=n>{after:.3g}</td><td class=n>{after - before:+.2g}</td>"
+        change = after - before
+        sign = "−" if change < 0 else "+"
+        cells += f"<td class=n>{quantity(after)}</td><td class=n>{sign}{quantity(abs(change))}</td>"
     return cells
 
 
@@ -401,9 +406,9 @@ def _contributions(figures: StudyFigures) -> str:
             f"{' yet' if figures.provisional else ''} (<code>measurement.attribution</code>).</p>"
         )
     rows = "".join(
-        f'<div class="wrow"><div class="wl"><span>{escaped(name)}</span><span>{escaped(text)}</span>'
-        f"</div>{bar}</div>"
-        for name, text, bar in charts.contribution_rows(figures)
+        f'<div class="wrow{css}"><div class="wl"><span>{escaped(name)}</span>'
+        f"<span>{escaped(text)}</span></div>{bar}</div>"
+        for name, text, css, bar in charts.contribution_rows(figures)
     )
     open_ = [one.knob for one in gains if not one.gain.distinguishable]
     said = "Each is told apart from nothing."
@@ -430,7 +435,6 @@ def _search(figures: StudyFigures) -> str:
     facts += [("Left out", reason) for reason in search.left_out]
     goes_on = "it goes on" if figures.state == "RUNNING" else "it has not come to its end"
     facts.append(("Ended", ended_text(search) if search.ended else goes_on))
-    facts += [("Choice", choice_text(one)) for one in search.choices]
     if search.stopped_early.stopped:
         facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
     facts += [("Failed", failed_text(one)) for one in search.failures[:_SHOWN]]
@@ -441,17 +445,50 @@ def _search(figures: StudyFigures) -> str:
     said += f"{band if figures.answer.better and figures.answer.confirmed else ''}."
     return (
         f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
+        f"{_choices(figures)}"
         f'<div class="legend">{_legend(figures)}</div>{drawn}{_trial_tables(figures)}'
+    )
+
+
+def _choices(figures: StudyFigures) -> str:
+    """Return which trials were measured again, what each was expected to bring, and what it brought."""
+    if not figures.search.choices:
+        return ""
+    trials = {one.trial: one for one in figures.trials}
+    last = next((one for one in reversed(figures.rounds) if one.counts), None)
+    rows = ""
+    for one in figures.search.choices:
+        seen = trials[one.trial].ratio if one.trial in trials else None
+        fresh = last.so_far.get(one.trial) if last else None
+        cells = (
+            times(one.expected) if one.expected is not None else "–",
+            short_ratio(seen) if seen else "–",
+            short_ratio(fresh) if fresh else "–",
+        )
+        ratios = "".join(f"<td class=n>{escaped(text)}</td>" for text in cells)
+        reason = _marked(reason_text(one))
+        rows += f"<tr><td class=n>{one.trial}</td>{ratios}<td>{reason}</td></tr>"
+    return (
+        "<h3>Which trials were measured again</h3><table class='list choice'><thead><tr>"
+        "<th class=n>trial</th><th class=n>expected</th><th class=n>seen once</th>"
+        f"<th class=n>by rounds</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
+        '<p class="note">All over yours. Expected: by the model of a step, from all trials, when the '
+        "search ended; it orders the trials. Seen once: in the trial itself, luck included. By rounds: "
+        "the result. The three rest on different runs, and need not agree.</p>"
     )
 
 
 def _legend(figures: StudyFigures) -> str:
     """Return the kinds of marks that the chart of trials has."""
     others = [one for one in figures.trials if not one.baseline]
+    answer = figures.answer
+    again = answer.better and answer.confirmed
     kinds = (
+        ("k base", "yours", any(one.baseline for one in figures.trials)),
         ("k", "in turn with yours", any(one.in_turn for one in others)),
         ("k hollow", "alone", any(one.ratio and not one.in_turn for one in others)),
-        ("k win", "recommended", any(one.recommended for one in others)),
+        ("k win hollow", "recommended", any(one.recommended for one in others)),
+        ("k win", "the same, measured again", again),
         ("k sq", "ended early", any(one.state == "PRUNED" for one in others)),
         ("k failk", "failed", any(one.rate is None for one in others)),
     )
@@ -489,6 +526,7 @@ def _trial_table(figures: StudyFigures, several: Sequence[TrialFigures]) -> str:
     )
     rows = "".join(_trial_row(one, reasons=reasons) for one in several)
     note = f"?: {UNKNOWN}. Expected: by the model of a step, from all trials together."
+    note += " Without a reason: the sampler chose it." if reasons else ""
     return (
         f'<table class="list tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
         f'<p class="note">{note}</p>'
@@ -520,8 +558,7 @@ def _trial_cells(one: TrialFigures, *, reasons: bool) -> Iterator[tuple[str, str
     changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
     yield "", "", f"<code>{escaped(changes or 'no change')}</code>"
     if reasons:
-        why = _first_words(one.suggested_by) or "the sampler chose it"
-        yield "why", "why:", "" if one.baseline else escaped(why)
+        yield "why", "why:", "" if one.baseline else escaped(_first_words(one.suggested_by))
 
 
 def _first_words(reason: str) -> str:
@@ -538,7 +575,9 @@ def _memory(figures: StudyFigures) -> str:
     if figures.verdict.confirmed and figures.answer.better and speedup is not None:
         fresh = f" The rounds since give the recommended one {ratio_text(speedup)}."
     return (
-        f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>{drawn}"
+        f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>"
+        '<div class="legend"><span class="k base">yours</span><span class="k">a trial (hollow: alone)'
+        f'</span><span class="k win hollow">recommended</span></div>{drawn}'
         f'<p class="note">As the search saw each once.{escaped(fresh)} Stepped line: the fastest that '
         "was seen in as little memory.</p>"
     )
@@ -583,8 +622,7 @@ def _how(figures: StudyFigures) -> str:
 
 def _machine(figures: StudyFigures) -> Iterator[tuple[str, str]]:
     for one in figures.environments:
-        devices = ", ".join(dict.fromkeys(str(d["name"]) for d in one.get("devices", ())))
-        yield "Machine", f"{one.get('host', '?')}: {devices or one.get('cpu', '?')}"
+        yield "Machine", machine_name(one)
         names = ("torch", "python", "cuda", "nccl", "driver", "kernel", "autotune")
         known = (f"{name} {one[name]}" for name in names if one.get(name))
         yield "Software", ", ".join(known)
@@ -592,7 +630,7 @@ def _machine(figures: StudyFigures) -> Iterator[tuple[str, str]]:
 
 def _running_facts(figures: StudyFigures) -> Iterator[str]:
     if figures.running is not None:
-        rows = _facts(running_rows(figures.running))
+        rows = _facts(running_rows(figures.running, figures.step))
         yield (
             "<details><summary>How the recommended configuration ran</summary>"
             f"<dl class='facts'>{rows}</dl></details>"
@@ -600,17 +638,26 @@ def _running_facts(figures: StudyFigures) -> Iterator[str]:
 
 
 def _all(figures: StudyFigures) -> str:
-    rows = "".join(
-        f"<tr><td><code>{escaped(one.knob)}</code></td><td>{escaped(written(one.before))}</td>"
-        f"<td>{escaped(written(one.after))}</td></tr>"
-        for one in figures.own_knobs
-    )
     said = "".join(f"<li>{escaped(one.text)}</li>" for one in figures.messages[-_MESSAGES:])
     return (
-        f"<details><summary>All {len(figures.own_knobs)} knobs of this job</summary>"
-        "<table class='list'><thead><tr><th>knob</th><th>yours</th><th>recommended</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></details><details><summary>The verdict in words, and what the "
-        f"study said</summary><p>{escaped(figures.answer.text)}</p><ul class='log'>{said}</ul></details>"
+        f"{_unchanged(figures)}<details><summary>The verdict in words, and what the study said</summary>"
+        f"<p>{escaped(figures.answer.text)}</p><ul class='log'>{said}</ul></details>"
+    )
+
+
+def _unchanged(figures: StudyFigures) -> str:
+    """Return the knobs of the job that stay as they are; those that change are at the top."""
+    same = [one for one in figures.own_knobs if one.before == one.after]
+    if not same:
+        return ""
+    facts = "".join(
+        f"<dt><code>{escaped(one.knob)}</code></dt><dd>{escaped(written(one.after))}</dd>"
+        for one in same
+    )
+    return (
+        f"<details><summary>{counted(len(same), 'knob')} of this job "
+        f"{'stays' if len(same) == 1 else 'stay'} as before</summary>"
+        f"<dl class='facts'>{facts}</dl></details>"
     )
 
 
@@ -625,6 +672,6 @@ _SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (
     ("memory", "memory", _memory),
     ("same", "numerics", _losses),
     ("how", "how and where", _how),
-    ("all", "all knobs", _all),
+    ("all", "in words", _all),
 )
 """Id, title in the list of sections (empty: not in it), and maker of each section."""

@@ -19,8 +19,11 @@ Up = Callable[[float], float]
 _MANY = 400
 """Trials from which on marks have neither a title nor an interval, so that the page stays small."""
 _FEW = 12
-_STRIP, _RATES, _RATIOS, _TRIALS, _MEMORY, _LOSSES, _ROW = 84, 170, 130, 240, 220, 150, 40
+_BESIDE = 14.0
+"""Per cent of the interval strip that the label of a bound may need on a phone."""
+_STRIP, _RATES, _RATIOS, _TRIALS, _MEMORY, _LOSSES, _ROW = 90, 170, 130, 240, 220, 150, 40
 """Heights of the charts, in pixels."""
+_AXIS, _GAIN_TICKS = 20, 5
 _NEAREST, _FARTHEST = 0.4, 2.5
 """Share of the recommended speed-up and multiple of it that a chart of trials shows at most, so that one
 wild interval does not flatten all others."""
@@ -49,18 +52,19 @@ def interval_strip(figures: StudyFigures) -> str:
     told = [one for one in complete_rounds(figures) if one.counts]
     seen = [_ratio(one, figures) for one in told]
     high = min(ratio.high, 3 * ratio.value)
-    x = Scale(min([0.97, ratio.low - 0.03, *seen]), max([high + 0.03, *seen]))
+    x = Scale(min([0.97, ratio.low - 0.03, *seen]), max([high, *seen]), 100 - _BESIDE)
+    low_text, high_text = bounds_text(ratio).split(" to ")
     marks = [
-        line(x(1), 0, x(1), 62, "ref"),
-        label(x(1), 76, "1.00 yours", anchor="middle" if x(1) > 9 else "start"),
-        band(x(ratio.low), x(ratio.high) - x(ratio.low), 12, 22, "iv"),
-        line(x(ratio.value), 8, x(ratio.value), 38, "mid"),
+        line(x(1), 14, x(1), 70, "ref"),
+        label(x(1), 84, "1.00 yours", anchor="middle" if x(1) > _BESIDE else "start"),
+        band(x(ratio.low), x(ratio.high) - x(ratio.low), 20, 22, "iv"),
+        line(x(ratio.value), 16, x(ratio.value), 46, "mid"),
+        label(x(ratio.high), 11, high_text, "tick strong"),
     ]
-    for bound, text in zip((ratio.low, ratio.high), bounds_text(ratio).split(" to "), strict=True):
-        if abs(x(bound) - x(1)) > 14:
-            marks.append(label(x(bound), 76, text, "tick strong", anchor="middle"))
+    if x(ratio.low) > _BESIDE:
+        marks.append(label(x(ratio.low), 11, low_text, "tick strong", anchor="end"))
     marks += [
-        dot(x(value), 51, "pt rec faint", f"round {one.number}: {times(value)}", r=4)
+        dot(x(value), 59, "pt rec faint", f"round {one.number}: {times(value)}", r=4)
         for one, value in zip(told, seen, strict=True)
     ]
     return area(_STRIP, marks, f"Interval of the speed-up: {bounds_text(ratio)}", "area ivbar")
@@ -92,10 +96,6 @@ def _rates_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spli
             tip = f"round {one.number}, {name}: {quantity(rate)} {figures.unit}"
             tip += ", disturbed by others" if disturbed else ""
             marks.append(dot(left, up, f"pt {css}{' hollow' if disturbed else ''}", tip, r=4))
-    if split:
-        at = x(split + 0.5)
-        marks.append(label(at - 1, _RATES - 8, "these chose", anchor="end"))
-        marks.append(label(at + 1, _RATES - 8, "these tell by how much"))
     grid = [(_RATES + y(value), quantity(value)) for value in ticks(0, top, 4)]
     return chart(_RATES, marks, "Rate of both, round by round", Axis(grid, figures.unit))
 
@@ -184,8 +184,6 @@ def trials_chart(figures: StudyFigures) -> str:
         marks.append(line(at, up(total.low), at, up(total.high), "whisk dark"))
         tip = f"measured again: {ratio_text(total)}"
         marks.append(dot(at, up(total.value), "pt rec", tip, r=7, shape="diamond"))
-        above = max(up(total.high) - 8, 12)
-        marks.append(label(100, above, "measured again", "tick strong rec", anchor="end"))
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 6)]
     step = max(1, math.ceil(count / 16))
     under = [(x(number), str(number)) for number in range(0, count, step)]
@@ -199,13 +197,13 @@ def _trial_marks(one: TrialFigures, x: float, up: Up, *, many: bool) -> Iterator
     tip = "" if many else _tip(one)
     if one.baseline:
         yield dot(x, up(1), "pt base", tip or "yours", r=5)
-        yield label(x, up(1) - 10, "yours", "tick strong", anchor="middle")
         return
     if not many:
         css = "whisk" if one.in_turn else "whisk alone"
         yield line(x, up(one.ratio.low), x, up(one.ratio.high), css)
     shape = "diamond" if one.recommended else "square" if one.state == "PRUNED" else ""
-    css = "pt rec" if one.in_turn and one.state != "PRUNED" else "pt rec hollow"
+    filled = one.in_turn and one.state != "PRUNED" and not one.recommended
+    css = "pt rec" if filled else "pt rec hollow"
     size = 7 if one.recommended else 2 if many else 4.5
     yield dot(x, up(one.ratio.value), css, tip, r=size, shape=shape if size > 2 else "")
 
@@ -235,7 +233,7 @@ def memory_chart(figures: StudyFigures) -> str:
     marks = [line(0, up(1), 100, up(1), "ref"), *_frontier(timed, x, up)]
     many = len(timed) > _MANY
     for one in timed:
-        marks += _memory_marks(one, x(one.peak_bytes / MIB), up, many=many, few=len(timed) < _FEW)
+        marks += _memory_marks(one, x(one.peak_bytes / MIB), up, many=many)
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 5)]
     under = [(x(value), f"{value:,.0f}") for value in ticks(x.low, x.high, 6)]
     return chart(
@@ -259,21 +257,16 @@ def _frontier(timed: Sequence[TrialFigures], x: Scale, up: Up) -> Iterator[str]:
 _NONE = Ratio(0.0, 0.0, 0.0)
 
 
-def _memory_marks(one: TrialFigures, x: float, up: Up, *, many: bool, few: bool) -> Iterator[str]:
+def _memory_marks(one: TrialFigures, x: float, up: Up, *, many: bool) -> Iterator[str]:
     assert one.ratio is not None
     tip = "" if many else f"{_tip(one)}; {one.peak_bytes / MIB:,.0f} MiB"
     if one.baseline:
         yield dot(x, up(1), "pt base", tip)
-        yield label(x, up(1) - 9, "yours", "tick strong", anchor="middle")
-        return
-    css = "pt rec" if one.in_turn else "pt rec hollow"
-    if one.recommended:
-        yield dot(x, up(one.ratio.value), css, tip, r=7, shape="diamond")
-        yield label(x, up(one.ratio.value) - 12, "recommended", "tick strong rec", anchor="middle")
-        return
-    yield dot(x, up(one.ratio.value), css, tip, r=2 if many else 4.5)
-    if few:
-        yield label(x + 1, up(one.ratio.value) + 4, str(one.trial))
+    elif one.recommended:
+        yield dot(x, up(one.ratio.value), "pt rec hollow", tip, r=7, shape="diamond")
+    else:
+        css = "pt rec" if one.in_turn else "pt rec hollow"
+        yield dot(x, up(one.ratio.value), css, tip, r=2 if many else 4.5)
 
 
 def losses_chart(figures: StudyFigures) -> str:
@@ -299,8 +292,8 @@ def losses_chart(figures: StudyFigures) -> str:
     return chart(_LOSSES, marks, "Loss of both", Axis(grid, "loss"), Axis(under, "step"))
 
 
-def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str]]:
-    """Yield name, gain in words and bar of each change, then of all together, on one scale."""
+def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, gain in words, class and bar of each change, of all together, and the scale."""
     gains = figures.contributions
     total = figures.answer.speedup
     assert total is not None
@@ -308,19 +301,28 @@ def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str]]:
     low = min([1.0, *values, total.low]) / 1.08
     high = max([1.0, *values, total.high if math.isfinite(total.high) else total.value]) * 1.08
     x = Scale(low, high, of=math.log)
-    for one in gains:
-        yield tied(one), ratio_text(one.gain), _gain_bar(one.gain, x, sure=one.gain.distinguishable)
-    yield (
-        "all together",
-        ratio_text(total),
-        _gain_bar(total, x, sure=total.distinguishable, css="dark"),
-    )
+    rows = [(tied(one), one.gain) for one in gains]
+    for name, gain in rows:
+        yield name, ratio_text(gain), "", _gain_bar(gain, x)
+    yield "all together", ratio_text(total), " sum", _gain_bar(total, x, "dark")
+    yield "", "", " scale", _gain_axis(x)
 
 
-def _gain_bar(ratio: Ratio, x: Scale, *, sure: bool, css: str = "") -> str:
+def _gain_ticks(x: Scale) -> list[float]:
+    return ticks(x.low, x.high, _GAIN_TICKS)
+
+
+def _gain_axis(x: Scale) -> str:
+    places = [(x(value), f"{value:.3g}x") for value in _gain_ticks(x)]
+    marks = [label(at, 14, text, anchor="middle") for at, text in places]
+    return area(_AXIS, marks, "Scale: over the same without that change")
+
+
+def _gain_bar(ratio: Ratio, x: Scale, css: str = "") -> str:
     start, end = sorted((x(1), x(ratio.value)))
-    kind = f"wf {'rec' if sure else 'vague'}{' neg' if ratio.value < 1 else ''}"
+    kind = f"wf {'rec' if ratio.distinguishable else 'vague'}{' neg' if ratio.value < 1 else ''}"
     marks = [
+        *(line(x(value), 0, x(value), _ROW, "grid") for value in _gain_ticks(x)),
         line(x(1), 0, x(1), _ROW, "ref"),
         band(start, max(end - start, 0.4), 12, 16, kind),
         line(x(ratio.low), 20, x(ratio.high), 20, f"whisk {css}"),

@@ -21,6 +21,8 @@ from storage import Repository
 
 _SHOWN = 10
 """Trials in the table of the search."""
+_A_PAIR = 2
+"""Members of a round with one finalist and the baseline."""
 TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
 STAGES = {
     Stage.CHOICE: "Rounds that chose among the finalists",
@@ -52,6 +54,13 @@ PURPOSES = {
     "longest": "longest samples",
 }
 """Name of each purpose of attempts in words."""
+
+
+def stage_title(several: Sequence[Round]) -> str:
+    """Return the title of the rounds of one stage; those of a single finalist have chosen nothing."""
+    stage = several[0].stage
+    alone = all(len(one.rates) + len(one.failed) <= _A_PAIR for one in several)
+    return STAGES[Stage.GAIN if stage is Stage.CHOICE and alone else stage]
 
 
 def report(repository: Repository, name: str, verdict: Verdict | None = None) -> str:
@@ -138,13 +147,13 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
         "Yours and the other ran in turn in each round, so that both felt the same pace of the "
         "machine."
     )
-    for stage, title in STAGES.items():
+    for stage in STAGES:
         several = [one for one in figures.rounds if one.stage is stage]
         rows = [row for one in several for row in _round_rows(one, trials, today)]
         if rows:
             running = any(one.so_far for one in several)
             yield ""
-            yield f"**{title}**"
+            yield f"**{stage_title(several)}**"
             yield ""
             more = " by these rounds so far |" if running else ""
             yield f"| round | trial | over yours |{more} rate, {figures.unit} | yours | |"
@@ -284,10 +293,21 @@ def ended_text(search: Search) -> str:
 
 
 def choice_text(one: FinalistChoice) -> str:
-    """Return why a trial was measured again or not, as 'trial 4, expected 1.15x: measured again'."""
-    expected = f", expected {times(one.expected)}" if one.expected is not None else ""
-    detail = f": {one.detail}" if one.detail else ""
-    return f"trial {one.trial}{expected}: {CHOICES[one.reason]}{detail}"
+    """Return why a trial was measured again or not.
+
+    For example 'trial 4, expected 1.15x by the model of a step: measured again'.
+    """
+    expected = (
+        f", expected {times(one.expected)} by the model of a step"
+        if one.expected is not None
+        else ""
+    )
+    return f"trial {one.trial}{expected}: {reason_text(one)}"
+
+
+def reason_text(one: FinalistChoice) -> str:
+    """Return why a trial was measured again or not, as 'measured again'."""
+    return CHOICES[one.reason] + (f": {one.detail}" if one.detail else "")
 
 
 def failed_text(one: Failed) -> str:
@@ -362,7 +382,7 @@ def _running(figures: StudyFigures) -> Iterator[str]:
     rates = figures.answer.rates
     if rates is not None:
         yield f"| rate, from round to round | {range_text(rates, figures.unit)} |"
-    for label, text in running_rows(ran):
+    for label, text in running_rows(ran, figures.step):
         yield f"| {label} | {text} |"
     if figures.verdict.memory:
         yield from memory_lines(figures.verdict.memory)
@@ -371,15 +391,23 @@ def _running(figures: StudyFigures) -> Iterator[str]:
         yield "More than the device can do: the FLOP count or the device's peak is wrong."
 
 
-def running_rows(ran: Running) -> Iterator[tuple[str, str]]:
-    """Yield label and figure of what was observed of the recommended configuration."""
+def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str]]:
+    """Yield label and figure of what was observed of the recommended configuration.
+
+    Args:
+        ran: what was observed.
+        made: composition of a step, which then tells the share of communication.
+    """
+    # The mean has the slow steps in it: beside a composition, which is of the mean, that is said.
+    mean = f"; the mean, as above, is {quantity(made.after)} ms" if made else ""
+    exposed = None if made else ran.exposed_share
     rows = [
         ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
-        ("step time, median", ran.step_p50, "{:.4g} s"),
+        ("step time, median", ran.step_p50, f"{{:.4g}} s{mean}"),
         ("step time, 95th percentile", ran.step_p95, "{:.4g} s"),
         ("step time, longest", ran.step_max, "{:.4g} s"),
         ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
-        ("communication that every rank waited for", ran.exposed_share, "{:.1%} of the time"),
+        ("communication that every rank waited for", exposed, "{:.1%} of the time"),
         ("slowest rank over the median one", ran.straggler, "{:.3f}"),
         ("peak memory of a rank", ran.peak_bytes / MIB, "{:,.0f} MiB"),
         ("memory left free", ran.headroom, "{:.1%}"),

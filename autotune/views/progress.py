@@ -40,6 +40,8 @@ _CHECKS = {
     Purpose.LONGEST: "the longest samples",
 }
 _NO_NUMBER = "-"
+_A_PAIR = 2
+"""Members of a round that does not choose: one finalist and the baseline."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ class ProgressLines:
         if trial not in one.ratios or today is None:
             return f"{head}  {rate}, yours failed"
         text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[today])}"
-        text += "  choosing" if one.stage is Stage.CHOICE else ""
+        several = len(one.rates) + len(one.failed) > _A_PAIR
+        text += "  choosing" if several and one.stage is Stage.CHOICE else ""
         return f"{text}  so far {ratio_text(one.so_far[trial])}" if trial in one.so_far else text
 
     def _line(

@@ -13,8 +13,7 @@ from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.step_series import estimate_of_run
-from autotune.runs.interleaved import turn_blocks
-from autotune.runs.paired import ratio_to_baseline
+from autotune.runs.interleaved import ratio_to_baseline, turn_blocks
 from storage import (
     Attempts,
     AttemptState,

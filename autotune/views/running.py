@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.measurement.bottleneck import peak_flops
-from autotune.measurement.contention import straggler_ratio
+from autotune.measurement.stop_rule import straggler_ratio
 from storage import Attempts, AttemptState, StoredBlock
 
 _HIGH = 0.95

@@ -25,13 +25,15 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
     """
     rows: list[dict[str, Any]] = []
     ahead: dict[str, dict[str, Any]] = {}
-    reasons = repository.quotas.reasons()
-    holder = functools.cache(repository.leases.holder)
-    for number, study in enumerate(repository.studies.of_ids(order), 1):
+    reasons = functools.cache(repository.quotas.reasons())
+    studies = repository.studies.of_ids(order)
+    keys = {key_of(study.id) for study in studies} | {study.queue for study in studies}
+    holders = repository.leases.holders(keys)
+    for number, study in enumerate(studies, 1):
         quota = reasons(study.owner) if study.state == StudyState.QUEUED else ""
-        daemon = holder(key_of(study.id))
+        daemon = holders.get(key_of(study.id))
         if daemon is None and study.state == StudyState.QUEUED:
-            daemon = holder(study.queue)
+            daemon = holders.get(study.queue)
         waiting = waiting_of(repository, study, quota)
         row = {"order": number, **_row(study, daemon, waiting, ahead.get(study.queue))}
         row["starts_in"] = None if quota else row["starts_in"]
@@ -109,12 +111,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 def quota_table(quotas: Sequence[Quota]) -> str:
     """Return quotas, a line each."""
     if not quotas:
-        return "no quota: studies run as they come"
-    lines = [f"{'owner':20} {'studies':>8} {'device hours':>13} {'days':>6}"]
+        return "no quota: studies run as they come, and owners share alike"
+    lines = [f"{'owner':20} {'studies':>8} {'device hours':>13} {'days':>6} {'weight':>7}"]
     for one in quotas:
         hours, days = ("-", "-") if one.device_hours is None else (one.device_hours, one.days)
         studies = "-" if one.studies is None else one.studies
-        lines.append(f"{one.owner:20} {studies:>8} {hours:>13} {days:>6}")
+        weight = 1.0 if one.weight is None else one.weight
+        lines.append(f"{one.owner:20} {studies:>8} {hours:>13} {days:>6} {weight:>7g}")
     return "\n".join(lines)
 
 

@@ -5,9 +5,16 @@ import functools
 import types
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 Decoder = Callable[[Any], Any]
+Made = TypeVar("Made")
+
+
+def decoded(made: type[Made], value: Any) -> Made:
+    """Return decoded JSON as a value of a type, see `decoder`."""
+    found: Made = decoder(cast(Any, made))(value)
+    return found
 
 
 @functools.cache

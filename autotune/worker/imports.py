@@ -12,12 +12,13 @@ import os
 import site
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from autotune.worker import processes, watched_environment
+from autotune.worker import processes
 from autotune.worker.protocol import Preload, TrialRequest
 from autotune.worker.sandbox import redirect
 
@@ -95,7 +96,7 @@ def load(wanted: Preload) -> str:
     except OSError as error:
         return f"the study's folder is not there: {error}"
     os.environ.update(wanted.environment)
-    with watched_environment.watched({*wanted.private, *wanted.changed}) as asked:
+    with _environment_watched({*wanted.private, *wanted.changed}) as asked:
         for name in wanted.modules:
             import_one(name)
             if has_begun_cuda():
@@ -108,6 +109,46 @@ def load(wanted: Preload) -> str:
     if shadowed := [name for name in sorted(brought) if _is_found_in(name, wanted.import_paths)]:
         return f"{shadowed[0]} is also in the folder of the study"
     return ""
+
+
+@contextlib.contextmanager
+def _environment_watched(names: AbstractSet[str]) -> Iterator[list[str]]:
+    """Notice which of these variables are read or set in os.environ meanwhile.
+
+    Libraries enumerate the names for a prefix of their own. That alone is no reading; taking the
+    value of an enumerated name is, as it may copy the whole environment.
+
+    Yields:
+        Their names, some repeatedly.
+    """
+    asked = list[str]()
+    usual = type(os.environ)
+    enumerated = ""
+
+    class Watched(usual):  # type: ignore[misc, valid-type]
+        def __getitem__(self, key: str) -> str:
+            asked.extend(names if key is enumerated else {key} & names)
+            return str(super().__getitem__(key))
+
+        def __setitem__(self, key: str, value: str) -> None:
+            asked.extend({key} & names)
+            super().__setitem__(key, value)
+
+        def __delitem__(self, key: str) -> None:
+            asked.extend({key} & names)
+            super().__delitem__(key)
+
+        def __iter__(self) -> Iterator[str]:
+            nonlocal enumerated
+            for name in super().__iter__():
+                enumerated = name
+                yield name
+
+    os.environ.__class__ = Watched
+    try:
+        yield asked
+    finally:
+        os.environ.__class__ = usual
 
 
 def has_begun_cuda() -> bool:

@@ -301,7 +301,7 @@ class Configure(Message):
     trial: str
     """Name under which the ranks were launched; turns, end and reports of their nodes use it."""
     request: TrialRequest
-    """Request whose name the blocks carry. It differs in what search_spaces.residency allows."""
+    """Request whose name the blocks carry. It differs in what search_spaces.constraints allows."""
 
 
 @dataclass(frozen=True)
@@ -439,7 +439,7 @@ class Observed(TypedDict, total=False):
     look_seconds: float
     """Seconds from the end of the first step to the report; profiles only."""
     lacks: list[str]
-    """Targets of knobs that the workload has not, see autotune.worker.effects.lacking; profiles only."""
+    """Targets of knobs that the workload has not, see autotune.worker.effects.apply; profiles only."""
     padded: int
     """1 where padding may be among the tokens; scripts only."""
     replicas: int

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autotune.worker.decoding import decoder
+from autotune.worker.decoding import decoded
 
 SETTINGS = (".yaml", ".yml", ".json", ".toml")
 """Extensions of files from which scripts read their settings."""
@@ -139,9 +139,7 @@ class SurveyResult:
     @classmethod
     def from_text(cls, text: str) -> "SurveyResult":
         """Return the result that `to_text` wrote."""
-        hint: Any = cls
-        found: SurveyResult = decoder(hint)(json.loads(text))
-        return found
+        return decoded(cls, json.loads(text))
 
 
 def agrees(own: Any, wanted: Any) -> bool:

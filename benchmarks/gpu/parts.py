@@ -20,8 +20,8 @@ from autotune.measurement.bottleneck import peak_flops
 from autotune.measurement.noise import RepeatedRun as NoiseRun
 from autotune.measurement.noise import run_noise
 from autotune.runs.monitors import FitMonitor
+from autotune.search.failure_models import MemoryModel
 from autotune.search.grid import Grid
-from autotune.search.memory_model import MemoryModel
 from autotune.study.largest_batch import Bracket
 from gpu.bench import BENCHMARKS, Bench, Figures, Run, Trials, in_turn
 from gpu.matrix import gain

@@ -1,11 +1,13 @@
-"""Outcomes of replayed launches: how fast they run, or how they fail."""
+"""Outcomes of replayed launches: how fast they run or how they fail, and how the speed varies."""
 
+import dataclasses
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.worker.protocol import Knobs, Outcome, TrialRequest
+from autotune.worker.protocol import BlockReport, Knobs, Outcome, TrialRequest
 
 _STEP_PARTS = {"compute": 0.7, "communication": 0.15, "optimizer": 0.1, "loader": 0.05}
 
@@ -70,7 +72,7 @@ class Answer:
 
     rate: float = 1.0
     block_sigma: float = 0.0
-    pattern: tuple[float, ...] = ()
+    pattern: Iterable[float] = ()
     first_step: float | None = None
     startup: float = 0.0
     switch: float = 0.0
@@ -93,3 +95,42 @@ class Answer:
 
 Behaviour = Callable[[Launch], Answer]
 """Outcome of a launch; called by the threads of all slots."""
+
+
+@dataclass(frozen=True)
+class SpeedVariation:
+    """Variation of a machine's speed, alike for everything that runs on it.
+
+    Attributes:
+        sigma: relative standard deviation of the speed.
+        seconds: correlation time, after which two thirds of a deviation are gone.
+    """
+
+    sigma: float = 0.0
+    seconds: float = 10.0
+
+
+class MachineSpeed:
+    """Speed of one machine: an Ornstein-Uhlenbeck process in the logarithm."""
+
+    def __init__(self, variation: SpeedVariation, seed: str) -> None:
+        self._variation = variation
+        self._draw = random.Random(seed)
+        self._now = self._draw.gauss(0.0, variation.sigma) if variation.sigma else 0.0
+
+    def go_on(self, seconds: float) -> None:
+        """Advance the time by this many seconds."""
+        if not self._variation.sigma:
+            return
+        kept = math.exp(-seconds / self._variation.seconds)
+        news = self._variation.sigma * math.sqrt(1.0 - kept**2)
+        self._now = kept * self._now + self._draw.gauss(0.0, news)
+
+    def of(self, block: BlockReport) -> BlockReport:
+        """Return the block as it is timed at the present speed, and advance the time to its end."""
+        if not self._variation.sigma:
+            return block
+        self.go_on(block.seconds)
+        seconds = block.seconds * math.exp(self._now)
+        ranks = (seconds,) * len(block.rank_seconds)
+        return dataclasses.replace(block, seconds=seconds, rank_seconds=ranks)

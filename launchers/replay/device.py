@@ -9,7 +9,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +32,13 @@ _WARM_CACHE_SHARE = 0.25
 _LAUNCH_BOUND_SCATTER = 0.03
 """Steps that scatter by more wait for the host (measured: 3 to 11 %; compute-bound ones below 2 %)."""
 _MOST_LAUNCH_BOUND_BATCH = 4
-_PROCESS_SIGMA = {True: 0.2, False: 0.002}
+_PROCESS_SIGMA = {True: 0.2, False: 0.005}
 """Standard deviation between processes of the logarithm of the step time, of launch-bound and other
-configurations (measured: 111, 124, 181 ms in three processes; 79.4 to 80.4 ms in three builds of one
-process, most of it the scatter of their steps: no second process was recorded)."""
+configurations (measured: 111, 124, 181 ms in three processes; 79.4, 79.8, 80.4 ms in three builds of
+one process, minutes apart; the scatter of steps explains 0.2 %; no second process was recorded)."""
+_STRETCH = 10.0
+"""Mean length in steps of a stretch that is replayed as recorded (judgement: a slow wave lasts six; the
+rule of Politis and White 2004 gives eight for 27 steps of which neighbours correlate by 0.8)."""
 _RIDGE = 1e-3
 _MAX_AUTOTUNE_SECONDS = 150.0
 """First step under max-autotune (judgement: `minutes`)."""
@@ -152,7 +155,7 @@ class RecordedDevice:
             )
             return Answer(
                 rate=self.rate(knobs) * math.exp(-process),
-                pattern=_pattern(nearest, launch.draw),
+                pattern=_consecutive(nearest, random.Random(launch.draw.random())),
                 first_step=first,
                 startup=self.launch,
                 switch=_SWITCH_SECONDS,
@@ -234,11 +237,19 @@ def _distance(recorded: Mapping[str, Any], knobs: Mapping[str, Any]) -> float:
     return weight + doublings
 
 
-def _pattern(recorded: Recorded, draw: random.Random) -> tuple[float, ...]:
-    """Return consecutive steps over their mean, which is 1, from a random one on."""
-    start, mean = draw.randrange(len(recorded.steps)), statistics.fmean(recorded.steps)
-    turned = recorded.steps[start:] + recorded.steps[:start]
-    return tuple(step / mean for step in turned)
+def _consecutive(recorded: Recorded, draw: random.Random) -> Iterator[float]:
+    """Yield steps over their mean, in recorded stretches from random points on.
+
+    This is the stationary bootstrap (Politis and Romano 1994). How a record of two seconds goes on is
+    unknown. Repeated as it is, its slow waves would come like clockwork, and a few of them would tell
+    the mean of a long run exactly.
+    """
+    steps, mean = recorded.steps, statistics.fmean(recorded.steps)
+    at = draw.randrange(len(steps))
+    while True:
+        yield steps[at] / mean
+        goes_on = draw.random() >= 1 / _STRETCH
+        at = (at + 1) % len(steps) if goes_on else draw.randrange(len(steps))
 
 
 def read_device(path: Path) -> RecordedDevice:

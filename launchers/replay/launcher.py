@@ -25,11 +25,10 @@ from typing import Any
 
 from autotune.worker.protocol import Knobs, TrialReport, TrialRequest
 from launchers.base import Launcher, Slot, TurnSchedule
-from launchers.replay.answers import Answer, Behaviour, Launch
+from launchers.replay.answers import Answer, Behaviour, Launch, MachineSpeed, SpeedVariation
 from launchers.replay.member import ReplayMember
-from launchers.replay.speed import MachineSpeed, SpeedVariation
 from search_spaces import defaults
-from search_spaces.residency import why_not_live
+from search_spaces.constraints import why_not_live
 
 ENVIRONMENT: Mapping[str, Any] = {
     "host": "replay",
@@ -187,10 +186,7 @@ class ReplaySlot(Slot):
         if enough:
             self._keep(requests, members, launched)
         unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
-        reports = [
-            members[place].report() if place in members else report
-            for place, report in enumerate(unseen)
-        ]
+        reports = [members[p].report() if p in members else unseen[p] for p in range(len(unseen))]
         return [
             dataclasses.replace(report, lost_agent=died, resident_of=by)
             for report, by in zip(reports, launched, strict=True)

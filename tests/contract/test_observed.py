@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
-from autotune.measurement.contention import straggler_ratio
-from autotune.measurement.stop_rule import Limits
+from autotune.measurement.stop_rule import Limits, straggler_ratio
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, Observed, TrialRequest
 from launchers import Launcher, Resources, section_of

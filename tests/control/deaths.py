@@ -14,11 +14,9 @@ from optuna.storages._cached_storage import _CachedStorage
 from autotune.errors import StaleLease
 from storage import TrialLedger
 from storage.attempts import AttemptRecords
-from storage.environments import Environments, NoiseRecords
+from storage.claims import Claims
 from storage.leases import Leases
-from storage.messages import Messages
-from storage.recommendations import Recommendations
-from storage.studies import Studies
+from storage.repository import Environments, Messages, NoiseRecords, Recommendations
 
 OWNERS: dict[str, type] = {
     owner.__name__: owner
@@ -29,11 +27,11 @@ OWNERS: dict[str, type] = {
         Messages,
         NoiseRecords,
         Recommendations,
-        Studies,
+        Claims,
         TrialLedger,
     )
 } | {"Optuna": _CachedStorage}
-HEARTBEATS = ("Leases.renew", "Studies.add_elapsed")
+HEARTBEATS = ("Leases.renew", "Claims.add_elapsed")
 """Called by a thread of its own, which takes the loss of the lease for its end."""
 
 

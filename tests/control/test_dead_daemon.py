@@ -24,7 +24,7 @@ def daemon(played: Replayed) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     played.submit()
     holder = LeaseHolder(this_host(), process.pid, 600.0)
-    assert played.repository.studies.claim(this_queue(), holder) is not None
+    assert played.repository.claims.take(this_queue(), holder) is not None
     yield process
     process.kill()
     process.wait()

@@ -17,6 +17,7 @@ from optuna_dashboard import get_note
 from autotune.analysis.finalists import ChoiceReason
 from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Stage
+from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER
 from autotune.measurement.estimate import Ratio
@@ -26,35 +27,23 @@ from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, savin
 from autotune.views.figures import StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.views.page import page
-from autotune.views.paper import choice_text, report_of
+from autotune.views.paper import choice_text, reason_text, report_of
 from autotune.views.progress import ProgressLines
 from autotune.views.trust import Evidence, Trust, points
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
-from launchers.replay.speed import SpeedVariation
+from search_spaces.knob import written
 from storage import Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.states import WHOLE, tuned
 from tests.support.steering import ask
 
-RESTLESS: dict[str, Any] = {"seed": 2, "variation": SpeedVariation(0.15, 10.0)}
-WHOLE: dict[str, Any] = {
-    "budget": {"trials": 12},
-    "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
-    "objective": {"global_batch": "free", "price_per_device_hour": 2.5},
-    "measurement": {"baseline_runs": 3, "search_precision": 0.05, "attribution": 2},
-}
 WIDE: dict[str, Any] = {
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 2, 5, 10]},
     "objective": {"global_batch": "free"},
 }
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J\x07 \u202e 'quoted\" & <b>"
-
-
-def tuned(played: Replayed) -> StudyFigures:
-    """Run a whole study on a machine whose speed wanders; its trials take turns with the baseline."""
-    played.on(noisy(PLAIN, run=0.005, block=0.01), **RESTLESS).run(**WHOLE)
-    return figures_of(played.repository, played.study())
 
 
 def words(markup: str) -> str:
@@ -97,11 +86,34 @@ def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: R
     [listed] = json.loads(answered(played, "list", "--json"))
     assert listed["speedup"] == as_json(speedup)
     assert ratio_text(speedup) in answered(played, "list")
-    again = [choice_text(one) for one in figures.search.choices]
-    assert again and all(text in texts["report"] for text in again)
-    assert all(text.partition("`")[0] in texts["page"] for text in again)
+    _assert_same_reasons(figures, texts, get_note(study))
     _assert_same_trials(figures, texts, played)
     _assert_same_rounds(figures, texts, played)
+
+
+def _assert_same_reasons(figures: StudyFigures, texts: dict[str, str], note: str) -> None:
+    """Check what changes, what each change brings, the step, the choice, the cost and the failures."""
+    for one in figures.answer.changes:
+        before, after = written(one.before), written(one.after)
+        assert f"| {one.knob} | {before} | {after} |" in texts["report"]
+        assert f"{one.knob} {before} → {after}" in " ".join(texts["page"].split())
+        assert re.search(rf"{one.knob} +{before} → {after}\n", texts["block"])
+        assert f"{one.knob}: {after}" in note
+    assert figures.contributions and figures.step and figures.search.choices
+    for gain in figures.contributions:
+        for name in ("page", "report"):
+            assert ratio_text(gain.gain) in texts[name], (name, gain.knob)
+    for part in figures.step.parts:
+        if part.before:
+            assert f"| {part.label} | {part.before:.4g} | {part.after:.4g} |" in texts["report"]
+            assert quantity(part.before) in texts["page"] and quantity(part.after) in texts["page"]
+    for choice in figures.search.choices:
+        assert choice_text(choice) in texts["report"]
+        assert choice.expected is not None and times(choice.expected) in texts["page"]
+        assert reason_text(choice).partition("`")[0] in texts["page"]
+    for point in figures.trust:
+        for name in ("page", "report", *(("block",) if point.trust is not Trust.MEASURED else ())):
+            assert point.title in texts[name], (name, point.title)
 
 
 def _assert_same_trials(figures: StudyFigures, texts: dict[str, str], played: Replayed) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.service import idleness
 from autotune.service.daemon import Daemon, this_queue
-from launchers import devices
+from launchers import layout
 from tests.control.replayed import Replayed
 from tests.support.waiting import wait_for
 
@@ -39,7 +39,7 @@ def test_processors_count_as_loaded_above_a_share_of_their_time(
 ) -> None:
     stat = tmp_path / "stat"
     own = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(devices, "processors", lambda: [f"processor {own}"])
+    monkeypatch.setattr(layout, "processors", lambda: [f"processor {own}"])
     monkeypatch.setattr(idleness, "_STAT", stat)
     lines = [f"cpu{own} {used} 0 0 {total - used} 0 0 0" for used, total in ((0, 100), (busy, 200))]
     monkeypatch.setattr(idleness.time, "sleep", lambda _: stat.write_text(lines[1]))
@@ -55,5 +55,5 @@ def test_devices_are_idle_without_a_compute_process(
     program.write_text(f"#!/bin/sh\nprintf '{printed}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(devices, "visible", lambda: ["0", "1"])
+    monkeypatch.setattr(layout, "visible_devices", lambda: ["0", "1"])
     assert bool(idleness.load_of_others()) == bool(printed)

@@ -90,7 +90,7 @@ def test_only_the_predecessor_itself_is_not_waited_for(played: Replayed, same: b
     with subprocess.Popen(["sleep", "600"]) as process:
         played.submit(**SHORT)
         holder = LeaseHolder(this_host(), process.pid, 600.0)
-        before = played.repository.studies.claim(this_queue(), holder)
+        before = played.repository.claims.take(this_queue(), holder)
         assert before is not None
         played.repository.leases.release(before.lease)
         if not same:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput, StaleLease
-from autotune.service import machine
+from autotune.service import queues
 from autotune.service.daemon import this_queue
 from autotune.service.queues import place_of
 from autotune.service.submission import DaemonSupervisor, move_to_this_machine
@@ -21,7 +21,7 @@ SHORT = {"budget": {"trials": 3, "least_gain": 0}, "measurement": {"finalists": 
 @pytest.fixture
 def container(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine whose name the test can change."""
-    monkeypatch.delenv(machine.VARIABLE, raising=False)
+    monkeypatch.delenv(queues.VARIABLE, raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "4f1c0a")
     return monkeypatch
 
@@ -63,7 +63,7 @@ def test_it_goes_on_where_it_is_moved_to(played: Replayed, container: pytest.Mon
 def test_a_machine_with_a_name_of_its_own_keeps_its_studies(
     played: Replayed, container: pytest.MonkeyPatch
 ) -> None:
-    container.setenv(machine.VARIABLE, "training-box")
+    container.setenv(queues.VARIABLE, "training-box")
     played.submit(**SHORT)
     container.setattr(socket, "gethostname", lambda: "9b2e77")
     assert place_of(this_queue()) == "host:training-box"
@@ -76,7 +76,7 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
 ) -> None:
     played.submit(**SHORT)
     repository = played.repository
-    claim = repository.studies.claim(this_queue(), LeaseHolder("4f1c0a elsewhere", 1, 60.0))
+    claim = repository.claims.take(this_queue(), LeaseHolder("4f1c0a elsewhere", 1, 60.0))
     assert claim is not None
     left = claim.lease
     container.setattr(socket, "gethostname", lambda: "9b2e77")
@@ -103,13 +103,13 @@ def test_hosts_that_are_called_the_same_are_two(
     for number in range(2):
         path = tmp_path / f"machine-id-{number}"
         path.write_text(f"{number}123456789abcdef\n")
-        container.setattr(machine, "_MACHINE_IDS", (tmp_path / "none", path))
-        found.append(machine.this_machine())
+        container.setattr(queues, "_MACHINE_IDS", (tmp_path / "none", path))
+        found.append(queues.this_machine())
     assert found == [f"{host}-01234567", f"{host}-11234567"]
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "x" * 201])
 def test_a_name_that_cannot_be_one_is_refused(container: pytest.MonkeyPatch, name: str) -> None:
-    container.setenv(machine.VARIABLE, name)
+    container.setenv(queues.VARIABLE, name)
     with pytest.raises(BadInput, match="at most 200 printable characters without spaces"):
         this_queue()

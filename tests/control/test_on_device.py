@@ -1,15 +1,16 @@
 """Studies of minutes over a recorded CUDA device, whose launches take seconds and compilation more."""
 
 import dataclasses
+import re
 
 import pytest
 
 from autotune.worker.protocol import Outcome
 from benchmarks import gpu_policy
 from benchmarks.gpu_policy import EmptyStorage
+from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.device import RecordedDevice, read_device
-from launchers.replay.speed import SpeedVariation
 from storage import StoredBlock
 from tests.control.replayed import Replayed
 
@@ -105,6 +106,7 @@ def test_study_too_short_to_compile_never_does_and_says_so(on_device: Replayed) 
     assert len(tried) > 1
     said = on_device.said()
     assert "compile=default is left out" in said
+    assert re.search(r"included from about (\d+) s on", said), said
     assert "float8=tensorwise is left out" in said
 
 
@@ -216,3 +218,18 @@ def test_winner_over_an_unsteady_baseline_is_measured_until_its_own_rate_is_know
     assert found.own_low is not None and found.own_high is not None
     assert found.own_low <= 1 <= found.own_high
     assert (found.own_high - found.own_low) / 2 <= 0.0155
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_run_of_a_proof_with_steps_of_seconds_has_twenty_of_them(
+    played: Replayed, script: bool
+) -> None:
+    large = gpu_policy.devices()["7b"]
+    played.on(large.behaviour(script=script), workers=1, environment=large.environment)
+    run(played, 3600)
+    rounds = [one for one in played.attempts("confirm") if one.round <= 2]
+    assert len(rounds) == 4
+    for one in rounds:
+        kept = [block for block in played.repository.attempts.blocks(one.id) if block.kept]
+        assert sum(block.steps for block in kept) >= 20
+    assert played.verdict["kind"] == "better"

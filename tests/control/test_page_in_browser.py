@@ -1,8 +1,5 @@
 """Page of a study in a real browser: desktop, phone, dark and print; and a page of 5,000 trials."""
 
-import json
-import random
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,10 @@ import pytest
 from autotune.views.figures import figures_of
 from autotune.views.page import page
 from tests.control.replayed import Replayed
-from tests.control.test_figures import tuned
 from tests.support.browsing import open_browser
+from tests.support.states import MANY, STATES, many, tuned
 from tests.support.waiting import stopwatch
 
-MANY = 5_000
 WHOLE_SECONDS = 20.0
 """Limit of a page of so many trials in a test beside others; by itself it takes less than two."""
 LOWEST_CONTRAST = 4.5
@@ -57,6 +53,23 @@ CONTRASTS = """
 }
 """
 
+OVERLAPS = """
+() => {
+  const found = [];
+  for (const chart of document.querySelectorAll(".chart, svg.area")) {
+    const labels = [...chart.querySelectorAll("text, .xs span, .ys span")]
+      .filter(e => e.textContent.trim() && e.getClientRects().length)
+      .map(e => [e.getBoundingClientRect(), e.textContent]);
+    for (const [i, [a, one]] of labels.entries())
+      for (const [b, other] of labels.slice(i + 1))
+        if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4)
+          found.push([one, other]);
+  }
+  return found;
+}
+"""
+"""Labels of a chart that lie on one another."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -64,29 +77,38 @@ def browser() -> Iterator[Any]:
         yield opened
 
 
-def test_page_can_be_read_on_desktop_phone_in_the_dark_and_on_paper(
-    played: Replayed, browser: Any, tmp_path: Path
+MEDIA = (
+    (1280, "light", "screen"),
+    (390, "light", "screen"),
+    (1280, "dark", "screen"),
+    (800, "dark", "print"),
+)
+
+
+@pytest.mark.parametrize("state", [name for name in STATES if name != "many-trials"])
+def test_state_can_be_read_on_terminal_desktop_phone_in_the_dark_and_on_paper(
+    played: Replayed, browser: Any, tmp_path: Path, state: str
 ) -> None:
+    shown = STATES[state](played)
+    for width, text in shown.screens.items():
+        assert max(map(len, text.splitlines())) <= width, text
     file = tmp_path / "page.html"
-    file.write_text(page(tuned(played)))
-    for width, scheme, media in (
-        (1280, "light", "screen"),
-        (390, "light", "screen"),
-        (1280, "dark", "screen"),
-        (800, "dark", "print"),
-    ):
-        opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        opened.set_default_timeout(60_000)
-        told: list[str] = []
-        opened.on("console", lambda message, told=told: told.append(message.text))
-        opened.on("request", lambda request, told=told: told.append(request.url))
-        opened.goto(file.as_uri())
+    file.write_text(page(shown.figures))
+    opened = browser.new_page()
+    opened.set_default_timeout(60_000)
+    told: list[str] = []
+    opened.on("console", lambda message: told.append(message.text))
+    opened.on("request", lambda request: told.append(request.url))
+    opened.goto(file.as_uri())
+    for width, scheme, media in MEDIA:
+        opened.set_viewport_size({"width": width, "height": 900})
         opened.emulate_media(media=media, color_scheme=scheme)
-        assert told == [file.as_uri()], "nothing is loaded, and nothing is complained of"
         assert opened.evaluate("document.documentElement.scrollWidth") <= width, (width, media)
         poor = [one for one in opened.evaluate(CONTRASTS) if one[0] < LOWEST_CONTRAST]
         assert not poor, (width, scheme, media, poor)
-        opened.close()
+        assert not opened.evaluate(OVERLAPS), (width, scheme, media)
+    assert told == [file.as_uri()], "nothing is loaded, and nothing is complained of"
+    opened.close()
 
 
 def test_page_is_usable_with_a_keyboard_and_a_reader(
@@ -121,40 +143,3 @@ def test_page_of_thousands_of_trials_stays_small(played: Replayed) -> None:
     assert len(markup.encode()) <= 2 * 2**20
     assert seconds < WHOLE_SECONDS
     assert figures.rounds[-1].so_far[figures.answer.trial or 0] == figures.answer.speedup
-
-
-def many(played: Replayed) -> None:
-    """Insert so many more trials between the search and the rounds, as if the search had made them."""
-    draw = random.Random(1)
-    connection = sqlite3.connect(str(played.repository.database.url.database))
-    with connection:
-        last = "(select max(id) from autotune_attempt where purpose = 'search')"
-        [[start]] = connection.execute(f"select {last}").fetchall()
-        for table, column in (("autotune_block", "attempt_id"), ("autotune_attempt", "id")):
-            connection.execute(
-                f"update {table} set {column} = -({column} + {MANY}) where {column} > {start}"
-            )
-            connection.execute(f"update {table} set {column} = -{column} where {column} < 0")
-        columns = [row[1] for row in connection.execute("pragma table_info(autotune_attempt)")]
-        [model] = connection.execute(
-            f"select * from autotune_attempt where id = {start}"
-        ).fetchall()
-        for number in range(1, MANY + 1):
-            row = dict(zip(columns, model, strict=True))
-            knobs = json.loads(row["knobs"])
-            knobs |= {"bucket_cap_mb": draw.choice([1, 5, 25, 100]), "log_interval": number}
-            failed = not number % 50
-            row |= {
-                "id": start + number,
-                "trial": 100 + number,
-                "knobs": json.dumps(knobs),
-                "state": "OOM" if failed else "PRUNED" if number % 3 else "COMPLETE",
-                "cause": "out of memory" if failed else "",
-                "throughput": None if failed else 60.0 * draw.lognormvariate(0.0, 0.1),
-                "raw_throughput": None,
-                "ratio": None,
-                "peak_bytes": draw.randint(10**8, 10**9),
-            }
-            marks = ", ".join("?" * len(columns))
-            connection.execute(f"insert into autotune_attempt values ({marks})", list(row.values()))
-    connection.close()

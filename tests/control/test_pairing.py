@@ -13,8 +13,8 @@ from autotune.analysis.levels import error_of
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
+from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, where
-from launchers.replay.speed import SpeedVariation
 from storage import Attempts, StoredAttempt
 from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import PLAIN, Replayed, rate

@@ -127,7 +127,7 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
 
     repository = Repository(played.repository.database)
     daemon = Daemon(repository, this_queue(), Down(times=100).open)
-    claim = repository.studies.claim
+    claim = repository.claims.take
 
     def looked_at(*given: Any, **options: Any) -> Any:
         claimed = claim(*given, **options)
@@ -136,7 +136,7 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
             played.repository.studies.request_stop(played.name)
         return claimed
 
-    repository.studies.claim = looked_at  # type: ignore[method-assign]
+    repository.claims.take = looked_at  # type: ignore[method-assign]
     played.submit(**SHORT)
     daemon.serve(idle_seconds=0.0)
     assert found[0] is not None

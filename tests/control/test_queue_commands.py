@@ -1,6 +1,7 @@
 """Commands about the order of studies."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def do(studies: dict[str, Replayed], *arguments: str) -> str:
 
 def test_queue_tells_order_owner_reason_and_estimate(studies: dict[str, Replayed]) -> None:
     holder = LeaseHolder(this_host(), 1, 60.0)
-    claim = studies["first"].repository.studies.claim(this_queue(), holder)
+    claim = studies["first"].repository.claims.take(this_queue(), holder)
     assert claim is not None
     first, second, third = queue(studies)
     assert [row["study"] for row in (first, second, third)] == [*NAMES]
@@ -103,7 +104,7 @@ def test_dry_run_tells_of_a_quota_that_is_used_up(studies: dict[str, Replayed]) 
     do(studies, "quota", user_name(), "--studies", "1")
     assert "quota" not in do(studies, "start", file, "--dry-run")
     holder = LeaseHolder(this_host(), 1, 60.0)
-    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    assert studies["first"].repository.claims.take(this_queue(), holder) is not None
     told = do(studies, "start", file, "--dry-run")
     assert f"quota of {user_name()}: 1 of 1 studies" in told
     assert studies["third"].study().state == "QUEUED"
@@ -154,10 +155,65 @@ def test_study_of_another_owner_is_left_alone_without_force(
     assert ("first" in names) == (command == "stop")
 
 
+def test_history_tells_that_a_study_of_another_owner_was_stopped_and_deleted_by_force(
+    studies: dict[str, Replayed],
+) -> None:
+    one = studies["first"]
+    with one.repository.database.writing() as connection:
+        connection.execute(text("update autotune_study set owner = 'alice'"))
+    do(studies, "stop", "first", "--force")
+    do(studies, "delete", "first", "--force")
+    events = one.repository.events.of("first")[1:]
+    forced = "forced: a study of alice"
+    assert [(e.what, e.detail) for e in events] == [("stopped", forced), ("deleted", forced)]
+
+
+@pytest.mark.parametrize("command", ["start study.yaml --detach", "resume first --detach"])
+def test_held_study_is_not_released_by_a_start(studies: dict[str, Replayed], command: str) -> None:
+    one = studies["first"]
+    do(studies, "hold", "first")
+    told = ask(*command.split(), "--storage", one.url, cwd=one.folder)
+    assert told.returncode == 2
+    assert "autotune release first" in told.stderr
+    assert one.study().held
+
+
+@pytest.mark.parametrize("command", ["move first --priority 3", "release first"])
+def test_study_that_has_ended_has_no_place_in_the_queue(
+    studies: dict[str, Replayed], command: str
+) -> None:
+    one = studies["first"]
+    one.repository.studies.request_stop("first")
+    told = ask(*command.split(), "--storage", one.url, cwd=one.folder)
+    assert told.returncode == 2
+    assert "first is STOPPED" in told.stderr
+    assert one.study().priority == 0
+
+
+@pytest.mark.parametrize("place", ["foo", "local:here", "ray:", "host:", "ray 10.0.0.1:6379"])
+def test_daemon_of_a_place_where_no_study_runs_is_refused(
+    studies: dict[str, Replayed], place: str
+) -> None:
+    one = studies["first"]
+    told = ask("daemon", "--cluster", place, "--storage", one.url, cwd=one.folder)
+    assert told.returncode == 2
+    assert "no study runs at" in told.stderr
+
+
+def test_started_study_says_that_it_waits_for_a_quota(studies: dict[str, Replayed]) -> None:
+    one = studies["second"]
+    do(studies, "quota", user_name(), "--studies", "1")
+    holder = LeaseHolder(this_host(), os.getpid(), 60.0)
+    assert one.repository.studies.claim(this_queue(), holder) is not None
+    assert one.repository.leases.acquire(this_queue(), holder) is not None
+    told = do(studies, "start", str(one.folder / "study.yaml"), "--detach")
+    assert f"waits: quota of {user_name()}: 1 of 1 studies run" in told
+
+
 def test_study_that_waits_for_a_quota_says_so(studies: dict[str, Replayed]) -> None:
     do(studies, "quota", user_name(), "--studies", "1")
     holder = LeaseHolder(this_host(), 1, 60.0)
-    assert studies["first"].repository.studies.claim(this_queue(), holder) is not None
+    assert studies["first"].repository.claims.take(this_queue(), holder) is not None
     first, second, third = queue(studies)
     assert (first["order"], second["order"], third["order"]) == (1, 2, 3)
     assert first["reason"] is None
@@ -180,6 +236,7 @@ def test_study_that_waits_for_a_quota_says_so(studies: dict[str, Replayed]) -> N
         *(f"quota ann --device-hours {n}" for n in ("inf", "nan", "1e300")),
         *(f"quota ann --device-hours 2 --days {n}" for n in ("inf", "nan", "1e300")),
         *("quota ann --days 2", "quota bob --remove", "quota ann --studies 2 --remove"),
+        *(f"weight ann {n}" for n in ("0", "-1", "inf", "nan")),
         *(f"daemon --metrics-port {n}" for n in (-1, 65536, 10**30)),
         *(f"daemon --idle-exit {n}" for n in ("inf", "nan", -1)),
     ],
@@ -212,7 +269,14 @@ def test_quota_keeps_limits_that_are_not_given(studies: dict[str, Replayed]) -> 
     set_quota("--studies", "2")
     set_quota("--device-hours", "100", "--days", "7")
     assert set_quota("--studies", "3") == set_quota()
-    assert set_quota() == {"owner": "ann", "studies": 3, "device_hours": 100.0, "days": 7.0}
+    do(studies, "weight", "ann", "3")
+    assert set_quota() == {
+        "owner": "ann",
+        "studies": 3,
+        "device_hours": 100.0,
+        "days": 7.0,
+        "weight": 3.0,
+    }
     do(studies, "quota", "ann", "--remove")
     assert json.loads(do(studies, "quota", "ann", "--json")) == []
 

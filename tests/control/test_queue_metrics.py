@@ -35,7 +35,7 @@ def test_metrics_count_studies_and_tell_what_runs(played: Replayed, page: Page) 
     assert 'autotune_studies{state="QUEUED"} 1.0' in found
     [oldest] = [line for line in found if line.startswith("autotune_oldest_wait_seconds ")]
     assert float(oldest.split()[1]) >= 0
-    played.repository.studies.claim(this_queue(), LeaseHolder("here", 1, 60.0))
+    played.repository.claims.take(this_queue(), LeaseHolder("here", 1, 60.0))
     found = page.get("/metrics").splitlines()
     assert 'autotune_studies{state="RUNNING"} 1.0' in found
     assert 'autotune_waiting{study="played"} 0.0' in found

@@ -67,7 +67,7 @@ def test_what_a_daemon_runs_stays_with_it(
 ) -> None:
     played.submit(**SHORT)
     mine = this_queue()
-    assert played.repository.studies.claim(mine, LeaseHolder("there", 1, LEASE_SECONDS))
+    assert played.repository.claims.take(mine, LeaseHolder("there", 1, LEASE_SECONDS))
     other("devices", monkeypatch)
     resume_study(played.repository, played.name)
     assert played.study().queue == mine

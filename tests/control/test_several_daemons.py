@@ -73,7 +73,7 @@ def test_study_that_waits_for_devices_tells_for_whose_study_and_how_long(
     with subprocess.Popen(["sleep", "600"]) as process:
         other.submit(**{**SHORT, "budget": {"wall_time": 90}})
         holder = LeaseHolder(this_host(), process.pid, 600.0)
-        assert other.repository.studies.claim(this_queue(), holder) is not None
+        assert other.repository.claims.take(this_queue(), holder) is not None
         played.submit(**SHORT)
         only = played.study().id
         Daemon(played.repository, this_queue(), Busy().open, only=only).serve(idle_seconds=0.0)

@@ -230,7 +230,7 @@ def test_headline_says_what_goes_on_before_the_first_run(played: Replayed) -> No
     study = played.repository.studies.named(played.name)
     lines = ProgressLines(played.repository, study)
     assert "; queued; next: " in lines.headline()
-    played.repository.studies.claim(study.queue, LeaseHolder("here", 1, 60.0))
+    played.repository.claims.take(study.queue, LeaseHolder("here", 1, 60.0))
     assert "; starting the processes of the trials; next: " in lines.headline()
 
 

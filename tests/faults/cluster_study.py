@@ -30,12 +30,18 @@ class Recovery:
         next_trial: from the strike to the end of the next trial that was begun after it.
         longest: without any trial that ended well, from the strike on.
         lost: attempts that were lost or given up.
+        missing: trials without a result.
+        repeated: results recorded once more.
+        blamed: configurations that are said to have failed.
     """
 
     back: float
     next_trial: float
     longest: float
     lost: int
+    missing: int = 0
+    repeated: int = 0
+    blamed: int = 0
 
 
 class ClusterStudy(Records):
@@ -61,18 +67,21 @@ class ClusterStudy(Records):
         self.wanted = trials
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
-        write_study(
-            folder,
-            name=self.name,
-            storage=self.url,
-            launcher=launcher,
-            resources={"workers": ranks, "gpus_per_worker": 0},
-            search_space={"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 30))},
-            budget={"trials": trials},
-            measurement=quick_measurement(
+        self._settings: dict[str, Any] = {
+            "launcher": launcher,
+            "resources": {"workers": ranks, "gpus_per_worker": 0},
+            "search_space": {"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 30))},
+            "budget": {"trials": trials},
+            "measurement": quick_measurement(
                 warmup=0.5, longest=1.5, search_precision=1e-3, block_seconds=0.1, step_deadline=60
             ),
-        )
+        }
+        self.write()
+
+    def write(self, **changes: Any) -> None:
+        """Write its file; keyword arguments replace sections."""
+        self._settings |= changes
+        write_study(self.folder, name=self.name, storage=self.url, **self._settings)
 
     def command(self, *arguments: str) -> str:
         """Return what a command prints, given on the node of the study."""
@@ -145,5 +154,12 @@ class ClusterStudy(Records):
             ended: when the next trial did.
         """
         again = [a for a in self.attempts() if a.result.state in ("LOST", "ABANDONED")]
-        longest = round(self.longest_pause(began), 1)
-        return Recovery(round(back, 1), round(ended - began, 1), longest, len(again))
+        blamed = [a for a in self.recorded() if a.result.state not in ("COMPLETE", "PRUNED")]
+        return Recovery(
+            round(back, 1),
+            round(ended - began, 1),
+            round(self.longest_pause(began), 1),
+            len(again),
+            *self.losses(self.wanted),
+            len(blamed),
+        )

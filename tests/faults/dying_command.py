@@ -16,15 +16,13 @@ from optuna.storages._cached_storage import _CachedStorage
 from autotune.__main__ import main
 from storage import TrialLedger
 from storage.attempts import AttemptRecords
-from storage.environments import Environments, NoiseRecords
-from storage.messages import Messages
-from storage.recommendations import Recommendations
-from storage.studies import Studies
+from storage.claims import Claims
+from storage.repository import Environments, Messages, NoiseRecords, Recommendations
 
 OWNERS = {
     owner.__name__: owner
     for owner in (
-        *(Studies, AttemptRecords, Messages, Environments, NoiseRecords, Recommendations),
+        *(Claims, AttemptRecords, Messages, Environments, NoiseRecords, Recommendations),
         TrialLedger,
     )
 } | {"Optuna": _CachedStorage}

@@ -29,7 +29,7 @@ _BLOCKING = "This command will now block"
 _LIFE = """
 mount -t tmpfs tmpfs /tmp/ray
 while :; do
-  [ -e {down} ] || {ray} start {role} --node-ip-address={address} --num-cpus=1 \
+  [ -e {down} ] || {ray} start {role} --node-ip-address={address} --num-cpus={cpus} \
     --object-store-memory={store} --disable-usage-stats --block >> {log} 2>&1
   sleep 0.5
 done
@@ -39,7 +39,9 @@ done
 class RayNode(Node):
     """One node: its processes and its link can be struck."""
 
-    def __init__(self, name: str, number: int, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, number: int, folder: Path, env: Mapping[str, str], cpus: int = 1
+    ) -> None:
         address = f"{_NET}.{number}"
         self._down = folder / f"{name}.down"
         self._log = folder / f"{name}.log"
@@ -47,6 +49,7 @@ class RayNode(Node):
         role = "--head --port=6379 --include-dashboard=false" if is_head else f"--address={ADDRESS}"
         life = _LIFE.format(
             address=address,
+            cpus=cpus,
             down=self._down,
             ray=Path(sys.executable).with_name("ray"),
             role=role,
@@ -90,7 +93,12 @@ class RayNode(Node):
 class RayNodes(Network):
     """The cluster."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cpus: Mapping[str, int] | None = None) -> None:
+        """Start it.
+
+        Args:
+            cpus: of each node, by its name; one without.
+        """
         Path("/tmp/ray").mkdir(exist_ok=True)
         self.env = {
             **os.environ,
@@ -101,13 +109,14 @@ class RayNodes(Network):
         }
         super().__init__()
         self._folder = folder
+        self._cpus = cpus or {}
         self.nodes: list[RayNode] = []
         for name, number in _NUMBERS.items():
             self._add(name, number)
         self.head, self.near, self.far = self.nodes
 
     def _add(self, name: str, number: int) -> RayNode:
-        node = RayNode(name, number, self._folder, self.env)
+        node = RayNode(name, number, self._folder, self.env, self._cpus.get(name, 1))
         self.nodes.append(node)
         self.join(node)
         return node
@@ -138,8 +147,9 @@ class RayNodes(Network):
     def wait_all_free(self, timeout: float = 180) -> None:
         """All nodes have joined, and nobody holds anything."""
         code = "print(sum(n['Alive'] for n in ray.nodes()), ray.available_resources().get('CPU'))"
-        count = len(self.nodes)
-        wait_for(lambda: self.ask(code) == f"{count} {count}.0", "all are up, and free", timeout)
+        cpus = sum(self._cpus.get(node.name, 1) for node in self.nodes)
+        wanted = f"{len(self.nodes)} {cpus}.0"
+        wait_for(lambda: self.ask(code) == wanted, "all are up, and free", timeout)
 
     def groups(self) -> str:
         """States of all placement groups."""
@@ -157,9 +167,9 @@ class RayNodes(Network):
 
 
 @contextlib.contextmanager
-def ray_nodes(folder: Path) -> Iterator[RayNodes]:
+def ray_nodes(folder: Path, cpus: Mapping[str, int] | None = None) -> Iterator[RayNodes]:
     """The cluster, up."""
-    nodes = RayNodes(folder)
+    nodes = RayNodes(folder, cpus)
     try:
         nodes.wait_all_free()
         yield nodes

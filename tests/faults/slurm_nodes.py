@@ -8,11 +8,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.errors import StudyNotFound
-from tests.faults.cluster_study import ClusterStudy
+from tests.faults.cluster_study import PATIENCE_SECONDS, ClusterStudy, Recovery
 from tests.support.nodes import Network, Node, strike
 from tests.support.slurm import SlurmFolder
 from tests.support.waiting import wait_for
@@ -130,14 +130,16 @@ class SlurmStudy(ClusterStudy):
         self.nodes = nodes
         self.job = ""
 
-    def submit(self, *options: str) -> None:
-        """Hand it to Slurm."""
+    def submit(self, *options: str, wait: bool = True) -> None:
+        """Hand it to Slurm; unless told otherwise, wait until its job has begun."""
         told = self.command("submit", "study.yaml", "--", *options)
         self.job = told.split()[-1]
         assert self.job.isdigit(), told
-        wait_for(self._is_known, f"job {self.job} has begun the study")
+        if wait:
+            wait_for(self.is_known, f"job {self.job} has begun the study")
 
-    def _is_known(self) -> bool:
+    def is_known(self) -> bool:
+        """Return whether a job has begun it."""
         with contextlib.suppress(StudyNotFound):
             return self.study() is not None
         return False
@@ -205,6 +207,12 @@ def node_drained(study: SlurmStudy) -> None:
     study.nodes.control.must(*update, "state=resume")
 
 
+def node_frozen(study: SlurmStudy) -> None:
+    """All processes of another node are stopped for 35 s."""
+    with study.other.frozen():
+        time.sleep(35)
+
+
 def requeued(study: SlurmStudy) -> None:
     """An operator requeues the job."""
     study.nodes.control.must("scontrol", "requeue", study.job)
@@ -228,3 +236,32 @@ def daemon_killed(study: SlurmStudy) -> None:
     strike(study.first.processes("autotune start"), signal.SIGKILL)
     study.check_nothing_is_left()
     study.submit(f"--nodes={len(study.nodes.workers)}")
+
+
+STRIKES: dict[str, Callable[[SlurmStudy], None]] = {
+    "batch script told to leave (SIGTERM), as before a preemption": preempted,
+    "job requeued": requeued,
+    "job cancelled amid a trial, submitted again": cancelled,
+    "slurmd and steps of another node killed, back after 5 s": node_killed,
+    "a step cancelled": step_cancelled,
+    "agent of another node killed": agent_killed,
+    "another node drained for 20 s": node_drained,
+    "another node frozen for 35 s": node_frozen,
+    "daemon killed, submitted again": daemon_killed,
+    "slurmctld killed, back after 20 s": controller_restarted,
+}
+
+
+def survive(study: SlurmStudy, strike: Callable[[SlurmStudy], None]) -> Recovery:
+    """Strike in the middle of a study, and see it end well."""
+    study.submit(f"--nodes={len(study.nodes.workers)}")
+    study.wait_for_trials(2)
+    began = time.time()
+    strike(study)
+    back = time.time() - began
+    ended = wait_for(
+        lambda: study.completed_after(began), f"a trial after it: {study.output}", PATIENCE_SECONDS
+    )
+    study.wait_done()
+    study.check_nothing_is_left()
+    return study.recovery(began, back, ended)

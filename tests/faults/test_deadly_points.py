@@ -37,7 +37,7 @@ def test_deaths_all_through_the_search_lose_and_repeat_nothing(
     tiny: StudyFolder, tally: Tally
 ) -> None:
     submit(tiny, budget={"trials": 4})
-    die(tiny, tally, "after", "Studies.claim")
+    die(tiny, tally, "after", "Claims.take")
     die(tiny, tally, "after", "Optuna.set_trial_param")  # the baseline, half of it stored
     die(tiny, tally, "after", "AttemptRecords.begin")
     die(tiny, tally, "after", "AttemptRecords.finish")  # recorded, not told
@@ -79,7 +79,7 @@ def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(
 @pytest.mark.slow
 def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder, tally: Tally) -> None:
     submit(tiny, budget={"trials": 30}, search_space={"micro_batch": [1, 2]})
-    die(tiny, tally, "before", "Studies.conclude")
+    die(tiny, tally, "before", "Claims.conclude")
     end_whole(tiny, tally, trials=2)
 
 
@@ -108,7 +108,7 @@ def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFo
 @pytest.mark.fault(2)
 def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "Studies.claim")
+    tiny.die("after", "Claims.take")
     took = stopwatch()
     leases, key = tiny.repository.leases, key_of(tiny.study().id)
 
@@ -124,8 +124,8 @@ def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -
 
 
 ONCE = [
-    "Studies.end_search",
-    *["Studies.claim", "Studies.record_facts", "Studies.conclude", "Environments.record"],
+    "Claims.end_search",
+    *["Claims.take", "Claims.record_facts", "Claims.conclude", "Environments.record"],
     *["Recommendations.record", "TrialLedger.enqueue", "TrialLedger.name_objective"],
     *["TrialLedger.note", "Optuna.create_new_study", "Messages.say"],
 ]

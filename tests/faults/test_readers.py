@@ -80,7 +80,7 @@ def test_no_lock_error_surfaces(tmp_path: Path, tally: Tally, results: int, proc
     url = f"sqlite:///{tmp_path}/autotune.db"
     repository = Repository(Database(url))
     study = submit(repository, load(write_study(tmp_path)), tmp_path)
-    claim = repository.studies.claim(this_queue(), LeaseHolder("here", 1, 600))
+    claim = repository.claims.take(this_queue(), LeaseHolder("here", 1, 600))
     assert claim is not None
     lease = claim.lease
     ledger = TrialLedger(repository.database, study.name, RandomSampler(0), lease)

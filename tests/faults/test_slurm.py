@@ -1,13 +1,11 @@
 """A study in an allocation of a real Slurm, whose parts die or are taken, goes on and loses nothing."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults import slurm_nodes
-from tests.faults.cluster_study import PATIENCE_SECONDS
 from tests.faults.slurm_nodes import SlurmNodes, SlurmStudy
 from tests.support import nodes, slurm
 from tests.support.waiting import wait_for
@@ -34,6 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
         (slurm_nodes.step_cancelled, 2),
         (slurm_nodes.agent_killed, 2),
         (slurm_nodes.node_drained, 2),
+        (slurm_nodes.node_frozen, 2),
         (slurm_nodes.daemon_killed, 2),
         (slurm_nodes.controller_restarted, 2),
     ],
@@ -42,20 +41,22 @@ def test_study_in_an_allocation_outlives_it(
     cluster: SlurmNodes, strike: Callable[[SlurmStudy], None], ranks: int, tmp_path: Path
 ) -> None:
     study = SlurmStudy(cluster, tmp_path / "project", ranks=ranks)
-    study.submit(f"--nodes={len(cluster.workers)}")
-    study.wait_for_trials(2)
-    began = time.time()
-    strike(study)
-    back = time.time() - began
-    ended = wait_for(
-        lambda: study.completed_after(began), f"a trial after it: {study.output}", PATIENCE_SECONDS
-    )
+    recovery = slurm_nodes.survive(study, strike)
+    print(strike.__doc__, recovery)
+    assert (recovery.missing, recovery.repeated, recovery.blamed) == (0, 0, 0)
+
+
+def test_study_waits_for_nodes_that_another_job_has(cluster: SlurmNodes, tmp_path: Path) -> None:
+    holder = cluster.told("sbatch", "--parsable", "--nodes=3", "--wrap=sleep 3600", "-o/dev/null")
+    wait_for(lambda: set(cluster.states()) == {"allocated"}, "another job has all nodes")
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=2)
+    study.submit(f"--nodes={len(cluster.workers)}", wait=False)
+    assert study.state == "PENDING"
+    cluster.control.must("scancel", holder)
+    wait_for(study.is_known, "the job has begun the study")
     study.wait_done()
     study.check_nothing_is_left()
     assert study.losses(study.wanted) == (0, 0)
-    blamed = [a for a in study.recorded() if a.result.state not in ("COMPLETE", "PRUNED")]
-    assert blamed == []
-    print(strike.__doc__, study.recovery(began, back, ended))
 
 
 def test_study_of_one_node_goes_on_upon_another_one(cluster: SlurmNodes, tmp_path: Path) -> None:

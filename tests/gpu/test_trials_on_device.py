@@ -15,7 +15,7 @@ import torch
 
 import launchers
 from autotune.runs import plan
-from autotune.worker.effects import binding
+from autotune.worker.effects import process
 from autotune.worker.protocol import (
     BlockPlan,
     BlockReport,
@@ -211,7 +211,7 @@ def test_cuda_and_nccl_start_as_they_are_told(one: Bench) -> None:
 
 
 def test_a_rank_runs_near_its_device(one: Bench) -> None:
-    near = Path("/sys/bus/pci/devices") / binding.pci_address(0) / "local_cpulist"
+    near = Path("/sys/bus/pci/devices") / process.pci_address(0) / "local_cpulist"
     if not near.exists():
         pytest.skip("Linux does not say here which processors are near the device")
     chosen = knobs(micro_batch=8, numa_binding=True)
@@ -317,11 +317,11 @@ def test_no_helper_ever_touches_the_device(one: Bench) -> None:
 
     def touching() -> list[str]:
         found = []
-        for process in psutil.Process().children(recursive=True):
+        for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(OSError):
-                links = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+                links = [str(fd.readlink()) for fd in Path(f"/proc/{child.pid}/fd").iterdir()]
                 if any(link.startswith("/dev/nvidia") for link in links):
-                    found.append(" ".join(process.cmdline()))
+                    found.append(" ".join(child.cmdline()))
         return found
 
     during: list[str] = []

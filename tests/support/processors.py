@@ -2,12 +2,12 @@
 
 import os
 
-from autotune.worker.effects import binding
+from autotune.worker.effects import process
 
 
 def shares_of_processors(ranks: int) -> list[list[int]]:
     """Of this machine, by cpu_affinity."""
-    usable = binding.in_order(os.sched_getaffinity(0))
+    usable = process.in_order(os.sched_getaffinity(0))
     each = len(usable) // ranks
     if not each:
         return [sorted(usable)] * ranks

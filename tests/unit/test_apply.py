@@ -12,12 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autotune
 import search_spaces
-from autotune.worker.effects import binding, kernels, process
+from autotune.worker.effects import kernels, process
 from autotune.worker.protocol import BlockPlan, BlockReport
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.training import NonFiniteLoss
+from autotune.worker.rank.training import NonFiniteLoss, run_blocks
 from search_spaces import Facts
 from search_spaces.knob import Choice
 from tests.support.one_rank import (
@@ -398,8 +397,8 @@ def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     with pytest.raises(KeyError, match=name):
         process.environment(without)
         process.threads(without, 1)
-        binding.near_device(without, CPU)
-        binding.own_share(without, local_rank=0, ranks=1)
+        process.near_device(without, CPU)
+        process.own_share(without, local_rank=0, ranks=1)
         TrainingLoop(regression(), request, RankContext(0, 0, 1, (CPU,)), lambda: None).step()
 
 

@@ -18,7 +18,7 @@ from torch.nn.attention import (
 )
 from torch.nn.attention._fa3 import register_flash_attention_fa3
 
-from autotune.worker.effects import binding, float8, kernels
+from autotune.worker.effects import kernels, process
 from tests.support.one_rank import (
     group,
     knobs,
@@ -128,7 +128,7 @@ def test_the_mode_is_told_to_torch(monkeypatch, limits_of_compilation, scope):
 def test_without_torchao_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(ValueError, match=r"pip install 'torch-autotune\[float8\]'"):
-        float8.converted(knobs(float8="rowwise"), stack())
+        kernels.converted_to_float8(knobs(float8="rowwise"), stack())
 
 
 # fsdp_prefetch, fsdp_reduce_dtype
@@ -250,7 +250,7 @@ def test_all_threads_run_near_the_device(processors, tmp_path):
 
     threading.Thread(target=run, daemon=True).start()
     nearest = processors[-1]
-    binding.bind(described(tmp_path, f"{nearest},{nearest + 1000}-{nearest + 1003}"), tmp_path)
+    process.bind(described(tmp_path, f"{nearest},{nearest + 1000}-{nearest + 1003}"), tmp_path)
     bound.set()
     assert done.wait(60)
     assert found == [{nearest}] == [os.sched_getaffinity(0)]
@@ -259,17 +259,17 @@ def test_all_threads_run_near_the_device(processors, tmp_path):
 @pytest.mark.parametrize("listed", ["", "1000-1003,1010"])
 def test_a_rank_without_a_processor_near_its_device_is_refused(processors, tmp_path, listed):
     with pytest.raises(ValueError, match=r"numa_binding: none of the processors near .* may be"):
-        binding.bind(described(tmp_path, listed), tmp_path)
+        process.bind(described(tmp_path, listed), tmp_path)
     assert sorted(os.sched_getaffinity(0)) == processors
 
 
 def test_a_device_of_which_nothing_is_known_is_refused(processors, tmp_path):
     with pytest.raises(ValueError, match="numa_binding: no processors are known to be near"):
-        binding.bind("0000:00:00.0", tmp_path)
+        process.bind("0000:00:00.0", tmp_path)
 
 
 def test_nothing_is_bound_unless_asked(processors):
-    binding.near_device(knobs(), torch.device("cuda", 0))
+    process.near_device(knobs(), torch.device("cuda", 0))
     assert sorted(os.sched_getaffinity(0)) == processors
 
 
@@ -278,18 +278,18 @@ def test_nothing_is_bound_unless_asked(processors):
 
 def test_ranks_divide_the_processors_evenly(processors):
     half = len(processors) // 2
-    binding.own_share(knobs(cpu_affinity="share"), 1, 2)
+    process.own_share(knobs(cpu_affinity="share"), 1, 2)
     wanted = set(processors[half : 2 * half]) if half else set(processors)
     assert os.sched_getaffinity(0) == wanted
 
 
 def test_where_there_are_fewer_than_ranks_the_system_divides_them(processors):
-    binding.own_share(knobs(cpu_affinity="share"), 0, len(processors) + 1)
+    process.own_share(knobs(cpu_affinity="share"), 0, len(processors) + 1)
     assert sorted(os.sched_getaffinity(0)) == processors
 
 
 def test_nothing_is_divided_unless_asked(processors):
-    binding.own_share(knobs(), 1, 2)
+    process.own_share(knobs(), 1, 2)
     assert sorted(os.sched_getaffinity(0)) == processors
 
 
@@ -300,8 +300,8 @@ def test_neighbours_stay_together(tmp_path):
         topology.mkdir(parents=True)
         (topology / "physical_package_id").write_text(f"{number % 2}\n")
         (topology / "core_id").write_text(f"{number // 2 % 2}\n")
-    assert binding.in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
-    assert binding.in_order([9, 1, 0], tmp_path) == [0, 9, 1]
+    assert process.in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert process.in_order([9, 1, 0], tmp_path) == [0, 9, 1]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_job_whose_launcher_does_not_tell_its_ranks_stays_as_it_is(
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert binding.share_of_job(knobs(cpu_affinity="share")) == bound
+    assert process.share_of_job(knobs(cpu_affinity="share")) == bound
     assert sorted(os.sched_getaffinity(0)) == processors
 
 
@@ -329,5 +329,5 @@ def test_a_rank_that_its_launcher_has_bound_stays_there(processors, monkeypatch)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     os.sched_setaffinity(0, processors[1:])
-    assert not binding.share_of_job(knobs(cpu_affinity="share"))
+    assert not process.share_of_job(knobs(cpu_affinity="share"))
     assert sorted(os.sched_getaffinity(0)) == processors[1:]

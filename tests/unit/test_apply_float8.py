@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.worker.effects import float8
+from autotune.worker.effects import kernels
 from tests.support.one_rank import group, knobs, regression, settings_of_torch, training
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
@@ -27,13 +27,13 @@ def layers(*widths):
 def test_linear_layers_of_fitting_dimensions_compute_in_fp8(recipe, torchao):
     model = layers(16, 32, 10, 48, 16)
     weights = [layer.weight.data_ptr() for layer in model]
-    found = float8.converted(knobs(float8=recipe, precision="bf16"), model)
+    found = kernels.converted_to_float8(knobs(float8=recipe, precision="bf16"), model)
     replaced = [isinstance(layer, torchao.Float8Linear) for layer in found]
     assert replaced == [True, False, False, True]
     assert [layer.weight.data_ptr() for layer in found] == weights
     granularity = found[0].config.cast_config_input.scaling_granularity.value
     assert granularity == {"tensorwise": "tensorwise", "rowwise": "axiswise"}[recipe]
-    assert float8.converted(knobs(), model) is model
+    assert kernels.converted_to_float8(knobs(), model) is model
 
 
 def test_a_training_in_fp8_is_close_to_one_in_bf16():
@@ -59,13 +59,13 @@ def test_a_training_in_fp8_is_close_to_one_in_bf16():
 )
 def test_scaled_by_the_tensor_weights_are_gathered_in_fp8(recipe, parallelism, gathered):
     chosen = knobs(float8=recipe, precision="bf16", parallelism=parallelism)
-    model = float8.converted(chosen, layers(16, 16))
+    model = kernels.converted_to_float8(chosen, layers(16, 16))
     assert model[0].config.enable_fsdp_float8_all_gather is gathered
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    float8.scale_after_updates(chosen, optimizer, model)
+    kernels.scale_after_updates(chosen, optimizer, model)
     assert bool(optimizer._optimizer_step_post_hooks) is gathered
 
 
 def test_a_model_that_no_fp8_product_fits_is_refused():
     with pytest.raises(ValueError, match=r"no nn\.Linear whose dimensions are multiples of 16"):
-        float8.converted(knobs(float8="rowwise"), layers(10, 16, 10))
+        kernels.converted_to_float8(knobs(float8="rowwise"), layers(10, 16, 10))

@@ -8,8 +8,7 @@ import pytest
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.processes import Processes
-from autotune.measurement.arms import ONE_SIDED, Arm, welch_contrast
-from autotune.measurement.contrasts import Variance
+from autotune.measurement.contrasts import ONE_SIDED, Arm, Variance, welch_contrast
 
 WAITS, COMPUTES = Variance(0.2**2, 2.0), Variance(0.005**2, 2.0)
 NOTHING = Variance(0.0, 0.0)
@@ -68,5 +67,25 @@ def test_rate_of_two_rounds_holds_the_truth_with_processes_apart_and_drift(sprea
         drift = draw.gauss(0, 0.003)
         rates = [math.exp(draw.gauss(0, spread) + at * drift) for at in (-0.5, 0.5)]
         rate = Arm(rates, COMPUTES).rate
+        held += rate.low <= 1 <= rate.high
+    assert held / 1000 >= 0.93
+
+
+@pytest.mark.parametrize("steps", [0.002, 0.01])
+def test_well_known_scatter_of_steps_counts_for_more_freedom_than_two_runs(steps: float) -> None:
+    alone = Arm([420.0, 421.0], Variance(COMPUTES.value + steps**2, COMPUTES.df)).rate
+    apart = Arm([420.0, 421.0], COMPUTES, Variance(steps**2, 60.0)).rate
+    assert apart.high / apart.low < alone.high / alone.low
+
+
+@pytest.mark.parametrize("steps", [0.001, 0.005, 0.02])
+@pytest.mark.parametrize("runs", [2, 4])
+def test_interval_of_runs_with_scattering_steps_holds_the_truth(steps: float, runs: int) -> None:
+    """The scatter of steps is known from twelve degrees of freedom."""
+    draw, held = random.Random(runs), 0
+    for _ in range(1000):
+        rates = [math.exp(draw.gauss(0, math.hypot(0.005, steps))) for _ in range(runs)]
+        within = steps**2 * draw.gammavariate(6, 1 / 6)
+        rate = Arm(rates, COMPUTES, Variance(within, 12.0)).rate
         held += rate.low <= 1 <= rate.high
     assert held / 1000 >= 0.93

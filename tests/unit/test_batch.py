@@ -55,6 +55,27 @@ def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "requeued").exists()
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--array=1-3", "-a1-3", "--arr=1", "--wrap=true", "--no-requeue", "--signal=USR1@10"],
+)
+def test_option_that_conflicts_with_the_script_is_refused(option: str) -> None:
+    with pytest.raises(BadInput, match=option.partition("=")[0]):
+        sbatch_script(SPEC, STUDY, Path("/w"), ["-N1", option])
+
+
+def test_script_shows_the_options_of_sbatch_one_a_line() -> None:
+    options = ["-p", "gpu", "-N1", "--comment=two words", "--time", "2:00:00"]
+    lines = sbatch_script(SPEC, STUDY, Path("/w"), options).splitlines()
+    shown = lines[lines.index("#SBATCH --signal=B:TERM@60") + 1 :][:4]
+    assert shown == [
+        "#SBATCH -p gpu",
+        "#SBATCH -N1",
+        "#SBATCH '--comment=two words'",
+        "#SBATCH --time 2:00:00",
+    ]
+
+
 def test_several_nodes_are_for_a_launcher_that_spans_them() -> None:
     spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": "slurm"})
     assert "autotune start study.yaml" in sbatch_script(spec, STUDY, Path("/w"), ["-N4"])

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from autotune.analysis.calibration import Calibration
+from autotune.analysis.levels import Calibration
 from autotune.measurement.noise import PRIOR_SIGMA
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.analysis.compilation import Compilation, Compiled
 from autotune.analysis.costs import Costs, Pace
-from autotune.measurement.onset import Onset
+from autotune.measurement.step_series import Onset
 from autotune.worker.protocol import Knobs
 from search_spaces import defaults
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.worker.files import COMPILER_CACHES
-from autotune.worker.sandbox import caches
+from autotune.worker.node import sandbox
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def test_extension_that_the_user_has_built_is_found(home: Path) -> None:
     built = home / ".cache/torch_extensions/py311_cpu/mine"
     built.mkdir(parents=True)
     (built / "mine.so").touch()
-    caches.made({})
+    sandbox.shared_caches({})
     cache = home / "study/extensions/py311_cpu"
     assert (cache / "mine/mine.so").exists()
     assert not cache.is_symlink(), "another extension goes there, and not to the user's"
 
 
 def test_folders_that_the_study_names_itself_are_left(home: Path) -> None:
-    assert caches.made(dict.fromkeys(COMPILER_CACHES, "/mine")) == []
+    assert sandbox.shared_caches(dict.fromkeys(COMPILER_CACHES, "/mine")) == []
     assert not (home / "study").exists()

@@ -83,7 +83,7 @@ def test_two_nodes_of_eight_devices_are_told_what_answers_nccl(
     repository: Repository, lease: Lease, study: StoredStudy
 ) -> None:
     facts = dataclasses.asdict(TWO_NODES)
-    repository.studies.record_facts(lease, study.id, facts)
+    repository.claims.record_facts(lease, study.id, facts)
     share, knobs = found(repository)
     assert share == pytest.approx(0.6)
     assert "nccl_algo" in knobs
@@ -93,7 +93,7 @@ def test_ranks_that_share_a_device_are_not(
     repository: Repository, lease: Lease, study: StoredStudy
 ) -> None:
     shared = dataclasses.replace(TWO_NODES, backend="gloo")
-    repository.studies.record_facts(lease, study.id, dataclasses.asdict(shared))
+    repository.claims.record_facts(lease, study.id, dataclasses.asdict(shared))
     assert "nccl_algo" not in found(repository)[1]
 
 

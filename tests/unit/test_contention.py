@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from autotune.measurement.contention import contended
-from autotune.measurement.stop_rule import Limits, StopRule
+from autotune.measurement.stop_rule import Limits, StopRule, contended
 from autotune.worker.protocol import BlockReport
 
 QUIET = BlockReport(

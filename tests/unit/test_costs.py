@@ -6,8 +6,8 @@ import pytest
 
 from autotune.analysis.compilation import Compilation
 from autotune.analysis.costs import CostRecords, Costs, Pace
-from autotune.measurement.onset import Onset
 from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.step_series import Onset
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from autotune.measurement.arms import critical_value
+from autotune.measurement.contrasts import critical_value
 
 
 def test_with_one_rival_it_is_student():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.measurement.equivalence import Equivalence, distance
+from autotune.measurement.numerics import Equivalence, distance
 
 MARGIN, RUNS, LENGTH, TIMES = 1.0, 3, 12, 2000
 

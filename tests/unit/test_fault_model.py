@@ -6,9 +6,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
-from autotune.search.fault_model import FaultModel
+from autotune.search.failure_models import FaultModel, rows_of
 from autotune.search.grid import Grid
-from autotune.search.memory_model import rows_of
 from autotune.search.performance_model import OUT_OF_MEMORY, PerformanceModelSampler
 
 SPACE = {name: CategoricalDistribution([0, 1, 2]) for name in ("a", "b", "c", "d")}

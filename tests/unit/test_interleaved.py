@@ -12,9 +12,8 @@ import pytest
 from autotune.measurement import cycles
 from autotune.measurement.cycles import TurnBlock
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
-from autotune.runs.paired import PairedSchedule
 from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from autotune.export.formats import FORMATS
-from autotune.worker.effects import lacking, parallel
+from autotune.worker.effects import apply, parallel
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
 from search_spaces.catalogue import not_from_outside, without_target
-from search_spaces.constraints import CONFLICTS, conflicts_of
+from search_spaces.constraints import CONFLICTS, conflicts_of, why_not_live
 from search_spaces.knob import (
     ANY_WORKLOAD,
     DATA,
@@ -37,7 +37,6 @@ from search_spaces.knob import (
     Via,
 )
 from search_spaces.needs import SHARDED, WITH_WORKERS
-from search_spaces.residency import why_not_live
 from search_spaces.words import field
 from tests.support.recommendations import of_workload
 
@@ -166,12 +165,12 @@ def test_knob_is_injected_where_its_entry_says(knob: Knob) -> None:
 
 @EVERY_KNOB
 def test_target_of_a_knob_is_looked_for_by_a_rank(knob: Knob) -> None:
-    assert knob.target in {ANY_WORKLOAD, lacking.ATTENTION, *lacking.TARGETS}
+    assert knob.target in {ANY_WORKLOAD, apply.ATTENTION, *apply.TARGETS}
 
 
 def test_every_target_is_that_of_a_knob() -> None:
     targets = {knob.target for knob in CATALOGUE.values()}
-    assert targets >= {lacking.ATTENTION, *lacking.TARGETS}
+    assert targets >= {apply.ATTENTION, *apply.TARGETS}
 
 
 @pytest.mark.parametrize("name", LOADER_ARGUMENTS)

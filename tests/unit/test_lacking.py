@@ -6,7 +6,7 @@ from torch import nn
 
 from autotune.analysis.findings import findings
 from autotune.worker import workload
-from autotune.worker.effects.lacking import lacking
+from autotune.worker.effects.apply import lacking
 from autotune.worker.rank.trace import PARTS
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, Facts, defaults

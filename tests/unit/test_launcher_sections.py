@@ -9,8 +9,7 @@ import yaml
 from autotune.config import StudySpec, load
 from autotune.errors import BadInput, NotHere, SpecError
 from launchers import Resources, section_of
-from launchers.ray_section import RaySection
-from launchers.sections import LocalSection, Section, SlurmSection
+from launchers.sections import LocalSection, RaySection, Section, SlurmSection
 
 STUDY: dict[str, Any] = {"name": "a", "workload": {"name": "gpt"}}
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from autotune.errors import LauncherError
 from autotune.worker.places import device_of
 from launchers import Resources
-from launchers.devices import visible
-from launchers.layout import Layout, NodeCapacity, demand_of, plan
+from launchers.layout import Layout, NodeCapacity, demand_of, plan, visible_devices
 
 THOROUGH = settings(max_examples=300)
 
@@ -278,20 +277,22 @@ def four_devices(tmp_path: Path) -> Path:
 
 
 def test_devices_are_numbered_as_cuda_numbers_them(four_devices):
-    assert visible({}, four_devices) == ["0", "1", "2", "3"]
+    assert visible_devices({}, four_devices) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("asked", [None, "0"])
 def test_the_only_device_of_a_container_is_number_0_whatever_its_file_is_called(asked, tmp_path):
     (tmp_path / "nvidia3").write_text("")
-    assert visible({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}, tmp_path) == ["0"]
+    assert visible_devices({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}, tmp_path) == [
+        "0"
+    ]
 
 
 @pytest.mark.parametrize("asked", ["3", "10", "nonsense"])
 def test_a_device_that_is_not_there_is_no_reason_to_train_on_the_cpu(asked, tmp_path):
     (tmp_path / "nvidia3").write_text("")
     with pytest.raises(LauncherError, match=f"CUDA_VISIBLE_DEVICES={asked} names no device"):
-        visible({"CUDA_VISIBLE_DEVICES": asked}, tmp_path)
+        visible_devices({"CUDA_VISIBLE_DEVICES": asked}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -308,12 +309,12 @@ def test_a_device_that_is_not_there_is_no_reason_to_train_on_the_cpu(asked, tmp_
     ],
 )
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(asked, seen, four_devices):
-    assert visible({"CUDA_VISIBLE_DEVICES": asked}, four_devices) == seen
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": asked}, four_devices) == seen
 
 
 def test_no_devices(tmp_path):
-    assert visible({}, tmp_path) == []
-    assert visible({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == []
+    assert visible_devices({}, tmp_path) == []
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == []
 
 
 def test_slots_that_share_devices_are_dealt_out_over_them():

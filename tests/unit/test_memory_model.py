@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution
 
+from autotune.search.failure_models import MemoryModel, rows_of
 from autotune.search.grid import Grid
-from autotune.search.memory_model import MemoryModel, rows_of
 
 SPACE = {
     "micro_batch": CategoricalDistribution([1, 2, 4, 8, 16, 32, 64, 128]),

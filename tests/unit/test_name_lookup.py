@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.standalone.name_lookup import judged
+from autotune.standalone.doctor import judged
 from tests.support import silent_names
 from tests.support.waiting import wait_for
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import NotHere
-from autotune.worker.node import hardware
+from autotune.worker.node import environment
 from launchers.node_compat import (
     CommonKind,
     check_device,
@@ -29,7 +29,7 @@ def node(**changes: Any) -> dict[str, Any]:
 
 def test_a_look_says_what_an_agent_says() -> None:
     found = node_info()
-    assert found["cpu"] == hardware.processor()
+    assert found["cpu"] == environment.processor()
     assert CommonKind(found["autotune"], found["python"], found["torch"]).mismatch(found) == ""
 
 
@@ -90,6 +90,6 @@ def test_devices_are_named_by_the_driver(tmp_path: Path) -> None:
         folder = tmp_path / f"0000:0{number}:00.0"
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 1\n")
-    assert hardware.devices(tmp_path) == [H100, A100]
-    assert hardware.devices(tmp_path / "none") == []
+    assert environment.driver_devices(tmp_path) == [H100, A100]
+    assert environment.driver_devices(tmp_path / "none") == []
     assert device_kind({"devices": [A100, H100, H100]}, on_gpu=True) == f"{A100} + {H100}"

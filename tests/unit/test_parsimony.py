@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.analysis.attribution import contributions
-from autotune.analysis.parsimony import NEGLIGIBLE, spared
+from autotune.analysis.attribution import NEGLIGIBLE, contributions, spared
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.ray_folder import OwnFolder
+from launchers.driver import OwnFolder
 
 _HOLD = """
 import sys, time

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from launchers.ray_section import protection
 from launchers.ray_token import own_token
+from launchers.sections import protection
 
 pytestmark = pytest.mark.fault(30)
 

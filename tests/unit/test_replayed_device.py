@@ -1,6 +1,8 @@
 """The replayed device answers with what was recorded, and borrows from neighbours elsewhere."""
 
+import itertools
 import random
+import statistics
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,18 @@ def test_launch_bound_processes_differ_and_compute_bound_ones_do_not(
         return [behaviour(Launch(request, 1, 0.0, draw)).rate for draw in draws]
 
     assert max(rates(knobs(micro_batch=4))) > 1.3 * min(rates(knobs(micro_batch=4)))
-    assert max(rates(knobs(micro_batch=32))) < 1.02 * min(rates(knobs(micro_batch=32)))
+    assert max(rates(knobs(micro_batch=32))) < 1.03 * min(rates(knobs(micro_batch=32)))
+
+
+def test_steps_are_recorded_stretches_whose_waves_come_at_random(device: RecordedDevice) -> None:
+    given = knobs(micro_batch=32, compile="default", optimizer_kernels="fused")
+    pattern = device.behaviour(script=True)(launch(given)).pattern
+    steps = list(itertools.islice(pattern, 20_000))
+    assert statistics.fmean(steps) == pytest.approx(1, abs=0.005)
+    recorded = set(itertools.pairwise(steps[:27]))
+    assert len(recorded & set(itertools.pairwise(steps[27:200]))) > 10
+    seconds = [statistics.fmean(steps[at : at + 54]) for at in range(0, 19_980, 54)]
+    assert statistics.stdev(seconds) > 0.005  # repeated as recorded all would be alike
 
 
 def test_configuration_beyond_the_memory_is_out_of_memory(device: RecordedDevice) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from search_spaces import CATALOGUE, defaults
+from search_spaces.constraints import why_not_live
 from search_spaces.knob import MODEL, PROCESS, STEP, WRAPPER, Choice
-from search_spaces.residency import why_not_live
 
 STEPS = [name for name, knob in CATALOGUE.items() if knob.acts_on == STEP]
 REVERSIBLE = [name for name, knob in CATALOGUE.items() if knob.reversible]

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
-from autotune.search.space import Space
-from autotune.search.splits import divisors, splits
+from autotune.search.space import Space, divisors, splits
 from search_spaces import Facts, defaults, infeasible, preset
 
 

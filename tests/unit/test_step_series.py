@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import StepSeries
+from autotune.measurement.step_series import StepSeries, variance_of_mean_step
 from autotune.worker.observers.moments import StepMoments
 from autotune.worker.protocol import BlockReport, Observed
 from launchers.replay.device import Recorded, read_device
@@ -69,3 +69,36 @@ def test_few_steps_never_have_an_interval_of_their_own_size() -> None:
     series = StepSeries.of(blocks([0.120, 0.125, 0.118, 0.131, 0.122], size=2))
     assert series is not None
     assert series.half_width < 0.3
+
+
+def compiled() -> list[float]:
+    """Return the recorded steps of a compiled configuration: a wave of slow ones among 27."""
+    recorded = read_device(TABLE).recorded
+    wanted = {"micro_batch": 32, "compile": "default", "optimizer_kernels": "fused"}
+    alike = (one for one in recorded if wanted.items() <= one.config.items())
+    return list(next(one.steps for one in alike if one.config["float8"] == "none"))
+
+
+def test_blocks_of_one_step_tell_the_correlation_of_neighbours() -> None:
+    one_each, four_each = (StepSeries.of(blocks(compiled(), size)) for size in (1, 4))
+    assert one_each is not None and four_each is not None
+    assert one_each.pairs == len(compiled()) - 1
+    assert one_each.correlation == pytest.approx(four_each.correlation, abs=0.15)
+    assert one_each.half_width > 0.9 * four_each.half_width
+    assert one_each.process_sigma() == MEASUREMENT.computing_processes
+
+
+def test_run_that_missed_the_slow_wave_has_the_variance_of_all_runs() -> None:
+    quiet, wave = (StepSeries.of(blocks(part)) for part in (compiled()[:12], compiled()[12:]))
+    assert quiet is not None and wave is not None
+    alone = variance_of_mean_step([quiet], [quiet.count])
+    together = variance_of_mean_step([quiet, wave], [quiet.count])
+    assert together.value > 3 * alone.value
+    assert together.df > 0
+
+
+def test_variance_of_a_mean_falls_with_the_steps_that_count() -> None:
+    series = StepSeries.of(blocks(compiled()))
+    assert series is not None
+    few, many = (variance_of_mean_step([series], [steps]).value for steps in (10.0, 40.0))
+    assert few == pytest.approx(4 * many)

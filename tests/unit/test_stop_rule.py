@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from autotune.measurement.onset import Onset, OnsetBound
+from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
 from autotune.worker.protocol import BlockReport, Observed, TimeLimit
 

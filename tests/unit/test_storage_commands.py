@@ -7,9 +7,9 @@ import pytest
 
 from autotune.cli import storage as commands
 from autotune.errors import AutotuneError, BadInput, StorageError
-from storage import Repository
+from storage import Database, Repository
 from storage.schema import VERSION_TABLE
-from tests.support.steering import autotune
+from tests.support.steering import ask, autotune
 from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened
 
 
@@ -43,6 +43,30 @@ def test_command_on_a_file_without_studies_is_refused_and_writes_nothing(
     with pytest.raises(BadInput, match=r"some\.db holds no studies of autotune"):
         command(url(foreign))
     assert content(foreign.parent) == before
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "queue", "status some", "history", "move some --priority 1"]
+)
+def test_command_about_studies_on_a_file_without_studies_writes_nothing(
+    foreign: Path, words: str
+) -> None:
+    before = content(foreign.parent)
+    told = ask(*words.split(), "--storage", url(foreign), cwd=foreign.parent)
+    assert told.returncode == 2, told.stdout
+    assert "some.db holds no studies of autotune" in told.stderr
+    assert content(foreign.parent) == before
+
+
+def test_storage_in_a_file_of_another_program_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.db"
+    execute(url(path), "create table mine (id integer)")
+    before = content(tmp_path)
+    with pytest.raises(BadInput, match=r"mine\.db holds no studies of autotune"):
+        Database(url(path))
+    assert content(tmp_path) == before
 
 
 @pytest.fixture

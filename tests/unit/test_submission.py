@@ -143,13 +143,13 @@ def measurement(**changes: Any) -> dict[str, Any]:
 
 def measured(repository: Repository, rate: float | None = 100.0) -> StoredStudy:
     """The study has run: its one trial has this rate."""
-    claim = repository.studies.claim(submission.this_queue(), LeaseHolder("here", 1, 60.0))
+    claim = repository.claims.take(submission.this_queue(), LeaseHolder("here", 1, 60.0))
     assert claim is not None
     lease, study = claim.lease, claim.study
     attempt = repository.attempts.begin(lease, study.id, 0, {"micro_batch": 2}, Purpose.SEARCH)
     state = AttemptState.ERROR if rate is None else AttemptState.COMPLETE
     repository.attempts.finish(lease, attempt.id, AttemptResult(state, throughput=rate), [])
-    repository.studies.fail(lease, study.id, "over")
+    repository.claims.fail(lease, study.id, "over")
     repository.leases.release(lease)
     return repository.studies.named(study.name)
 

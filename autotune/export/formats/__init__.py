@@ -13,10 +13,10 @@ from autotune.export.formats.frameworks import (
     accelerate,
     deepspeed,
     hf_trainer,
+    hydra,
     lightning,
     torchtitan,
 )
-from autotune.export.formats.hydra import hydra
 from autotune.export.formats.telling import Said, as_json
 from search_spaces import CATALOGUE
 from search_spaces.knob import written

@@ -4,26 +4,26 @@ The built-in loop is the first caller. Settings that must precede the model (thr
 allocator) are in effects.process, and a rank applies them first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.worker.effects import (
     feeding,
-    float8,
     kernels,
     parallel,
     precision,
     process,
-    replicas,
     schedules,
     updating,
 )
-from autotune.worker.effects.replicas import Loss
+from autotune.worker.effects.kernels import ChunkedLoss, SplitProjection, takes_float8
+from autotune.worker.effects.parallel import Loss, blocks
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Workload, optimizers_of
 
@@ -34,6 +34,8 @@ _ON_FORWARD = (
 """Knobs that act on the forward pass of the bare model."""
 _IN_GRAPH = ("attention", "micro_batch", "precision")
 """Further knobs that a compiled graph is made for."""
+ATTENTION = "attention"
+"""Seen in a profile only: a model may call it anywhere."""
 
 
 class Applied:
@@ -86,10 +88,10 @@ class Applied:
         precision.weights(knobs, model)
         kernels.cudnn_benchmark(knobs)
         kernels.flash_attention(knobs)
-        self._bare = kernels.BareModel(float8.converted(knobs, model))
+        self._bare = kernels.BareModel(kernels.converted_to_float8(knobs, model))
         model = self._acted_on(self._bare.model)
         if self._one_process:
-            self._model = replicas.wrapped(knobs, model, loss, self._devices)
+            self._model = parallel.replicated(knobs, model, loss, self._devices)
         else:
             self._model = parallel.wrapped(knobs, model, self._devices[0])
         return self._model
@@ -97,7 +99,7 @@ class Applied:
     def take_over(self, before: "Applied") -> nn.Module:
         """Return the model as an earlier configuration has wrapped it.
 
-        This one differs from it only in knobs that can be undone (search_spaces.residency). The
+        This one differs from it only in knobs that can be undone (search_spaces.constraints). The
         earlier one must not be used any more.
         """
         before._tf32.undo()
@@ -146,7 +148,7 @@ class Applied:
 
     def loss(self, loss: Loss) -> Loss:
         """Return a function that computes the loss of a batch with the wrapped model."""
-        return replicas.loss(self._knobs, loss) if self._one_process else loss
+        return parallel.replica_loss(self._knobs, loss) if self._one_process else loss
 
     def updates(self, workload: Workload) -> updating.Updates:
         """Return the updates of the wrapped model's weights, as the workload defines them.
@@ -165,7 +167,7 @@ class Applied:
     def _optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         optimizer = parallel.optimizer(self._knobs, plain, self._model)
         kernels.optimizer_kernels(self._knobs, optimizer)
-        float8.scale_after_updates(self._knobs, optimizer, self._model)
+        kernels.scale_after_updates(self._knobs, optimizer, self._model)
         return optimizer
 
     def source(
@@ -227,3 +229,44 @@ class Applied:
         in the threads of several devices.
         """
         return bool(self._knobs["compile"] == "none" and len(self._devices) == 1)
+
+
+def _module_of(kind: type) -> Callable[[nn.Module], bool]:
+    return lambda model: _any_module(model, lambda module: isinstance(module, kind))
+
+
+def _any_module(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> bool:
+    return any(map(wanted, model.modules()))
+
+
+_OF_MODEL: Mapping[str, Callable[[nn.Module], bool]] = {
+    "blocks": lambda model: bool(blocks(model)),
+    "buffers": lambda model: next(model.buffers(), None) is not None,
+    "chunked loss": _module_of(ChunkedLoss),
+    "convolutions": _module_of(_ConvNd),
+    "float8 layers": lambda model: _any_module(model, takes_float8),
+    "split projections": _module_of(SplitProjection),
+}
+
+
+def _in_model(there: Callable[[nn.Module], bool]) -> Callable[[Workload], bool]:
+    return lambda workload: there(workload.model)
+
+
+TARGETS: Mapping[str, Callable[[Workload], bool]] = {
+    **{target: _in_model(there) for target, there in _OF_MODEL.items()},
+    "dataset": lambda workload: workload.batches is None,
+    "optimizer": lambda workload: workload.optimizer is not None,
+    "shortened samples": lambda workload: bool(workload.shorten and workload.tokens_per_sample),
+}
+"""Target of a knob, as its entry in the catalogue names it -> tells whether a workload has it."""
+
+
+def lacking(workload: Workload) -> list[str]:
+    """Return the targets that a workload has not."""
+    return [target for target, there in TARGETS.items() if not there(workload)]
+
+
+def targets_in(model: nn.Module) -> list[str]:
+    """Return the targets that a model has, of those that lie in a model."""
+    return [target for target, there in _OF_MODEL.items() if there(model)]

@@ -1,6 +1,12 @@
-"""Distribution of model, gradients and optimizer state over ranks."""
+"""Distribution of model, gradients and optimizer state over ranks, or over the devices of one process.
+
+nn.DataParallel is training as it was before DDP: every forward pass copies the model to the devices
+and splits the batch; results are gathered on the first, which has to hold them. On the CPU, where
+DataParallel does nothing, the process computes the batch at once with all its threads.
+"""
 
 import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -10,13 +16,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.worker.effects.blocks import blocks, repeated
+from autotune.worker.effects import precision
 from autotune.worker.effects.compression import compress_gradients, compressed_momentum
 from autotune.worker.effects.precision import AUTOCAST_DTYPES
 from autotune.worker.protocol import Knobs
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _DDP_DEFAULT_BUCKET = 25
 _MIB = 1 << 20
@@ -36,6 +39,41 @@ DDP_ARGUMENTS = {
 """Knob -> argument of DistributedDataParallel."""
 SHARDING = ("fsdp", "fsdp_keep", "hsdp")
 """Values of parallelism with which each rank holds a part of the weights."""
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of the longest lists (nn.ModuleList, nn.Sequential) of one class each.
+
+    The result is empty if there is no list of at least two.
+    """
+    lists = [
+        list(module.children())
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
+    alike = [found for found in lists if len(found) > 1 and len(set(map(type, found))) == 1]
+    longest = max(map(len, alike), default=0)
+    return [block for found in alike if len(found) == longest for block in found]
+
+
+def repeated(model: nn.Module, knob: str) -> list[nn.Module]:
+    """Return the blocks, for a knob that needs them.
+
+    Raises:
+        ValueError: there is no list of at least two.
+    """
+    found = blocks(model)
+    if not found:
+        raise ValueError(
+            f"{knob}: the model has no nn.ModuleList or nn.Sequential of two or more modules of one "
+            "class; take the knob out of the search space"
+        )
+    return found
+
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
@@ -164,3 +202,51 @@ def optimizer(
         defaults = {name: value for name, value in plain.defaults.items() if name in taken}
         return ZeroRedundancyOptimizer(plain.param_groups, optimizer_class=type(plain), **defaults)
     return compressed_momentum(knobs, model, plain)
+
+
+class _Replica(nn.Module):
+    """Part that each device runs, in a thread of its own."""
+
+    def __init__(
+        self, knobs: Knobs, model: nn.Module, device: torch.device, inside: Loss | None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._knobs = knobs
+        self._device = device
+        # In a tuple, so that a loss that is a module does not become a submodule of this one.
+        self._inside = (inside,) if inside is not None else ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        # Threads start with autocast's default format, not with that of the thread that starts them.
+        with precision.autocast(self._knobs, self._device):
+            if self._inside:
+                return self._inside[0](self.model, *inputs)
+            return self.model(*inputs, **named)
+
+
+def replicated(
+    knobs: Knobs, model: nn.Module, loss: Loss, devices: Sequence[torch.device]
+) -> nn.Module:
+    """Wrap the model for data_parallel; compute the loss on every device (loss_placement: inside)."""
+    model = model.to(devices[0])
+    inside = loss if knobs["loss_placement"] == "inside" else None
+    if inside or knobs["precision"] in precision.AUTOCAST_DTYPES:
+        model = _Replica(knobs, model, devices[0], inside)
+    if devices[0].type == "cpu":
+        return model
+    return nn.DataParallel(model, device_ids=list(devices))
+
+
+def replica_loss(knobs: Knobs, outside: Loss) -> Loss:
+    """Return the loss of a batch; the mean over devices where each computes one (loss_placement)."""
+    if knobs["loss_placement"] == "inside":
+        return lambda model, batch: model(batch).mean()
+    # A model that returns its loss, whatever the knob is, returns one per device.
+    return lambda model, batch: outside(model, batch).mean()

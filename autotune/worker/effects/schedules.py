@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.worker.effects.blocks import repeated
+from autotune.worker.effects.parallel import repeated
 from autotune.worker.protocol import Knobs
 
 Shorten = Callable[[Any, int], Any]

@@ -4,12 +4,12 @@ The loader's own process draws the indices of every batch, also where other proc
 yields the batches in the same order.
 """
 
-import functools
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import dataloader
+
+from autotune.worker.patches import wrapping
 
 _ASKED = "_asked_seen_by_autotune"
 """Attribute of a loader's iterator: indices of the batches that it has not yielded yet."""
@@ -18,10 +18,9 @@ _ASKED = "_asked_seen_by_autotune"
 def watch() -> None:
     """Observe the indices that every loader draws from now on."""
     iterator = dataloader._BaseDataLoaderIter
-    draw: Callable[..., Any] = iterator._next_index
 
-    @functools.wraps(draw)
-    def watched(loader: Any) -> Any:
+    @wrapping(iterator, "_next_index")
+    def watched(draw: Any, loader: Any) -> Any:
         index = draw(loader)
         asked = loader.__dict__.get(_ASKED)
         if asked is None:
@@ -30,8 +29,6 @@ def watch() -> None:
             asked = loader.__dict__[_ASKED] = deque(maxlen=most)
         asked.append(index)
         return index
-
-    iterator._next_index = watched  # type: ignore[method-assign]
 
 
 def take(loader: Any) -> Any:

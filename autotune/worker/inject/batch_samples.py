@@ -94,5 +94,5 @@ def _parts(batch: Any) -> Iterable[Any]:
 
 
 def is_dataclass(part: Any) -> bool:
-    """Return whether an object is one of a dataclass, and no dataclass itself."""
+    """Return whether an object is an instance of a dataclass, and no class itself."""
     return dataclasses.is_dataclass(part) and not isinstance(part, type)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from autotune.worker.sandbox.arrivals import Arrivals
+from autotune.worker.patches import Arrivals, wrapping
 from autotune.worker.survey_result import Option
 
 Value = bool | int | float | str
@@ -158,16 +158,13 @@ class Constructed:
 
         The constructor of a subclass sets them by itself.
         """
-        derive: Callable[..., None] = owner.__post_init__
 
-        @functools.wraps(derive)
-        def changed(made: Any, *args: Any, **kwargs: Any) -> None:
+        @wrapping(owner, "__post_init__")
+        def changed(derive: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             self._record(kind, vars(made))
             for name, value in self._wanted(kind, vars(made)).items():
                 setattr(made, name, value)
             derive(made, *args, **kwargs)
-
-        owner.__post_init__ = changed
 
     def _wanted(self, kind: ConstructedClass, given: Mapping[str, Any]) -> dict[str, Value]:
         """Return the arguments that an object is given instead of its own."""

@@ -1,6 +1,5 @@
 """Settings that a script has in force for knobs, read from what it has built, once it trains."""
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
+from autotune.worker.patches import wrapping
 from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import ON, agrees
 
@@ -45,15 +45,12 @@ class Formats:
 
     def watch(self) -> None:
         """Record every autocast that is entered from now on while gradients are on."""
-        enter: Callable[..., Any] = torch.autocast.__enter__
 
-        @functools.wraps(enter)
-        def watched(context: torch.autocast) -> Any:
+        @wrapping(torch.autocast, "__enter__")
+        def watched(enter: Any, context: torch.autocast) -> Any:
             if context._enabled and torch.is_grad_enabled():
                 self._entered.add(context.fast_dtype)
             return enter(context)
-
-        torch.autocast.__enter__ = watched  # type: ignore[method-assign]
 
     def detected(self, parameters: Iterable[nn.Parameter]) -> str:
         """Return the format of a training that updates some parameters.
@@ -79,16 +76,12 @@ class Recomputation:
             (_CHECKPOINTING, "_checkpoint_without_reentrant_generator"),
             (_CHECKPOINTING.CheckpointFunction, "apply"),
         ):
-            if entered := getattr(owner, name, None):
-                setattr(owner, name, self._noticed(entered))
+            if hasattr(owner, name):
+                wrapping(owner, name)(self._enter)
 
-    def _noticed(self, entered: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(entered)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.seen = True
-            return entered(*args, **kwargs)
-
-        return run
+    def _enter(self, enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.seen = True
+        return enter(*args, **kwargs)
 
     def detected(self) -> dict[str, Any]:
         """Return activation_checkpointing, if it was observed."""

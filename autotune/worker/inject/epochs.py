@@ -1,6 +1,5 @@
 """Loader workers that persist while the script changes the dataset that they hold."""
 
-import functools
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
+
+from autotune.worker.patches import wrapping
 
 State = Mapping[str, Any]
 _MOST_LEVELS = 5
@@ -46,10 +47,9 @@ class Epochs:
 
     def watch(self) -> None:
         """Observe every epoch from now on."""
-        begin = DataLoader.__iter__
 
-        @functools.wraps(begin)
-        def begun(loader: DataLoader[Any]) -> Any:
+        @wrapping(DataLoader, "__iter__")
+        def begun(begin: Any, loader: DataLoader[Any]) -> Any:
             stays = loader.persistent_workers and loader.num_workers
             if not stays or self.compared >= _MOST_COMPARED:
                 return self._counted(begin(loader))
@@ -63,7 +63,6 @@ class Epochs:
                 self.stale = self.stale or changed(getattr(kept, _STATE, {}), now)
             return self._counted(iterator)
 
-        DataLoader.__iter__ = begun  # type: ignore[method-assign]
         if self._most_batches:
             self._end_early()
 
@@ -73,17 +72,14 @@ class Epochs:
         return iterator
 
     def _end_early(self) -> None:
-        fetch = dataloader._BaseDataLoaderIter.__next__
 
-        @functools.wraps(fetch)
-        def fetched(iterator: Any) -> Any:
+        @wrapping(dataloader._BaseDataLoaderIter, "__next__")
+        def fetched(fetch: Any, iterator: Any) -> Any:
             yielded = getattr(iterator, _YIELDED, 0)
             if yielded >= self._most_batches:
                 raise StopIteration
             setattr(iterator, _YIELDED, yielded + 1)
             return fetch(iterator)
-
-        dataloader._BaseDataLoaderIter.__next__ = fetched  # type: ignore[method-assign, assignment]
 
 
 def changed(before: State, now: State) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.worker.decoding import decoder
+from autotune.worker.decoding import decoded
 from autotune.worker.inject import speed_report
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import FileCopy
@@ -54,9 +54,7 @@ class Order:
     @classmethod
     def from_text(cls, text: str) -> "Order":
         """Return the order that `to_text` wrote."""
-        hint: Any = cls
-        order: Order = decoder(hint)(json.loads(text))
-        return order
+        return decoded(cls, json.loads(text))
 
 
 def begin(command: Sequence[str]) -> None:
@@ -72,7 +70,7 @@ def begin(command: Sequence[str]) -> None:
     in_rank = os.environ.pop(IN_RANK, None)  # not for what the rank starts in turn
     if not in_rank and runs(command) != (order.target, order.is_module):
         return
-    from autotune.worker.effects import binding
+    from autotune.worker.effects import process
     from autotune.worker.inject import spawning
     from autotune.worker.inject.changes import Changes
     from autotune.worker.inject.constructed import Constructed
@@ -87,7 +85,7 @@ def begin(command: Sequence[str]) -> None:
         constructed.watch()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
-    if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
+    if "cpu_affinity" in order.changes and process.share_of_job(order.knobs):
         changes.met("cpu_affinity")
     _say_what_is_idle(changes, copies, constructed)
     if address := os.environ.get(speed_report.ADDRESS):

@@ -1,7 +1,6 @@
 """Speed of the user's own job, observed from within it without disturbing the job."""
 
 import contextlib
-import functools
 import os
 import socket
 import time
@@ -16,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.speed_report import SpeedReport
+from autotune.worker.patches import wrapping
 
 BLOCK_SECONDS = 1.0
 """A block ends with the first step that ends after so long."""
@@ -100,10 +100,9 @@ class JobProbe(ScriptProbe):
             taken: called after every step of the training.
         """
         self._watch_loaders()
-        backward: Callable[..., None] = torch.Tensor.backward
 
-        @functools.wraps(backward)
-        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        @wrapping(torch.Tensor, "backward")
+        def watched(backward: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self._trained(loss)
             backward(loss, *args, **kwargs)
 
@@ -113,7 +112,6 @@ class JobProbe(ScriptProbe):
             if optimizer is self.leader:
                 taken()
 
-        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
         register_optimizer_step_post_hook(after_step)
 
     def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:

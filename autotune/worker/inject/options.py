@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from autotune.worker.inject.batch_samples import is_dataclass
+from autotune.worker.patches import wrapping
 from autotune.worker.survey_result import Option
 
 _SCALARS = (bool, int, float, str)
@@ -39,11 +40,10 @@ class Options:
 
     def watch(self) -> None:
         """Record what argparse makes of the command line, in this process and from now on."""
-        parse = argparse.ArgumentParser.parse_known_args
 
-        @functools.wraps(parse)
+        @wrapping(argparse.ArgumentParser, "parse_known_args")
         def watched(
-            parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
+            parse: Any, parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
         ) -> Any:
             found = parse(parser, args, *more, **named)
             # Two parsers often share the command line: one leaves unknown arguments to the other.
@@ -51,8 +51,6 @@ class Options:
                 for option in _of_parser(parser, found[0]):
                     self._parsed.setdefault(option.name, option)
             return found
-
-        argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
 
     def found(self) -> tuple[Option, ...]:
         """Return all options, by argparse, click, typer, Hydra or a dataclass.
@@ -185,7 +183,7 @@ def _of_dataclasses() -> Iterator[Option]:
         return
     for frame in _frames():
         for value in frame.f_locals.values():
-            if _is_instance(value) and _is_of_main(frame):
+            if is_dataclass(value) and _is_of_main(frame):
                 for path, option in _leaves(value, ""):
                     yield _spelt(library, path, option)
                 return
@@ -201,11 +199,6 @@ def _spelt(library: str, path: str, option: Option) -> Option:
     return dataclasses.replace(option, flag=pair, switch=True)
 
 
-def _is_instance(value: Any) -> bool:
-    """Return whether a value is an instance of a dataclass, and no class itself."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
 def _is_of_main(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "__main__"
 
@@ -217,7 +210,7 @@ def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Option]]:
         hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
-        if _is_instance(value):
+        if is_dataclass(value):
             yield from _leaves(value, f"{prefix}{field.name}.")
         elif isinstance(value, _SCALARS):
             kind = hints.get(field.name)

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from autotune.worker.effects import feeding, kernels, precision
-from autotune.worker.effects.blocks import blocks
-from autotune.worker.effects.float8 import converted, takes_float8
+from autotune.worker.effects.kernels import converted_to_float8, takes_float8
+from autotune.worker.effects.parallel import blocks
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
@@ -72,7 +72,7 @@ class RootChanges:
         knobs, names = self._knobs, self._names
         sharded, has_blocks = any(map(is_sharded, root.parameters())), bool(blocks(root))
         if "float8" in names and not sharded and any(map(takes_float8, root.modules())):
-            converted(knobs, root)
+            converted_to_float8(knobs, root)
             self._met.add("float8")
         with _collected(root) as forwards:
             if "activation_checkpointing" in names and has_blocks:

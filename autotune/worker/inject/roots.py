@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.worker.patches import wrapping
+
 Call = Callable[..., Any]
 Prepare = Callable[[nn.Module, Call], Call]
 """Function from a root and the call of it to the call that takes its place."""
@@ -128,22 +130,18 @@ class Roots:
 
     def _watch_optimizers(self) -> None:
         """Record the optimizers that are given parameters from now on."""
-        add: Call = Optimizer.add_param_group
 
-        @functools.wraps(add)
-        def added(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+        @wrapping(Optimizer, "add_param_group")
+        def added(add: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
             add(optimizer, param_group)
             if not self._settled:
                 self._optimizers.add(optimizer)
 
-        Optimizer.add_param_group = added  # type: ignore[method-assign, assignment]
-
     def _watch_compilation(self) -> None:
         """Look at modules that the script compiles in place, as torch does it by the same attribute."""
-        compile_in_place: Call = nn.Module.compile
 
-        @functools.wraps(compile_in_place)
-        def compiled(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        @wrapping(nn.Module, "compile")
+        def compiled(compile_in_place: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
             earlier = vars(module).get(PLACE)
             compile_in_place(module, *args, **kwargs)
             own = vars(module)[PLACE]
@@ -159,8 +157,6 @@ class Roots:
                 return self.call_first(module, own, *args, **kwargs)
 
             vars(module)[PLACE] = call
-
-        nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
 
 
 class _Looking:

@@ -4,7 +4,6 @@ It observes optimizer steps by torch's own hooks, samples by what loaders yield,
 the backward pass begins.
 """
 
-import functools
 import time
 import weakref
 from collections import Counter
@@ -29,6 +28,7 @@ from autotune.worker.inject.graph import reached
 from autotune.worker.inject.rows import Rows
 from autotune.worker.inject.tokens import Tokens
 from autotune.worker.observers import communication
+from autotune.worker.patches import wrapping
 
 _SOURCE = "_source_seen_by_autotune"
 """Attribute of a loader's iterator: a Source."""
@@ -210,11 +210,10 @@ class ScriptProbe:
         self._watch_evaluation()
         self._watch_new_epochs()
         iterator = dataloader._BaseDataLoaderIter
-        fetch = iterator.__next__
         clock, learns, draws = time.perf_counter, torch.is_grad_enabled, self.draws
 
-        @functools.wraps(fetch)
-        def watched(loader: Any) -> Any:
+        @wrapping(iterator, "__next__")
+        def watched(fetch: Any, loader: Any) -> Any:
             source = loader.__dict__.get(_SOURCE)
             if source is not None and not source.trained:
                 draws.asks(source)
@@ -240,15 +239,12 @@ class ScriptProbe:
                 went_on()
             return batch
 
-        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
-
     def _watch_new_epochs(self) -> None:
         """Notice where an iterator begins anew, as those of persistent workers do."""
         iterator = dataloader._BaseDataLoaderIter
-        reset = iterator._reset
 
-        @functools.wraps(reset)
-        def begun_anew(loader: Any, *args: Any, **kwargs: Any) -> Any:
+        @wrapping(iterator, "_reset")
+        def begun_anew(reset: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
             asked.forget(loader)
             if self.rows is not None:
                 self.rows.begin_epoch(loader)
@@ -256,38 +252,26 @@ class ScriptProbe:
                 self.draws.forget(source)
             return reset(loader, *args, **kwargs)
 
-        iterator._reset = begun_anew  # type: ignore[method-assign, assignment]
-
     def _watch_evaluation(self) -> None:
         """Observe where gradients are disabled, and which model is put into evaluation mode."""
         draws = self.draws
 
-        def noticed(enter: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(enter)
-            def run(context: Any, *args: Any, **kwargs: Any) -> Any:
+        for kind in (torch.no_grad, torch.inference_mode):
+
+            @wrapping(kind, "__enter__")
+            def entered(enter: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
                 draws.quiet += 1
                 return enter(context, *args, **kwargs)
 
-            return run
-
-        for kind in (torch.no_grad, torch.inference_mode):
-            kind.__enter__ = noticed(kind.__enter__)  # type: ignore[method-assign]
-        choose: Callable[..., None] = torch.set_grad_enabled.__init__
-
-        @functools.wraps(choose)
-        def chosen(context: Any, mode: bool) -> None:
+        @wrapping(torch.set_grad_enabled, "__init__")
+        def chosen(choose: Any, context: Any, mode: bool) -> None:
             draws.quiet += not mode
             choose(context, mode)
 
-        torch.set_grad_enabled.__init__ = chosen  # type: ignore[method-assign, assignment]
-        evaluate: Callable[..., Any] = nn.Module.eval
-
-        @functools.wraps(evaluate)
-        def evaluated(module: nn.Module) -> Any:
+        @wrapping(nn.Module, "eval")
+        def evaluated(evaluate: Any, module: nn.Module) -> Any:
             self._last_evaluated = weakref.ref(module)
             return evaluate(module)
-
-        nn.Module.eval = evaluated  # type: ignore[method-assign, assignment]
 
     def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
         """Take in a batch.
@@ -328,10 +312,9 @@ class ScriptProbe:
                 self._of_loader = detected.loader_settings(loader)
 
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
-        backward: Callable[..., None] = torch.Tensor.backward
 
-        @functools.wraps(backward)
-        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        @wrapping(torch.Tensor, "backward")
+        def watched(backward: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self._trained(loss)
             if self.first_backward is None:
                 self.first_backward = communication.collectives()
@@ -340,8 +323,6 @@ class ScriptProbe:
             backward(loss, *args, **kwargs)
             went_on()
 
-        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
-
     def _record_loss(self, loss: torch.Tensor) -> None:
         if loss.numel() == 1:
             self.loss = loss.detach() if self._unscaled is None else self._unscaled
@@ -349,21 +330,17 @@ class ScriptProbe:
 
     def _watch_scalers(self) -> None:
         """Record the loss before an fp16 scaler multiplies it, and steps that it skips."""
-        scale = torch.amp.GradScaler.scale
 
-        @functools.wraps(scale)
-        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        @wrapping(torch.amp.GradScaler, "scale")
+        def watched(scale: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
             records = self.records_loss and isinstance(outputs, torch.Tensor)
             if records and outputs.numel() == 1:
                 self._unscaled = outputs.detach()
             return scale(scaler, outputs)
 
-        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
-        step = torch.amp.GradScaler.step
-
-        @functools.wraps(step)
+        @wrapping(torch.amp.GradScaler, "step")
         def stepped(
-            scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+            step: Any, scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
         ) -> Any:
             self._taken = False
             found = step(scaler, optimizer, *args, **kwargs)
@@ -372,5 +349,3 @@ class ScriptProbe:
                 if self.leader is None or optimizer is self.leader:
                     self.accumulation.left_out(self.draws.batches)
             return found
-
-        torch.amp.GradScaler.step = stepped  # type: ignore[method-assign, assignment]

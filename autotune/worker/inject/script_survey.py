@@ -1,6 +1,5 @@
 """Survey of an unmodified training script: its parts and its present settings."""
 
-import functools
 import gc
 import os
 import statistics
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autotune.worker.effects.lacking import targets_in
+from autotune.worker.effects.apply import targets_in
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples, tensors
@@ -24,9 +23,9 @@ from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.inject.setting_files import may_hold_settings
-from autotune.worker.inject.settled import Settled
+from autotune.worker.inject.settled import Settled, may_hold_settings
 from autotune.worker.inject.statistics import Statistics
+from autotune.worker.patches import wrapping
 from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
 
@@ -178,16 +177,13 @@ class Survey:
         return _Step(samples, batches, probe.full_samples, probe.accumulation.of_step, until)
 
     def _watch_backward(self) -> None:
-        backward: Callable[..., None] = torch.Tensor.backward
 
-        @functools.wraps(backward)
-        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        @wrapping(torch.Tensor, "backward")
+        def watched(backward: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if not self._backwards:
                 self._products = product_formats([loss])
             self._backwards += 1
             backward(loss, *args, **kwargs)
-
-        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
 
     def so_far(self) -> str:
         """Describe how far the script has come."""
@@ -321,10 +317,9 @@ class Survey:
 
         Passes that a backward pass repeats, to recompute activations, are left out.
         """
-        call = nn.Module.__call__
 
-        @functools.wraps(call)
-        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        @wrapping(nn.Module, "__call__")
+        def watched(call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._within or not torch.is_grad_enabled():
                 return call(module, *args, **kwargs)
             if torch._C._current_graph_task_id() == _NO_BACKWARD:
@@ -334,8 +329,6 @@ class Survey:
                 return call(module, *args, **kwargs)
             finally:
                 self._within = False
-
-        nn.Module.__call__ = watched  # type: ignore[method-assign]
 
     def _passed(self, module: nn.Module, inputs: list[Any]) -> None:
         if id(module) not in self._passes:
@@ -358,14 +351,11 @@ class Survey:
         return [passes.module for passes in self._passes.values() if passes.parameters]
 
     def _watch_scalers(self) -> None:
-        scale = torch.amp.GradScaler.scale
 
-        @functools.wraps(scale)
-        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        @wrapping(torch.amp.GradScaler, "scale")
+        def watched(scale: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
             self._scaled = self._scaled or scaler.is_enabled()
             return scale(scaler, outputs)
-
-        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str | bytes):

@@ -1,10 +1,13 @@
-"""Knobs that a script sets by itself in its process, and features of torch that it uses.
+"""Settings that a script takes by itself: knobs that it sets, files that may hold them, checkpoints.
 
-A knob would be set back there, or find nothing to act on.
+A knob would be set back there, or find nothing to act on. A checkpoint may bring the settings of an
+earlier run.
 """
 
 import functools
 import gc
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,17 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from autotune.worker.inject.setting_files import is_of_library
+from autotune.worker.patches import wrapping
+
+_MOST_BYTES = 100 * 1024
+"""Largest settings file: people write them by hand, and larger files are data."""
+_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", ".cache", ".git"}
+"""Folders of libraries and caches."""
+_DATA = re.compile(
+    r"tokeni[sz]er|vocab|merges|special_tokens|added_tokens|\.index\.json$|package-lock|annotations",
+    re.IGNORECASE,
+)
+"""Names of files that belong to models or data and hold no settings of a training."""
 
 
 class Settled:
@@ -79,3 +92,42 @@ def _before(owner: Any, name: str, callback: Callable[[], object]) -> None:
         return original(*args, **kwargs)
 
     setattr(owner, name, calling)
+
+
+def may_hold_settings(path: Path) -> bool:
+    """Return whether a file of YAML, JSON or TOML may say how a script trains.
+
+    Args:
+        path: absolute.
+    """
+    if is_of_library(path) or _DATA.search(path.name):
+        return False
+    try:
+        return path.is_file() and path.stat().st_size <= _MOST_BYTES
+    except OSError:
+        return False
+
+
+def is_of_library(path: Path) -> bool:
+    """Return whether a file is one of an installed library or of a cache."""
+    return path.is_relative_to(sys.prefix) or bool(_FOLDERS & {*path.parts})
+
+
+class Loaded:
+    """Record of the last file that torch.load has read.
+
+    Attributes:
+        name: as the script has named it; empty before it reads one.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def watch(self) -> None:
+        """Record every file that is loaded from now on."""
+
+        @wrapping(torch, "load")
+        def watched(load: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(file, str | os.PathLike):
+                self.name = os.fspath(file)
+            return load(file, *args, **kwargs)

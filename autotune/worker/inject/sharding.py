@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autotune.worker.effects import parallel
-from autotune.worker.effects.blocks import blocks
+from autotune.worker.effects.parallel import blocks
 from autotune.worker.protocol import Knobs
 
 _HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")

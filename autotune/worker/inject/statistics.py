@@ -3,15 +3,16 @@
 Another micro-batch changes their result.
 """
 
-import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from autotune.worker.patches import wrapping
 
 BATCH_NORM = "BatchNorm"
 IN_BATCH = "a loss that compares the rows of a batch with each other"
@@ -27,24 +28,20 @@ class Statistics:
 
     def watch(self) -> None:
         """Observe from now on."""
-        build: Callable[..., None] = _BatchNorm.__init__
         norms = self._norms
 
-        @functools.wraps(build)
-        def built(module: _BatchNorm, *args: Any, **kwargs: Any) -> None:
+        @wrapping(_BatchNorm, "__init__")
+        def built(build: Any, module: _BatchNorm, *args: Any, **kwargs: Any) -> None:
             build(module, *args, **kwargs)
             norms.add(module)
 
-        _BatchNorm.__init__ = built  # type: ignore[method-assign, assignment]
-        entropy: Callable[..., Tensor] = functional.cross_entropy
-
-        @functools.wraps(entropy)
-        def computed(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        @wrapping(functional, "cross_entropy")
+        def computed(
+            entropy: Any, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
             if self._observing and not torch.compiler.is_compiling():
                 self._in_batch = self._in_batch or compares_rows(logits, target)
             return entropy(logits, target, *args, **kwargs)
-
-        functional.cross_entropy = computed  # type: ignore[assignment]
 
     def close(self) -> None:
         """Observe no further loss."""

@@ -12,8 +12,11 @@ forked from there.
 import argparse
 import contextlib
 import dataclasses
+import fcntl
 import multiprocessing
 import os
+import socket
+import struct
 import sys
 import time
 import traceback
@@ -23,7 +26,6 @@ from typing import Any, NoReturn
 
 from autotune.worker import interpreter, processes
 from autotune.worker.imports import PRELOAD_FILE
-from autotune.worker.node.network import interface_of
 from autotune.worker.node.store import StoreProcess
 from autotune.worker.node.trial import NodeTrial
 from autotune.worker.protocol import (
@@ -42,6 +44,8 @@ from autotune.worker.protocol import (
 )
 from autotune.worker.sandbox import scratch
 
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 16
 # DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
 _PRELOADED = [
     "torch",
@@ -61,6 +65,28 @@ After a longer one the node was suspended.
 """
 _FAREWELL_SECONDS = 5.0
 _READ_BYTES = 1 << 20
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface with this IPv4 address, e.g. 'eth0'.
+
+    gloo and NCCL would go by the host's name, which may resolve to loopback.
+
+    Raises:
+        OSError: no interface of this node has it.
+    """
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # no IPv4 address on this one
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise OSError(f"no network interface of this node has the address {address}")
 
 
 def main() -> NoReturn:

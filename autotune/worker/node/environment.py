@@ -1,4 +1,7 @@
-"""Fingerprint of a node: what a measured figure depends on besides the configuration."""
+"""Fingerprint of a node: what a measured figure depends on besides the configuration.
+
+torch is imported where it is asked: a node of a cluster is described without it at first.
+"""
 
 import os
 import platform
@@ -6,12 +9,27 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import autotune
-from autotune.worker.node import hardware
 
 _GIB = 1 << 30
+_MODEL = "Model:"
+
+
+def processor() -> str:
+    """Return the processor's model."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def driver_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the driver's names of all CUDA devices of this node; empty where it gives none."""
+    found = []
+    for file in sorted(driver.glob("*/information")):
+        models = [line for line in file.read_text().splitlines() if line.startswith(_MODEL)]
+        found += [line.removeprefix(_MODEL).strip() for line in models]
+    return found
 
 
 def describe() -> dict[str, Any]:
@@ -23,9 +41,11 @@ def describe() -> dict[str, Any]:
         JSON-ready. `devices` has one entry per visible CUDA device with name, memory_bytes and
         capability (e.g. [9, 0]); it is empty where there is none.
     """
+    import torch
+
     return {
         "host": socket.gethostname(),
-        "cpu": hardware.processor(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),
@@ -41,6 +61,8 @@ def describe() -> dict[str, Any]:
 
 def cuda_devices() -> tuple[str, ...]:
     """Return the UUID of each visible CUDA device. It is the same in every process."""
+    import torch
+
     count = torch.cuda.device_count()
     return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
 
@@ -51,6 +73,8 @@ def _memory_bytes() -> int:
 
 
 def _devices() -> list[dict[str, Any]]:
+    import torch
+
     found = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -65,6 +89,8 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _nccl_version() -> str | None:
+    import torch
+
     if not torch.cuda.is_available():
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())

@@ -1,5 +1,6 @@
 """Protection of the user's files on this node while a trial's ranks run."""
 
+import contextlib
 import json
 import multiprocessing.process
 import os
@@ -9,12 +10,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from autotune.worker.files import TrialFiles
+from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import TrialRequest
-from autotune.worker.sandbox import caches, kernel, overlay, redirect, scratch
+from autotune.worker.sandbox import kernel, overlay, redirect, scratch
 from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, holds
 from autotune.worker.sandbox.overlay import View
 
+_USUAL = {
+    "TRITON_CACHE_DIR": ("~/.triton/cache", 1),
+    "TORCH_EXTENSIONS_DIR": ("~/.cache/torch_extensions", 2),
+}
+"""Variable -> the user's default folder for compiled code, and how deep its entries lie."""
 OVERLAY, COPIES = "overlay", "copies"
 """Means of protection: an overlay file system, or redirected writes to copies."""
 _REFUSED = "Permission denied"
@@ -26,6 +32,45 @@ _MAY_BE_REFUSED = (
 )
 """Errors of programs and libraries that do not pass on the message of the kernel."""
 _MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
+
+
+def shared_caches(variables: Mapping[str, str]) -> list[str]:
+    """Make the folders that the environment of this agent names.
+
+    Args:
+        variables: that the study sets itself: such folders are the user's own.
+
+    Returns:
+        Their real paths.
+    """
+    several = {name: os.environ.get(name, "") for name in COMPILER_CACHES if name not in variables}
+    for name, folder in several.items():
+        if folder and not Path(folder).exists():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            usual, depth = _USUAL.get(name, ("", 0))
+            if usual:
+                _show(Path(os.path.expanduser(usual)), Path(folder), depth)  # noqa: PTH111
+    return [os.path.realpath(folder) for folder in several.values() if folder]
+
+
+def _show(usual: Path, cache: Path, depth: int) -> None:
+    """Link the user's compiled code into a cache of trials.
+
+    Nothing is written through the links: their targets are protected. New code lies beside them.
+
+    Args:
+        usual: the user's own cache.
+        cache: of the trials.
+        depth: of entries in both.
+    """
+    with contextlib.suppress(OSError):
+        for entry in usual.iterdir():
+            shown = cache / entry.name
+            if depth > 1 and entry.is_dir():
+                shown.mkdir(exist_ok=True)
+                _show(entry, shown, depth - 1)
+            elif not shown.exists():
+                shown.symlink_to(entry)
 
 
 @dataclass(frozen=True)
@@ -180,7 +225,7 @@ def writable(folders: Iterable[str | Path]) -> tuple[str, ...]:
 
 def _kept(files: TrialFiles, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the folders that a trial really writes: its own, and compiler caches of the study."""
-    return tuple(dict.fromkeys([str(files.folder), *caches.made(environment)]))
+    return tuple(dict.fromkeys([str(files.folder), *shared_caches(environment)]))
 
 
 def _free(wanted: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:

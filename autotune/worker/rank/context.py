@@ -1,10 +1,123 @@
-"""Place of a rank in its trial."""
+"""Context of a rank: its place among the ranks, its devices, and permission to train.
 
+Permission comes block by block on devices that interleaved trials share.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol
 
 import torch
 
-from autotune.worker.rank.turns import ALONE, Turns
+from autotune.worker.protocol import Configure, TrialRequest, Turn, Waiting, from_line
+
+
+class Turns(Protocol):
+    """Source of turns, which `run_blocks` asks before each block."""
+
+    def next(self) -> Turn | None:
+        """Wait for permission to train a block; return None if another configuration has come."""
+
+    def silence(self) -> None:
+        """Stop background work of this rank until its next turn, as the block is over."""
+
+
+class _Alone:
+    """Source of turns for a trial that has its devices to itself."""
+
+    def next(self) -> Turn:
+        return Turn("", 0)
+
+    def silence(self) -> None:
+        """Do nothing: no other trial is disturbed."""
+
+
+ALONE = _Alone()
+
+
+class TakenTurns:
+    """Source of turns that the agent passes on.
+
+    A waiting rank takes no processor time, and its loader's workers are stopped: batches that they
+    prepared meanwhile would cost its steps no waiting.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Use the connection to the agent, on which `listen` receives turns."""
+        self._connection = connection
+        self._given: queue.SimpleQueue[Turn | Configure] = queue.SimpleQueue()
+        self._following: TrialRequest | None = None
+        self._last = 0
+        self._silent = False
+
+    def listen(self, gone: Callable[[], None]) -> None:
+        """Receive turns until the agent is gone, then call `gone`. For a thread of its own."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = from_line(self._connection.recv_bytes())
+                if isinstance(message, Turn | Configure):
+                    self._given.put(message)
+        gone()
+
+    def next(self) -> Turn | None:
+        """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
+        self.silence()
+        self._connection.send_bytes(Waiting(self._last).to_line())
+        given = self._given.get()
+        self._wake()
+        if isinstance(given, Configure):
+            self._following = given.request
+            return None
+        self._last = given.number
+        return given
+
+    def following(self) -> TrialRequest:
+        """Return the next configuration; wait for it unless `next` has received it."""
+        while self._following is None:
+            self.next()
+        request, self._following = self._following, None
+        return request
+
+    def silence(self) -> None:
+        """Stop the processes that this one has started: a loader's workers, mostly."""
+        if self._last and not self._silent:
+            self._silent = True
+            _signal_children(signal.SIGSTOP)
+
+    def _wake(self) -> None:
+        if self._silent:
+            self._silent = False
+            _signal_children(signal.SIGCONT)
+
+
+class OwnTurns:
+    """Source of turns for a warm worker that has the devices to itself.
+
+    A turn only lets it go on, and nothing that is timed depends on it.
+    """
+
+    def __init__(self, turns: TakenTurns) -> None:
+        self._turns = turns
+
+    def next(self) -> Turn | None:
+        turn = self._turns.next()
+        return ALONE.next() if turn else None
+
+    def silence(self) -> None:
+        self._turns.silence()
+
+
+def _signal_children(number: signal.Signals) -> None:
+    for child in multiprocessing.active_children():
+        if child.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child.pid, number)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,136 @@
-"""Run an unmodified script in this process, as python runs it."""
+"""Run an unmodified script in this process, as python and the script's launcher run it.
+
+The launcher leaves variables, an argument and a number of threads in each rank. Standard input is a
+terminal without a user.
+"""
 
 import builtins
+import contextlib
+import fcntl
 import multiprocessing
+import os
 import runpy
+import struct
 import sys
-from collections.abc import Sequence
+import termios
+from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from zipfile import is_zipfile
 
-from autotune.worker.protocol import Script
-from autotune.worker.rank import launch
+from autotune.worker.protocol import (
+    DEEPSPEED,
+    PLAIN,
+    TORCH_LAUNCH,
+    TORCHRUN,
+    Placement,
+    Script,
+)
+from autotune.worker.rank.context import RankContext
 
+_LOCAL_RANK_ARGUMENTS = {TORCH_LAUNCH: "--local-rank", DEEPSPEED: "--local_rank"}
+_SETS_THREADS = (TORCHRUN, TORCH_LAUNCH)
+_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_ROWS, _COLUMNS = 24, 80
+"""Size of a terminal that does not say another."""
+_LOCAL_MODES, _CHARACTERS = 3, 6
+"""Places in what termios.tcgetattr returns."""
 _MAIN = "__main__"
 _SOURCE = (".py", ".pyw")
+
+
+def launcher_variables(
+    script: Script, placement: Placement, context: RankContext
+) -> dict[str, str]:
+    """Return the variables for a rank's place, without the rendezvous; none if python starts it."""
+    if script.launch in PLAIN:
+        return {}
+    of_launcher = _of_deepspeed if script.launch == DEEPSPEED else _of_torchrun
+    return {
+        "RANK": str(context.rank),
+        "LOCAL_RANK": str(context.local_rank),
+        "WORLD_SIZE": str(context.world_size),
+        **of_launcher(placement, context),
+        **_interfaces(placement),
+    }
+
+
+def _nodes(placement: Placement, context: RankContext) -> str:
+    return str(context.world_size // placement.local_world_size)
+
+
+def _of_torchrun(placement: Placement, context: RankContext) -> dict[str, str]:
+    return {
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "GROUP_RANK": str(placement.node),
+        "GROUP_WORLD_SIZE": _nodes(placement, context),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(context.rank),
+        "ROLE_WORLD_SIZE": str(context.world_size),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_ERROR_FILE": os.devnull,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        _ERRORS: os.environ.get(_ERRORS, "1"),
+    }
+
+
+def _of_deepspeed(placement: Placement, context: RankContext) -> dict[str, str]:
+    return {
+        "LOCAL_SIZE": str(placement.local_world_size),
+        "CROSS_RANK": str(placement.node),
+        "CROSS_SIZE": _nodes(placement, context),
+    }
+
+
+def _interfaces(placement: Placement) -> dict[str, str]:
+    """Return variables for the ranks' network interface, unless the user has set them."""
+    wanted = {
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # "=": not every name with this prefix
+    }
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def launcher_arguments(script: Script, local_rank: int) -> tuple[str, ...]:
+    """Return the arguments that a launcher puts before those of a script."""
+    option = _LOCAL_RANK_ARGUMENTS.get(script.launch)
+    return (f"{option}={local_rank}",) if option else ()
+
+
+def launcher_threads(script: Script, ranks: int, environment: Mapping[str, str]) -> int | None:
+    """Return the OMP_NUM_THREADS that a launcher sets; None: it leaves the number unchanged.
+
+    Args:
+        script: with its launcher.
+        ranks: number of the script's ranks on this node.
+        environment: of the launcher.
+    """
+    sets = script.launch in _SETS_THREADS and ranks > 1 and "OMP_NUM_THREADS" not in environment
+    return 1 if sets else None
+
+
+def open_terminal() -> None:
+    """Make a terminal the standard input of this process, on which every read is at its end.
+
+    Scripts ask it for its size, as where their command is typed; so a study finds the same whether
+    its daemon has a terminal or not. Where none can be had, standard input stays as it is.
+    """
+    with contextlib.suppress(OSError, termios.error):
+        # The other end stays open as long as this process: without it the terminal has no size.
+        _, terminal = os.openpty()
+        modes = termios.tcgetattr(terminal)
+        modes[_LOCAL_MODES] &= ~(termios.ICANON | termios.ECHO)
+        modes[_CHARACTERS][termios.VMIN] = modes[_CHARACTERS][termios.VTIME] = 0
+        termios.tcsetattr(terminal, termios.TCSANOW, modes)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
+        os.dup2(terminal, 0)
+        os.close(terminal)
+        # multiprocessing has put an empty file here.
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (a descriptor)
 
 
 def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
@@ -31,7 +146,7 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     """
     target = script.path if script.is_module else _file(script.path, folders)
     named = ["-m", target] if script.is_module else [target]
-    arguments = [*launch.arguments(script, local_rank), *script.args]
+    arguments = [*launcher_arguments(script, local_rank), *script.args]
     sys.argv = [named[0], *arguments]
     sys.orig_argv = [*sys.orig_argv, *named, *arguments]
     # The script may choose a method, as in its own process: the fork server's choice was inherited.

@@ -1,24 +1,43 @@
 """Built-in data-parallel training loop, cut into blocks."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import Subset
 
 from autotune.worker.effects.apply import Applied
 from autotune.worker.inject.statistics import batch_norms
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import RankFigures, among_ranks
+from autotune.worker.rank.rendezvous import RankFigures, among_ranks
 from autotune.worker.rank.training import Span, Training, no_span
 from autotune.worker.workload import Workload, check_loss
 
 _MOST_HALVINGS = 24
 """Largest number of halvings of the loss scale, which is 2**16 at first."""
-
 _SPARE = 4
 """Factor by which gradients may grow in the steps that follow."""
+
+
+def of_longest(workload: Workload, request: TrialRequest) -> Workload:
+    """Return the workload with a dataset of nothing but its longest samples.
+
+    Raises:
+        ValueError: the workload does not name them.
+    """
+    if workload.longest is None or workload.dataset is None:
+        raise ValueError(
+            "the workload does not say which samples are the longest: Workload.longest"
+        )
+    count = request.knobs["micro_batch"] * request.world_size * request.replicas
+    places = list(workload.longest(count))
+    if not places:
+        raise ValueError(f"Workload: `longest` gave no places for {count} samples")
+    again = list(itertools.islice(itertools.cycle(places), count))
+    return dataclasses.replace(workload, dataset=Subset(workload.dataset, again))
 
 
 class _Overflow(NamedTuple):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.worker import imports, interpreter, processes, workload
-from autotune.worker.effects import binding, process
+from autotune.worker.effects import process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory
@@ -42,21 +42,16 @@ from autotune.worker.rank import (
     command_run,
     exceptions,
     execution,
-    launch,
     profiling,
     rendezvous,
     script_run,
     surveying,
-    terminal,
     warm_worker,
 )
-from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.longest import of_longest
-from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.training import no_span
+from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
+from autotune.worker.rank.loop import TrainingLoop, of_longest
+from autotune.worker.rank.training import no_span, run_blocks
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
-from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
@@ -80,15 +75,14 @@ def main(
     _redirect_output(files.log(placement.first_rank + local_rank))
     turns = TakenTurns(connection)
     threading.Thread(target=turns.listen, args=(_die_with_agent,), daemon=True).start()
-    rank = placement.first_rank + local_rank
+    line = _Line(connection, placement.first_rank + local_rank)
     try:
-        _train(request, placement, local_rank, connection, turns)
-        end = RankEnd(rank, None, "finished", at=time.time())
+        _train(request, placement, local_rank, line, turns)
     except BaseException as error:
         at = time.time()
         traceback.print_exception(error.with_traceback(_of_user(error, request)))
-        end = RankEnd(rank, exceptions.outcome_of(error), _describe(error), at=at)
-    _leave(connection, end)
+        line.leave(exceptions.outcome_of(error), _describe(error), at)
+    line.leave(None, "finished")
 
 
 def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | None:
@@ -99,49 +93,53 @@ def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | Non
     return place or error.__traceback__
 
 
-def _leave(connection: Connection, end: RankEnd) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    connection.send_bytes(end.to_line())
-    # Destructors of DDP and of the process group can deadlock: exit without them.
-    os._exit(0)
+class _Line:
+    """Connection of one rank to its agent."""
+
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self.connection = connection
+        self._rank = rank
+
+    def report(self, block: BlockReport) -> None:
+        """Report a block."""
+        self.connection.send_bytes(block.to_line())
+
+    def leave(self, outcome: Outcome | None, cause: str, at: float | None = None) -> NoReturn:
+        """Report the end of the rank, and exit.
+
+        Args:
+            at: time of the end; None: now.
+        """
+        end = RankEnd(self._rank, outcome, cause, at=time.time() if at is None else at)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.connection.send_bytes(end.to_line())
+        # Destructors of DDP and of the process group can deadlock: exit without them.
+        os._exit(0)
 
 
 def _train(
     request: TrialRequest,
     placement: Placement,
     local_rank: int,
-    connection: Connection,
+    line: _Line,
     turns: TakenTurns,
 ) -> None:
-    ranks = placement.local_world_size
-    devices = _devices(request, local_rank, ranks)
-    context = RankContext(
-        rank=placement.first_rank + local_rank,
-        local_rank=local_rank,
-        world_size=request.world_size,
-        devices=devices,
-        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
-        alone=ranks * request.devices_per_rank >= 1,
-        turns=_turns(request, turns),
-    )
+    context = _context(request, placement, local_rank, turns)
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
     if request.command or request.script:
-        terminal.begin()
+        execution.open_terminal()
     if request.command:
-        _run_command(request, connection, progressed)
+        _run_command(request, line, progressed)
     _prepare_process(request, placement, context)
     if request.script:
-        _run_script(request, placement, context, connection, progressed)
+        _run_script(request, placement, context, line, progressed)
     _join_group(request, placement, context)
-    built = _build(request, placement, context, connection)
+    built = _build(request, placement, context, line.connection)
     span = profiling.span if request.profile else no_span
     loop = TrainingLoop(built, request, context, progressed, span)
-
-    def report(block: BlockReport) -> None:
-        connection.send_bytes(block.to_line())
-
+    report = line.report
     if request.stays:
         warm_worker.serve(loop, request, context, turns, report, _print_to)
     elif request.profile:
@@ -154,23 +152,33 @@ def _train(
     dist.barrier()
 
 
+def _context(
+    request: TrialRequest, placement: Placement, local_rank: int, turns: TakenTurns
+) -> RankContext:
+    ranks = placement.local_world_size
+    devices = _devices(request, local_rank, ranks)
+    return RankContext(
+        rank=placement.first_rank + local_rank,
+        local_rank=local_rank,
+        world_size=request.world_size,
+        devices=devices,
+        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
+        alone=ranks * request.devices_per_rank >= 1,
+        turns=_turns(request, turns),
+    )
+
+
 def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
     if request.takes_turns:
         return taken
     return OwnTurns(taken) if request.stays else ALONE
 
 
-def _run_command(
-    request: TrialRequest, connection: Connection, progressed: Callable[[], None]
-) -> NoReturn:
+def _run_command(request: TrialRequest, line: _Line, progressed: Callable[[], None]) -> NoReturn:
     """Run a command.
 
     It uses the devices with ranks of its own, so this process does not touch them.
     """
-
-    def leave(outcome: Outcome | None, cause: str) -> NoReturn:
-        _leave(connection, RankEnd(0, outcome, cause, at=time.time()))
-
     os.chdir(request.workdir)
     interpreter.restore()
     assert request.command is not None
@@ -178,8 +186,8 @@ def _run_command(
         request,
         request.command,
         progressed=progressed,
-        report=lambda block: connection.send_bytes(block.to_line()),
-        leave=leave,
+        report=line.report,
+        leave=line.leave,
     ).run()
 
 
@@ -187,14 +195,10 @@ def _run_script(
     request: TrialRequest,
     placement: Placement,
     context: RankContext,
-    connection: Connection,
+    line: _Line,
     progressed: Callable[[], None],
 ) -> NoReturn:
     """Run a script with observers in place, and exit with its end."""
-
-    def leave(outcome: Outcome | None, cause: str) -> NoReturn:
-        _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
-
     assert request.script is not None
     uploads.begin()
     store, extra = _store(request, placement), dict[str, str]()
@@ -204,16 +208,16 @@ def _run_script(
     if request.script.launch == SPAWN:
         spawning.join_spawned(context.local_rank, context.world_size, PrefixStore("groups", store))
     if request.script.survey:
-        surveying.survey(request, context, progressed, leave)
-    built = _announcement(request, placement, context, connection, extra)
+        surveying.survey(request, context, progressed, line.leave)
+    built = _announcement(request, placement, context, line.connection, extra)
     script_run.ScriptRun(
         request,
         context,
         PrefixStore("blocks", store),
         progressed=progressed,
         began=built,
-        report=lambda block: connection.send_bytes(block.to_line()),
-        leave=leave,
+        report=line.report,
+        leave=line.leave,
     ).run()
 
 
@@ -278,7 +282,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     process.compile_workers(request.knobs, placement.local_world_size)
     if context.device.type == "cuda":
         _prepare_device(request, context)
-    binding.own_share(request.knobs, context.local_rank, placement.local_world_size)
+    process.own_share(request.knobs, context.local_rank, placement.local_world_size)
     for device in context.devices:
         if not _begins_cuda(request, context):
             memory.reset_peak(device)
@@ -294,7 +298,7 @@ def _prepare_device(request: TrialRequest, context: RankContext) -> None:
     process.allocator(request.knobs)
     if not _begins_cuda(request, context):
         torch.cuda.set_device(context.device)
-    binding.near_device(request.knobs, context.device)
+    process.near_device(request.knobs, context.device)
 
 
 def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
@@ -338,10 +342,10 @@ def _of_workload(
 def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
     assert request.script is not None
     ranks, variables = placement.local_world_size, {**os.environ, **request.env}
-    by_launcher = launch.threads(request.script, ranks, variables)
+    by_launcher = execution.launcher_threads(request.script, ranks, variables)
     threads = request.knobs["cpu_threads"] or by_launcher
     return {
-        **launch.variables(request.script, placement, context),
+        **execution.launcher_variables(request.script, placement, context),
         **({process.THREADS: str(threads)} if threads else {}),
     }
 

@@ -3,7 +3,7 @@
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.worker.effects.lacking import ATTENTION, lacking
+from autotune.worker.effects.apply import ATTENTION, lacking
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.observers.batch_moves import BatchMoves
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank import trace
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.training import Training
 
 _ATTENTION = "scaled_dot_product"
@@ -98,25 +98,20 @@ def run_profile(
     `trace-<rank>.json.gz` beside its log.
     """
     training = subject.training
-    training.begin_block()
-    with subject.watched():
-        yield
-    started: list[RankFigures] = training.gather(training.end_block())
+    started = yield from _first_step(subject)
     began = time.perf_counter()
     first = max(rank.seconds for rank in started)
     # A trace of millions of events would take minutes to look through.
     steps = max(_FEWEST, request.profile // training.knobs["accumulation_steps"])
-    if (course := affordable(steps, first, request.limit.soft)) is None:
+    course = affordable(steps, first, request.limit.soft)
+    if course is None:
         if context.rank == 0:
             took = Observed(look_seconds=time.perf_counter() - began)
             report(training.block(request.trial, 0, started, took))
         return
     for _ in range(course.warm_up):
         yield
-    activities = [ProfilerActivity.CPU]
-    if context.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
+    with _profiler(context.device) as profiler:
         # The profiler starts only now: that takes time, and not the same on all ranks.
         training.meet()
         training.begin_block()
@@ -130,15 +125,36 @@ def run_profile(
     subject.progressed()
     ranks = training.gather(_RankProfile(figures, trace.shares(events)))
     if context.rank == 0:
-        devices, peaks = context.devices, [rank.figures.peak_bytes for rank in ranks]
-        observed = Observed(
-            parts={part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS},
-            peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
+        observed = _observed(ranks, context) | Observed(
             batch_moves=dict(subject.moves),
             look_seconds=time.perf_counter() - began,
             lacks=subject.lacks(events),
         )
         report(training.block(request.trial, 0, [rank.figures for rank in ranks], observed))
+
+
+def _first_step(subject: Subject) -> Generator[None, None, list[RankFigures]]:
+    subject.training.begin_block()
+    with subject.watched():
+        yield
+    return subject.training.gather(subject.training.end_block())
+
+
+def _profiler(device: torch.device) -> profile:
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities)
+
+
+def _observed(ranks: Sequence[_RankProfile], context: RankContext) -> Observed:
+    """Return parts of the step and peaks: of each device of a process that drives several, else rank."""
+    if context.devices[1:]:
+        peaks = [memory.peak_bytes(device) for device in context.devices]
+    else:
+        peaks = [int(rank.figures.peak_bytes) for rank in ranks]
+    parts = {part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS}
+    return Observed(parts=parts, peaks=peaks)
 
 
 class LoopSubject:

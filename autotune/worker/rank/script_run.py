@@ -15,9 +15,9 @@ from autotune.worker.inject import detected, spawning
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
 from autotune.worker.inject.constructed import Constructed
-from autotune.worker.inject.loaded import Loaded
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settings_copies import SettingsCopies
+from autotune.worker.inject.settled import Loaded
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
 from autotune.worker.protocol import (
@@ -30,14 +30,11 @@ from autotune.worker.protocol import (
 )
 from autotune.worker.rank import exceptions, profiling
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.dropout import without_dropout_anywhere
 from autotune.worker.rank.execution import execute
-from autotune.worker.rank.first_steps import FirstStepChecks
-from autotune.worker.rank.gathering import Gather, RankFigures, over_store
-from autotune.worker.rank.leader import LeaderNorms
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.training import Training
-from autotune.worker.rank.trajectory import run_trajectory
+from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
+from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
+from autotune.worker.rank.training import Training, run_blocks
+from autotune.worker.rank.trajectory import run_trajectory, without_dropout_anywhere
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank with an outcome and its cause. The script does not run on."""

@@ -76,6 +76,12 @@ class Sketcher:
         self._buckets[self._group_of[place]] += buckets
         self._squares[self._group_of[place]] += square
 
+    def of(self, tensors: Iterable[Tensor]) -> list[Sketched]:
+        """Return the sketches of a tensor for each parameter, in order."""
+        for place, tensor in enumerate(tensors):
+            self.add(place, tensor)
+        return self.done()
+
     def done(self) -> list[Sketched]:
         """Return all sketches, and begin with zeros again."""
         found = [self._sketched(number) for number in range(len(self._groups))]

@@ -23,6 +23,72 @@ It is below 1 as the agent, which would end it then, does not know what was seen
 """
 
 
+class _SurveyRun:
+    """Survey of one rank: it ends after enough steps, with the script, or too late for a step."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        context: RankContext,
+        progressed: Callable[[], None],
+        leave: Leave,
+    ) -> None:
+        assert request.script is not None
+        self._request, self._script = request, request.script
+        self._seen = Survey(
+            request.knobs, self._script.changes, Constructed(self._script.constructed)
+        )
+        self._file = TrialFiles(Path(request.log_dir)).survey(context.rank)
+        self._progressed = progressed
+        self._leave = leave
+        self._longest = _OF_STARTUP * request.deadlines.startup
+        self._ending = threading.Lock()
+        self._late = threading.Timer(self._longest, self._leave_late)
+        self._late.daemon = True
+
+    def watch(self) -> None:
+        """Look from now on, and begin to wait for the first step."""
+        spawning.watch(self._script, self._refuse, self._starts)
+        SettingsCopies(self._request.copies).begin()
+        self._seen.watch(self._alive, self._taken, self.done)
+        self._late.start()
+
+    def done(self, ended: str = "") -> NoReturn:
+        """Write down what was seen, and leave."""
+        with self._ending:
+            try:
+                self._file.write_text(self._seen.surveyed(ended).to_text())
+            except Exception as error:
+                self._leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
+            self._leave(None, "finished")
+
+    def _leave_late(self) -> NoReturn:
+        # The script is not inspected here, as its own thread goes on.
+        with self._ending:
+            how = f"{self._seen.so_far()} within {self._longest:.0f} s, and took no optimizer step"
+            self._file.write_text(SurveyResult(ended=how).to_text())
+            self._leave(None, "finished")
+
+    def _taken(self, steps: int) -> None:
+        self._late.cancel()
+        self._progressed()
+        if steps >= self._script.survey:
+            self.done()
+
+    def _alive(self) -> None:
+        # The first step belongs to the start.
+        if self._seen.steps:
+            self._progressed()
+
+    def _refuse(self, why: str) -> NoReturn:
+        self._leave(Outcome.ERROR, why)
+
+    def _starts(self, ranks: int) -> NoReturn:
+        self._late.cancel()
+        self._file.write_text(SurveyResult(spawns=ranks).to_text())
+        self._leave(None, "finished")
+
+
 def survey(
     request: TrialRequest, context: RankContext, progressed: Callable[[], None], leave: Leave
 ) -> NoReturn:
@@ -31,52 +97,8 @@ def survey(
     A script that ends before, or takes no step until the start-up deadline, is seen as far as it
     went.
     """
-    script, files = request.script, TrialFiles(Path(request.log_dir))
-    assert script is not None
-    seen = Survey(request.knobs, script.changes, Constructed(script.constructed))
-    longest = _OF_STARTUP * request.deadlines.startup
-    ending = threading.Lock()
-
-    def done(ended: str = "") -> NoReturn:
-        with ending:
-            try:
-                files.survey(context.rank).write_text(seen.surveyed(ended).to_text())
-            except Exception as error:
-                leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
-            leave(None, "finished")
-
-    def too_late() -> NoReturn:
-        # The script is not inspected here, as its own thread goes on.
-        with ending:
-            how = f"{seen.so_far()} within {longest:.0f} s, and took no optimizer step"
-            files.survey(context.rank).write_text(SurveyResult(ended=how).to_text())
-            leave(None, "finished")
-
-    late = threading.Timer(longest, too_late)
-    late.daemon = True
-
-    def taken(steps: int) -> None:
-        late.cancel()
-        progressed()
-        if steps >= script.survey:
-            done()
-
-    def alive() -> None:
-        # The first step belongs to the start.
-        if seen.steps:
-            progressed()
-
-    def refuse(why: str) -> NoReturn:
-        leave(Outcome.ERROR, why)
-
-    def starts(ranks: int) -> NoReturn:
-        late.cancel()
-        files.survey(context.rank).write_text(SurveyResult(spawns=ranks).to_text())
-        leave(None, "finished")
-
-    spawning.watch(script, refuse, starts)
-    SettingsCopies(request.copies).begin()
-    seen.watch(alive, taken, done)
-    late.start()
-    ended = execute(script, request.import_paths, context.local_rank)
-    done(f"{ENDED} {ended}".rstrip())
+    assert request.script is not None
+    run = _SurveyRun(request, context, progressed, leave)
+    run.watch()
+    ended = execute(request.script, request.import_paths, context.local_rank)
+    run.done(f"{ENDED} {ended}".rstrip())

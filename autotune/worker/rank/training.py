@@ -1,17 +1,19 @@
-"""A training on one rank as blocks see it: steps, samples, seconds, loss."""
+"""A training on one rank as blocks see it, and its timed run, block after block of whole steps."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from autotune.worker.observers import memory
-from autotune.worker.observers.timing import BlockClock
-from autotune.worker.protocol import BlockReport, Knobs, Observed, TrialRequest
+from autotune.worker.observers.block import BlockObservers, RankObservation, together
+from autotune.worker.observers.timing import BlockClock, BlockLength, InterleavedBlockLength
+from autotune.worker.protocol import BlockReport, Knobs, Observed, TrialRequest, Turn
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.gathering import Gather, RankFigures
+from autotune.worker.rank.rendezvous import Gather, RankFigures
 
 Span = Callable[[str], AbstractContextManager[Any]]
 """Marks a span of the step: step, batch, loader, forward, backward, optimizer, read."""
@@ -146,3 +148,67 @@ class Training:
         """
         peak = max(memory.peak_bytes(device, alone=self._alone) for device in self._devices)
         return peak if self._devices[0].type == "cuda" else peak // self._replicas
+
+
+class _RankBlock(NamedTuple):
+    figures: RankFigures
+    seen: RankObservation
+
+
+def run_blocks(
+    training: Training,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> Iterator[None]:
+    """Run blocks of a training that takes an optimizer step whenever this yields; report on rank 0."""
+    kind = InterleavedBlockLength if request.takes_turns else BlockLength
+    length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
+    observers = _observers(training, context)
+    mark = observers.marks.mark
+    for index in range(request.blocks.max_blocks):
+        turn, steps = context.turns.next(), length.steps
+        if turn is None:
+            return
+        began = time.perf_counter()
+        for _ in range(turn.left_out):
+            yield
+        left_out_seconds = time.perf_counter() - began
+        if turn.number:
+            observers.resume()
+        if request.takes_turns or request.stays:
+            # Turns reach one node after another, and the first would wait on the clock for the last.
+            training.meet()
+        observers.start(index)
+        training.begin_block()
+        for left in reversed(range(steps)):
+            if not left:
+                training.ends_with_next()
+            yield
+            mark()
+        if math.isnan(training.loss_read):
+            training.read_loss()
+        ranks = training.gather(_RankBlock(training.end_block(), observers.stop()))
+        figures = [rank.figures for rank in ranks]
+        context.turns.silence()
+        slowest = max(rank.seconds for rank in figures)
+        length.learn(index, slowest, rested=turn.rested)
+        if context.rank == 0:
+            seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
+            report(training.block(request.trial, index, figures, seen))
+
+
+def _observers(training: Training, context: RankContext) -> BlockObservers:
+    return BlockObservers(
+        training.model,
+        context.devices,
+        node=context.local_rank == 0,
+        first=context.first_on_device,
+        alone=context.alone,
+    )
+
+
+def _of_turn(turn: Turn, left_out_seconds: float) -> Observed:
+    if not turn.number:
+        return Observed()
+    return Observed(turn=turn.number, left_out_seconds=left_out_seconds)

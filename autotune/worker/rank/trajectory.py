@@ -11,18 +11,103 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from autotune.worker.effects.compression import averaged_gradients
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.dropout import without_dropout
-from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.replica_sums import ReplicaSums, spread, sums_of, whole
+from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+"""Names that wrappers put into those of parameters."""
+
+
+class ReplicaSums(NamedTuple):
+    """Two sums that are equal for equal replicas of a model."""
+
+    weights: float
+    """Sum of all parameters."""
+    size: float
+    """Sum of their magnitudes."""
+
+
+def sums_of(parameters: Iterable[Tensor]) -> ReplicaSums:
+    """Return the sums of one replica; sharded parameters are gathered."""
+    weights = size = 0.0
+    for parameter in parameters:
+        values = whole(parameter.detach()).double()
+        weights += float(values.sum())
+        size += float(values.abs().sum())
+    return ReplicaSums(weights, size)
+
+
+def spread(replicas: Sequence[ReplicaSums]) -> float:
+    """Return how far the replicas lie apart, relative to their size."""
+    totals = [one.weights for one in replicas]
+    return (max(totals) - min(totals)) / max(*(one.size for one in replicas), 1e-30)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor, gathered if it is sharded over the ranks."""
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off meanwhile, and nothing else: normalisation goes on training.
+
+    A module that holds a dropout rate itself is switched off, too, as attention passes its rate on.
+    """
+    quiet = _silenced(model)
+    try:
+        yield
+    finally:
+        _resume(quiet)
+
+
+@contextmanager
+def without_dropout_anywhere() -> Iterator[None]:
+    """Switch dropout off meanwhile in every model that is run: a script builds its own."""
+    quiet: list[nn.Module] = []
+
+    def silence(module: nn.Module, _: Any) -> None:
+        # The outermost module comes first, before anything in it is compiled.
+        if not torch.compiler.is_compiling():
+            quiet.extend(_silenced(module))
+
+    hook = register_module_forward_pre_hook(silence)
+    try:
+        yield
+    finally:
+        hook.remove()
+        _resume(quiet)
+
+
+def _silenced(model: nn.Module) -> list[nn.Module]:
+    found = [module for module in model.modules() if module.training and _drops(module)]
+    for module in found:
+        module.training = False
+    return found
+
+
+def _resume(modules: list[nn.Module]) -> None:
+    for module in modules:
+        module.training = True
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, _DropoutNd) or any(
+        "drop" in name and isinstance(value, float) and value > 0
+        for name, value in vars(module).items()
+    )
 
 
 class _RankStep(NamedTuple):
@@ -139,9 +224,7 @@ class UpdateNorms:
         return (one.scaled(factor) for one in gradients)
 
     def _weights(self) -> list[Sketched]:
-        for parameter, place in self._places.items():
-            self._sketcher.add(place, whole(parameter.detach()))
-        return self._sketcher.done()
+        return self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
 
     def _observe(self, optimizer: Optimizer) -> None:
         self._squares.append(square(optimizer))
@@ -164,10 +247,6 @@ class UpdateNorms:
                 gradient = whole(parameter.grad.detach())
                 scaled = gradient if factor == 1 else gradient.double() * factor
                 self._sketcher.add(self._places[parameter], scaled)
-
-
-_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
-"""Names that wrappers put into those of parameters."""
 
 
 def plain(name: str) -> str:

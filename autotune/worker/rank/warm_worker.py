@@ -13,11 +13,10 @@ from autotune.worker.effects import process
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.protocol import BlockReport, TrialRequest
-from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.context import RankContext, TakenTurns
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.profiling import LoopSubject, run_profile
-from autotune.worker.rank.timed_run import run_blocks
-from autotune.worker.rank.turns import TakenTurns
+from autotune.worker.rank.training import run_blocks
 
 
 def serve(

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from autotune.worker.sandbox.arrivals import Arrivals, Change
+from autotune.worker.patches import Arrivals, Change, wrapping
 from autotune.worker.sandbox.copies import WrittenCopies
 
 VARIABLE = "AUTOTUNE_COPIES"
@@ -91,23 +91,24 @@ class _Patches:
         self._copies = copies
 
     def apply(self) -> None:
-        builtins.open = io.open = self._opening(io.open)
+        wrapping(io, "open")(self._open)
+        builtins.open = io.open
         for name, roles in _OF_OS.items():
-            setattr(os, name, self._with_paths(getattr(os, name), roles))
-        own: dict[str, Callable[[Any], Any]] = {
+            self._replace(os, name, roles)
+        own: dict[str, Callable[..., Any]] = {
             "open": self._os_open,
             "listdir": self._listdir,
             "scandir": self._scandir,
-            "remove": self._removal,
-            "unlink": self._removal,
-            "rmdir": functools.partial(self._removal, check=self._check_empty),
+            "remove": self._remove,
+            "unlink": self._remove,
+            "rmdir": self._rmdir,
             "rename": self._rename,
             "replace": self._rename,
             "chdir": self._chdir,
             "getcwd": self._getcwd,
         }
         for name, patch in own.items():
-            setattr(os, name, patch(getattr(os, name)))
+            wrapping(os, name)(patch)
         shutil._use_fd_functions = False  # type: ignore[attr-defined]
         changes: dict[str, Change] = {
             module: functools.partial(self._change, functions)
@@ -125,9 +126,11 @@ class _Patches:
                 return self._copies.making(path)
             return self._copies.writing(path, follow=role == _KEEP)
 
-    def _with_paths(self, original: Any, roles: Roles) -> Any:
-        @functools.wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
+    def _replace(self, owner: Any, name: str, roles: Roles) -> None:
+        """Replace a function by one that treats the paths in its parameters."""
+
+        @wrapping(owner, name)
+        def patched(original: Any, *args: Any, **kwargs: Any) -> Any:
             if self._passes(kwargs):
                 return original(*args, **kwargs)
             links = kwargs.get("follow_symlinks", True)
@@ -136,139 +139,92 @@ class _Patches:
             named = {name: self._role(v, meant.get(name)) for name, v in kwargs.items()}
             return original(*given, *args[len(given) :], **named)
 
-        return patched
-
     def _passes(self, kwargs: dict[str, Any]) -> bool:
         """Return whether a call is unchanged: it is our own, or relative to an open folder."""
         return self._copies.at_work or any(kwargs.get(name) is not None for name in _FOLDERS)
 
-    def _opening(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if not self._copies.at_work:
-                with self._copies.work():
-                    if "x" in mode:
-                        file = self._copies.making(file)
-                    elif {"w", "a", "+"} & set(mode):
-                        file = self._copies.writing(file, keep="w" not in mode)
-                    else:
-                        file = self._copies.reading(file)
-            return original(file, mode, *args, **kwargs)
+    def _open(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not self._copies.at_work:
+            with self._copies.work():
+                if "x" in mode:
+                    file = self._copies.making(file)
+                elif {"w", "a", "+"} & set(mode):
+                    file = self._copies.writing(file, keep="w" not in mode)
+                else:
+                    file = self._copies.reading(file)
+        return original(file, mode, *args, **kwargs)
 
-        return patched
+    def _os_open(self, original: Any, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+        if not self._passes(kwargs):
+            role = _READ
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+                role = _NEW if flags & os.O_CREAT and flags & os.O_EXCL else _KEEP
+            path = self._role(path, role)
+        return original(path, flags, *args, **kwargs)
 
-    def _os_open(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
-            if not self._passes(kwargs):
-                role = _READ
-                if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-                    role = _NEW if flags & os.O_CREAT and flags & os.O_EXCL else _KEEP
-                path = self._role(path, role)
-            return original(path, flags, *args, **kwargs)
+    def _listdir(self, original: Any, path: Any = ".") -> Any:
+        if self._copies.at_work or not isinstance(path, str | os.PathLike):
+            return original(path)
+        with self._copies.work():
+            return self._copies.names(path)
 
-        return patched
-
-    def _listdir(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(path: Any = ".") -> Any:
-            if self._copies.at_work or not isinstance(path, str | os.PathLike):
+    def _scandir(self, original: Any, path: Any = ".") -> Any:
+        if self._copies.at_work or not isinstance(path, str | os.PathLike):
+            return original(path)
+        with self._copies.work():
+            if not self._copies.concerns(path):
                 return original(path)
+            names = self._copies.names(path)
+        return _Scan([_Entry(os.fspath(path), name) for name in names])
+
+    def _remove(self, original: Any, path: Any, **kwargs: Any) -> None:
+        if self._passes(kwargs):
+            original(path, **kwargs)
+            return
+        with self._copies.work():
+            if copy := self._copies.removing(path):
+                original(copy)
+
+    def _rmdir(self, original: Any, path: Any, **kwargs: Any) -> None:
+        if not self._passes(kwargs):
             with self._copies.work():
-                return self._copies.names(path)
+                if self._copies.names(path):  # as the process sees it
+                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
+        self._remove(original, path, **kwargs)
 
-        return patched
+    def _rename(self, original: Any, src: Any, dst: Any, **kwargs: Any) -> None:
+        if self._passes(kwargs):
+            original(src, dst, **kwargs)
+            return
+        with self._copies.work():
+            moved = self._copies.moving(src)
+            target = self._copies.writing(dst, keep=False, follow=False)
+            try:
+                original(moved, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                shutil.move(moved, target)
+            self._copies.moved(src)
 
-    def _scandir(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(path: Any = ".") -> Any:
-            if self._copies.at_work or not isinstance(path, str | os.PathLike):
-                return original(path)
-            with self._copies.work():
-                if not self._copies.concerns(path):
-                    return original(path)
-                names = self._copies.names(path)
-            return _Scan([_Entry(os.fspath(path), name) for name in names])
+    def _chdir(self, original: Any, path: Any) -> None:
+        original(path if self._copies.at_work else self._role(path, _READ))
 
-        return patched
-
-    def _removal(self, original: Any, check: Callable[[Any], None] | None = None) -> Any:
-        """Return a function that removes copies.
-
-        Args:
-            original: function that it replaces.
-            check: called before, with the path; raises if that may not be removed.
-        """
-
-        @functools.wraps(original)
-        def patched(path: Any, **kwargs: Any) -> None:
-            if self._passes(kwargs):
-                original(path, **kwargs)
-                return
-            with self._copies.work():
-                if check:
-                    check(path)
-                if copy := self._copies.removing(path):
-                    original(copy)
-
-        return patched
-
-    def _check_empty(self, path: Any) -> None:
-        """Check that a folder is empty as the process sees it.
-
-        Raises:
-            OSError: there is something in it.
-        """
-        if self._copies.names(path):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
-
-    def _rename(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(src: Any, dst: Any, **kwargs: Any) -> None:
-            if self._passes(kwargs):
-                original(src, dst, **kwargs)
-                return
-            with self._copies.work():
-                moved = self._copies.moving(src)
-                target = self._copies.writing(dst, keep=False, follow=False)
-                try:
-                    original(moved, target)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
-                    shutil.move(moved, target)
-                self._copies.moved(src)
-
-        return patched
-
-    def _chdir(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(path: Any) -> None:
-            original(path if self._copies.at_work else self._role(path, _READ))
-
-        return patched
-
-    def _getcwd(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched() -> str:
-            here: str = original()
-            return here if self._copies.at_work else self._copies.shown(here)
-
-        return patched
+    def _getcwd(self, original: Any) -> str:
+        here: str = original()
+        return here if self._copies.at_work else self._copies.shown(here)
 
     def _change(self, functions: dict[str, Roles], module: Any) -> None:
         for name, roles in functions.items():
             if hasattr(module, name):
-                setattr(module, name, self._with_paths(getattr(module, name), roles))
+                self._replace(module, name, roles)
 
     def _of_sqlite(self, module: Any) -> None:
-        connect = module.connect
-
-        @functools.wraps(connect)
-        def patched(database: Any, *args: Any, **kwargs: Any) -> Any:
+        @wrapping(module, "connect")
+        def patched(connect: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
             return connect(self._database(database), *args, **kwargs)
 
-        module.connect = module.dbapi2.connect = patched
+        module.dbapi2.connect = module.connect
 
     def _database(self, named: Any) -> Any:
         """Return where a database of SQLite lies, by its path or URI."""
@@ -281,14 +237,12 @@ class _Patches:
         return self._role(named, _KEEP)
 
     def _of_h5py(self, module: Any) -> None:
-        initialise = module.File.__init__
-
-        @functools.wraps(initialise)
-        def patched(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+        @wrapping(module.File, "__init__")
+        def patched(
+            initialise: Any, file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any
+        ) -> None:
             role = _READ if mode == "r" else _KEEP
             initialise(file, self._role(name, role), mode, *args, **kwargs)
-
-        module.File.__init__ = patched
 
 
 def _of_link(role: str | None) -> str | None:

@@ -4,10 +4,9 @@ Experiment trackers record in files, which are discarded. Uploads to the Hugging
 reading from it works.
 """
 
-import functools
 from typing import Any
 
-from autotune.worker.sandbox.arrivals import Arrivals
+from autotune.worker.patches import Arrivals, wrapping
 
 OFFLINE = {
     "WANDB_MODE": "offline",  # https://docs.wandb.ai/guides/track/environment-variables
@@ -32,11 +31,16 @@ def begin() -> None:
 def _change(module: Any) -> None:
     """Replace the functions that make repositories and commits."""
 
-    def create_repo(self: Any, repo_id: str, **_: Any) -> Any:
+    def create_repo(_original: Any, self: Any, repo_id: str, **_: Any) -> Any:
         return module.RepoUrl(f"{self.endpoint}/{repo_id}", endpoint=self.endpoint)
 
     def commit(
-        self: Any, repo_id: str, *_: Any, run_as_future: bool = False, **options: Any
+        _original: Any,
+        self: Any,
+        repo_id: str,
+        *_: Any,
+        run_as_future: bool = False,
+        **options: Any,
     ) -> Any:
         made = module.CommitInfo(
             commit_url=f"{self.endpoint}/{repo_id}/commit/{_COMMIT}",
@@ -48,16 +52,6 @@ def _change(module: Any) -> None:
 
     replaced = {"create_repo": create_repo} | dict.fromkeys(_UPLOADS, commit)
     for name, replacement in replaced.items():
-        if original := getattr(module.HfApi, name, None):
-            setattr(module.HfApi, name, _instead(original, replacement))
+        if hasattr(module.HfApi, name):
+            wrapping(module.HfApi, name)(replacement)
             setattr(module, name, getattr(module.api, name))
-
-
-def _instead(original: Any, replacement: Any) -> Any:
-    """Make a function with the signature of one and the behaviour of another."""
-
-    @functools.wraps(original)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        return replacement(*args, **kwargs)
-
-    return made

@@ -60,7 +60,7 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
 def test_a_script_on_processors_sees_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launchers.devices.visible", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr("launchers.layout.visible_devices", lambda: ["GPU-a", "GPU-b"])
     with launchers.section_of("local").open(Resources(RANKS, 0, 1, 1), str(tmp_path)) as opened:
         bench = Bench(opened.slots[0], tmp_path)
         tells = "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], file=open('seen', 'w'))\n"

@@ -38,7 +38,7 @@ def repository(database: Database) -> Repository:
 def claimed(repository: Repository) -> Claim:
     """A study that a daemon has claimed, and its lease."""
     submit(repository, "first")
-    found = repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG))
+    found = repository.claims.take(CLUSTER, LeaseHolder("here", 1, LONG))
     assert found is not None
     return found
 

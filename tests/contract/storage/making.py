@@ -44,17 +44,17 @@ def end(
 ) -> None:
     """End a study as its daemon does."""
     if verdict is not None or state == StudyState.DONE:
-        repository.studies.conclude(lease, study, verdict or {})
+        repository.claims.conclude(lease, study, verdict or {})
     if state == StudyState.STOPPED:
-        repository.studies.stop(lease, study.id)
+        repository.claims.stop(lease, study.id)
     if state == StudyState.FAILED:
-        repository.studies.fail(lease, study.id, "why")
+        repository.claims.fail(lease, study.id, "why")
 
 
 def claim(repository: Repository, lease: Lease) -> StoredStudy | None:
     """The study that the holder of a lease, of a queue or of a study, runs next."""
     queue = CLUSTER if lease.key.startswith("study:") else lease.key
-    found = repository.studies.claim(queue, LeaseHolder("here", 1, LONG), before=lease)
+    found = repository.claims.take(queue, LeaseHolder("here", 1, LONG), before=lease)
     return found.study if found else None
 
 

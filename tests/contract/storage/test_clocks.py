@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from autotune.errors import StaleLease
-from storage import Lease, LeaseHolder, Repository, Retry, StoredStudy, clocks, database
+from storage import Lease, LeaseHolder, Repository, Retry, StoredStudy, database, holders
 from tests.contract.storage.making import CLUSTER, LONG, claim, rows, taken
 from tests.support.waiting import wait_for
 
@@ -132,7 +132,7 @@ def test_nobody_holds_a_lease_from_before_the_machine_was_booted(
     taken(sqlite, seconds=HOUR)
     another = tmp_path / "boot_id"
     another.write_text("another\n")
-    monkeypatch.setattr(clocks, "_BOOT_ID", another)
+    monkeypatch.setattr(holders, "_BOOT_ID", another)
     assert sqlite.leases.holder(CLUSTER) is None
     taken(sqlite)
 
@@ -152,7 +152,7 @@ def test_a_lease_of_an_earlier_version_runs_out_by_the_wall_clock(sqlite: Reposi
 def test_a_study_is_not_put_off_for_long_by_a_clock_that_is_set_back(
     repository: Repository, lease: Lease, study: StoredStudy
 ) -> None:
-    repository.studies.put_back(lease, study.id, Retry("no cluster", 300.0, 9))
+    repository.claims.put_back(lease, study.id, Retry("no cluster", 300.0, 9))
     assert claim(repository, lease) is None
     with repository.database.writing() as connection:
         connection.execute(text("update autotune_study set retry_at = retry_at + 3600"))

@@ -93,7 +93,7 @@ def test_a_daemon_that_wakes_after_its_study_was_deleted_writes_nothing(
     """It slept beyond its lease, which nobody took: so the study could be stopped, and deleted. SQLite
     gives its number to the next one."""
     study = submit(repository, "deleted under it")
-    claimed = repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG))
+    claimed = repository.claims.take(CLUSTER, LeaseHolder("here", 1, LONG))
     assert claimed is not None
     lease = claimed.lease
     attempt = repository.attempts.begin(lease, study.id, 0, {})
@@ -101,7 +101,7 @@ def test_a_daemon_that_wakes_after_its_study_was_deleted_writes_nothing(
     repository.studies.request_stop(study.name)
     repository.studies.delete(study.name)
     later = submit(repository, "another one", "host:elsewhere")
-    other = repository.studies.claim("host:elsewhere", LeaseHolder("here", 1, LONG))
+    other = repository.claims.take("host:elsewhere", LeaseHolder("here", 1, LONG))
     assert other is not None
     elsewhere = other.lease
     running = repository.attempts.begin(elsewhere, later.id, 0, {})
@@ -111,11 +111,11 @@ def test_a_daemon_that_wakes_after_its_study_was_deleted_writes_nothing(
     done = AttemptResult(AttemptState.COMPLETE)
     for write in (
         lambda: repository.leases.renew(lease, 10.0),
-        lambda: repository.studies.add_elapsed(lease, study.id, 1.0),
-        lambda: repository.studies.stop(lease, study.id),
-        lambda: repository.studies.put_back(lease, study.id),
-        lambda: repository.studies.conclude(lease, study, {}),
-        lambda: repository.studies.end_search(lease, study, "enough", []),
+        lambda: repository.claims.add_elapsed(lease, study.id, 1.0),
+        lambda: repository.claims.stop(lease, study.id),
+        lambda: repository.claims.put_back(lease, study.id),
+        lambda: repository.claims.conclude(lease, study, {}),
+        lambda: repository.claims.end_search(lease, study, "enough", []),
         lambda: repository.attempts.begin(lease, study.id, 1, {}),
         lambda: repository.attempts.finish(lease, attempt.id, done, []),
     ):

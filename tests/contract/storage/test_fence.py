@@ -46,22 +46,20 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "attempts.finish": lambda r, lease, study, attempt: r.attempts.finish(
         lease, attempt, AttemptResult("COMPLETE", throughput=1.0), [block()]
     ),
-    "studies.fail": lambda r, lease, study, attempt: r.studies.fail(lease, study, "late"),
-    "studies.add_elapsed": lambda r, lease, study, attempt: r.studies.add_elapsed(
-        lease, study, 1.0
-    ),
-    "studies.end_search": lambda r, lease, study, attempt: r.studies.end_search(
+    "claims.fail": lambda r, lease, study, attempt: r.claims.fail(lease, study, "late"),
+    "claims.add_elapsed": lambda r, lease, study, attempt: r.claims.add_elapsed(lease, study, 1.0),
+    "claims.end_search": lambda r, lease, study, attempt: r.claims.end_search(
         lease, r.studies.all()[0], "enough", ["late"]
     ),
-    "studies.conclude": lambda r, lease, study, attempt: r.studies.conclude(
+    "claims.conclude": lambda r, lease, study, attempt: r.claims.conclude(
         lease, r.studies.all()[0], {"kind": "better"}
     ),
-    "studies.record_facts": lambda r, lease, study, attempt: r.studies.record_facts(
+    "claims.record_facts": lambda r, lease, study, attempt: r.claims.record_facts(
         lease, study, {"device": "cpu"}
     ),
-    "studies.stop": lambda r, lease, study, attempt: r.studies.stop(lease, study),
-    "studies.put_back": lambda r, lease, study, attempt: r.studies.put_back(lease, study),
-    "studies.record_slots": lambda r, lease, study, attempt: r.studies.record_slots(
+    "claims.stop": lambda r, lease, study, attempt: r.claims.stop(lease, study),
+    "claims.put_back": lambda r, lease, study, attempt: r.claims.put_back(lease, study),
+    "claims.record_slots": lambda r, lease, study, attempt: r.claims.record_slots(
         lease, study, SlotHealth(1, 2, {})
     ),
     "messages.say": lambda r, lease, study, attempt: r.messages.say(lease, study, "late"),
@@ -158,7 +156,7 @@ class TestFence:
 def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: Repository) -> None:
     """It may only be frozen; nobody has taken its lease, so that alone would let it write."""
     submit(repository, "moved")
-    claimed = repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG))
+    claimed = repository.claims.take(CLUSTER, LeaseHolder("here", 1, LONG))
     assert claimed is not None
     lease, study = claimed.lease, claimed.study
     repository.studies.enqueue("moved", queue="elsewhere")

@@ -29,7 +29,7 @@ def told(repository: Repository, name: str = "first") -> list[EventKind]:
 
 
 def take(repository: Repository, holder: LeaseHolder = FIRST) -> Claim:
-    found = repository.studies.claim(CLUSTER, holder)
+    found = repository.claims.take(CLUSTER, holder)
     assert found is not None
     return found
 
@@ -64,14 +64,14 @@ class TestEvents:
         claimed = take(repository)
         repository.studies.request_stop("first")
         repository.studies.enqueue("first")
-        repository.studies.stop(claimed.lease, claimed.study.id)  # it was resumed meanwhile
+        repository.claims.stop(claimed.lease, claimed.study.id)  # it was resumed meanwhile
         repository.leases.release(claimed.lease)
         take(repository)
         state = repository.leases.state(claimed.lease.key)
         assert state is not None
         end_lease(repository, state)
         claimed = take(repository, SECOND)
-        repository.studies.put_back(claimed.lease, claimed.study.id, Retry("no room", 0.0, 1))
+        repository.claims.put_back(claimed.lease, claimed.study.id, Retry("no room", 0.0, 1))
         repository.leases.release(claimed.lease)
         claimed = take(repository, SECOND)
         end(repository, claimed.lease, claimed.study)
@@ -106,7 +106,7 @@ class TestEvents:
     def test_history_outlives_its_study(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
-        repository.studies.fail(lease, study.id, "why")
+        repository.claims.fail(lease, study.id, "why")
         repository.studies.delete("first")
         submit(repository, "first")
         assert told(repository)[-3:] == [EventKind.FAILED, EventKind.DELETED, EventKind.SUBMITTED]
@@ -119,7 +119,7 @@ def waiting(repository: Repository, *owners: str) -> None:
 
 
 def taken_in_order(repository: Repository) -> Iterator[Claim]:
-    while found := repository.studies.claim(CLUSTER, FIRST):
+    while found := repository.claims.take(CLUSTER, FIRST):
         yield found
 
 
@@ -139,15 +139,15 @@ class TestQuotas:
     def test_device_hours_count_within_their_days(self, repository: Repository) -> None:
         waiting(repository, "ann", "ann")
         run = take(repository)
-        repository.studies.record_facts(run.lease, run.study.id, {"world_size": 4})
+        repository.claims.record_facts(run.lease, run.study.id, {"world_size": 4})
         attempt = repository.attempts.begin(run.lease, run.study.id, 0, {})
         done = AttemptResult("COMPLETE", throughput=1.0, wall_seconds=3600.0)
         repository.attempts.finish(run.lease, attempt.id, done, [])
         repository.quotas.set(Quota("ann", device_hours=4.0, days=7.0))
-        assert repository.studies.claim(CLUSTER, SECOND) is None
+        assert repository.claims.take(CLUSTER, SECOND) is None
         assert "4 of 4 device hours of the last 7 days" in repository.quotas.reasons()("ann")
         repository.quotas.set(Quota("ann", device_hours=4.1, days=7.0))
-        assert repository.studies.claim(CLUSTER, SECOND) is not None
+        assert repository.claims.take(CLUSTER, SECOND) is not None
 
     def test_quota_of_every_owner_yields_to_one_of_its_own(self, repository: Repository) -> None:
         waiting(repository, "ann", "ann", "bob", "bob")

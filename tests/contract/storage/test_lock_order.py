@@ -75,7 +75,7 @@ def test_people(repository: Repository, lease: Lease, study: StoredStudy, locks:
     submit(repository, "second")
     studies.request_stop(study.name)
     studies.enqueue(study.name, {"name": "other"}, "/elsewhere")
-    studies.put_back(lease, study.id, Retry("no cluster", 0.0, 1))
+    repository.claims.put_back(lease, study.id, Retry("no cluster", 0.0, 1))
     studies.request_stop("second")
     claim(repository, taken_over(repository))
     studies.delete("second")

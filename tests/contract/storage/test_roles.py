@@ -46,7 +46,7 @@ def test_role_reads_studies_of_others_and_changes_its_own_only(
 ) -> None:
     alice, bob = tenants["alice"], tenants["bob"]
     alice.studies.submit("hers", "host:here alice 0", {}, "/w", owner="alice")
-    claimed = alice.studies.claim("host:here alice 0", HOLDER)
+    claimed = alice.claims.take("host:here alice 0", HOLDER)
     assert claimed is not None
     alice.attempts.begin(claimed.lease, claimed.study.id, 0, {})
     assert bob.studies.named("hers").owner == "alice"
@@ -60,11 +60,11 @@ def test_role_reads_studies_of_others_and_changes_its_own_only(
     ):
         with pytest.raises(BadInput, match="a study of alice"):
             change()
-    assert bob.studies.claim("host:here alice 0", HOLDER) is None
+    assert bob.claims.take("host:here alice 0", HOLDER) is None
     with pytest.raises(StaleLease):
-        bob.studies.fail(claimed.lease, claimed.study.id, "spoilt")
+        bob.claims.fail(claimed.lease, claimed.study.id, "spoilt")
     assert alice.leases.holder(key_of(claimed.study.id)) is not None
-    alice.studies.stop(claimed.lease, claimed.study.id)
+    alice.claims.stop(claimed.lease, claimed.study.id)
     alice.studies.delete("hers")
     history = bob.events.of("hers")
     assert [event.what for event in history] == [

@@ -157,10 +157,10 @@ class TestStudies:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         other = submit(repository, "second")
-        assert repository.studies.add_elapsed(lease, study.id, 0.0) is False
+        assert repository.claims.add_elapsed(lease, study.id, 0.0) is False
         repository.studies.request_stop("first")
         assert repository.studies.named("first").state is StudyState.RUNNING
-        assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
+        assert repository.claims.add_elapsed(lease, study.id, 0.0) is True
         assert repository.studies.named("second").stop_requested is False
         assert repository.studies.named("second").state is other.state
 
@@ -169,15 +169,15 @@ class TestStudies:
     ) -> None:
         repository.studies.request_stop("first")
         repository.studies.enqueue("first", {"budget": 2})
-        assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
-        assert repository.studies.stop(lease, study.id) is StudyState.QUEUED
+        assert repository.claims.add_elapsed(lease, study.id, 0.0) is True
+        assert repository.claims.stop(lease, study.id) is StudyState.QUEUED
         claimed = claim(repository, lease)
         assert claimed is not None
         assert (claimed.id, claimed.spec) == (study.id, {"budget": 2})
-        assert repository.studies.add_elapsed(lease, study.id, 0.0) is False
+        assert repository.claims.add_elapsed(lease, study.id, 0.0) is False
         repository.studies.request_stop("first")
         assert (
-            repository.studies.stop(lease, study.id) is StudyState.STOPPED
+            repository.claims.stop(lease, study.id) is StudyState.STOPPED
         )  # asked once, done once
 
     def test_what_was_asked_last_counts(
@@ -186,8 +186,8 @@ class TestStudies:
         repository.studies.request_stop("first")
         repository.studies.enqueue("first")
         repository.studies.request_stop("first")
-        assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
-        assert repository.studies.stop(lease, study.id) is StudyState.STOPPED
+        assert repository.claims.add_elapsed(lease, study.id, 0.0) is True
+        assert repository.claims.stop(lease, study.id) is StudyState.STOPPED
         assert claim(repository, lease) is None
 
     def test_a_resume_that_follows_a_stop_outlives_the_daemon(
@@ -226,7 +226,7 @@ class TestStudies:
         other = submit(repository, "second")
         assert study.facts is None
         facts = dataclasses.asdict(Facts("cuda", 16, (9, 0), 512, "nccl", 2))
-        repository.studies.record_facts(lease, study.id, facts)
+        repository.claims.record_facts(lease, study.id, facts)
         assert repository.studies.named("first").facts == json.loads(json.dumps(facts))
         assert repository.studies.named("second") == other
 
@@ -234,7 +234,7 @@ class TestStudies:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         assert study.search_ended is None
-        repository.studies.end_search(lease, study, "enough", ["The search ends: enough."])
+        repository.claims.end_search(lease, study, "enough", ["The search ends: enough."])
         assert [m.text for m in repository.messages.of(study.id)] == ["The search ends: enough."]
         repository.studies.enqueue("first", study.spec)
         assert repository.studies.named("first").search_ended == "enough"
@@ -243,17 +243,17 @@ class TestStudies:
         repository.studies.enqueue("first", {**study.spec, "budget": 9})
         assert repository.studies.named("first").search_ended is None
         # The daemon has not heard of the new budget yet: what it ends is the old search.
-        repository.studies.end_search(lease, study, "enough", [])
+        repository.claims.end_search(lease, study, "enough", [])
         assert repository.studies.named("first").search_ended is None
 
     def test_more_budget_at_the_last_moment_is_still_spent(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.studies.enqueue("first", {**study.spec, "budget": 9})
-        assert repository.studies.conclude(lease, study, {"kind": "better"}) == StudyState.QUEUED
+        assert repository.claims.conclude(lease, study, {"kind": "better"}) == StudyState.QUEUED
         again = claim(repository, lease)
         assert again is not None and again.spec["budget"] == 9
-        assert repository.studies.conclude(lease, again, {"kind": "better"}) == StudyState.DONE
+        assert repository.claims.conclude(lease, again, {"kind": "better"}) == StudyState.DONE
         assert repository.studies.named("first").verdict == {"kind": "better"}
 
     def test_how_a_study_ended_is_kept(
@@ -266,7 +266,7 @@ class TestStudies:
         assert (found.state, found.verdict) == (StudyState.DONE, {"sentence": "2x"})
         assert (found.stop_requested, found.error) == (False, None)
 
-        repository.studies.fail(lease, study.id, "no agent")
+        repository.claims.fail(lease, study.id, "no agent")
         found = repository.studies.named("first")
         assert (found.state, found.error) == (StudyState.FAILED, "no agent")
         assert found.verdict == {"sentence": "2x"}
@@ -287,7 +287,7 @@ class TestStudies:
     def test_running_time_adds_up(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
-        at_once(lambda _: repository.studies.add_elapsed(lease, study.id, 1.5))
+        at_once(lambda _: repository.claims.add_elapsed(lease, study.id, 1.5))
         assert repository.studies.named("first").elapsed == pytest.approx(12.0)
 
 
@@ -339,7 +339,7 @@ class TestQueue:
             submit(repository, str(number))
 
         def taken_by(number: int) -> str | None:
-            found = repository.studies.claim(CLUSTER, LeaseHolder("here", number, LONG))
+            found = repository.claims.take(CLUSTER, LeaseHolder("here", number, LONG))
             return found.study.name if found else None
 
         found = at_once(taken_by)
@@ -350,18 +350,18 @@ class TestQueue:
         submit(repository, "first")
         submit(repository, "second")
         first, second = [
-            repository.studies.claim(CLUSTER, LeaseHolder("here", pid, LONG)) for pid in (1, 2)
+            repository.claims.take(CLUSTER, LeaseHolder("here", pid, LONG)) for pid in (1, 2)
         ]
         assert first is not None and second is not None
         repository.studies.request_stop("first")
-        assert repository.studies.add_elapsed(second.lease, second.study.id, 1.0) is False
+        assert repository.claims.add_elapsed(second.lease, second.study.id, 1.0) is False
         state = repository.leases.state(first.lease.key)
         assert state is not None
         end_lease(repository, state)
         assert claim(repository, taken(repository)) is not None
         with pytest.raises(StaleLease):
-            repository.studies.add_elapsed(first.lease, first.study.id, 1.0)
-        repository.studies.add_elapsed(second.lease, second.study.id, 1.0)
+            repository.claims.add_elapsed(first.lease, first.study.id, 1.0)
+        repository.claims.add_elapsed(second.lease, second.study.id, 1.0)
 
     def test_higher_priority_comes_first_then_the_owner_who_has_used_less_then_age(
         self, repository: Repository
@@ -370,7 +370,7 @@ class TestQueue:
             repository.studies.submit(name, CLUSTER, {}, "/w", owner=owner)
         repository.studies.arrange("d", priority=1)
         used = repository.studies.submit("used", "host:elsewhere", {}, "/w", owner="ann")
-        run = repository.studies.claim("host:elsewhere", LeaseHolder("there", 1, LONG))
+        run = repository.claims.take("host:elsewhere", LeaseHolder("there", 1, LONG))
         assert run is not None
         attempt = repository.attempts.begin(run.lease, used.id, 0, {})
         done = AttemptResult("COMPLETE", throughput=1.0, wall_seconds=60.0)
@@ -378,14 +378,14 @@ class TestQueue:
         repository.studies.arrange("e", held=True)
 
         names = []
-        while found := repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG)):
+        while found := repository.claims.take(CLUSTER, LeaseHolder("here", 1, LONG)):
             names.append(found.study.name)
         assert names == ["d", "b", "c", "a"]
         studies = repository.studies
         waiting = [study.name for study in studies.of_ids(studies.order())]
         assert waiting.index("e") == len(waiting) - 1
         repository.studies.arrange("e", held=False)
-        assert repository.studies.claim(CLUSTER, LeaseHolder("here", 1, LONG)) is not None
+        assert repository.claims.take(CLUSTER, LeaseHolder("here", 1, LONG)) is not None
 
     def test_only_what_waits_can_be_held(self, repository: Repository, study: StoredStudy) -> None:
         with pytest.raises(BadInput, match="is RUNNING, and only a study that waits"):
@@ -449,7 +449,7 @@ class TestRetry:
         running = repository.attempts.begin(lease, study.id, 0, {})
         submit(repository, "second")
         before = database_time(repository)
-        assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
+        assert repository.claims.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
         found = repository.studies.named("first")
         assert (found.error, found.retries) == ("no cluster", 3)
         assert found.retry_at is not None
@@ -464,7 +464,7 @@ class TestRetry:
     def test_then_it_is_and_remembers_how_often_it_failed(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
-        repository.studies.put_back(lease, study.id, Retry("no cluster", 0.0, 3))
+        repository.claims.put_back(lease, study.id, Retry("no cluster", 0.0, 3))
         claimed = claim(repository, lease)
         assert claimed is not None
         assert (claimed.error, claimed.retry_at, claimed.retries) == (None, None, 3)
@@ -474,7 +474,7 @@ class TestRetry:
     def test_whoever_asks_has_it_tried_at_once(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
-        repository.studies.put_back(lease, study.id, self.LATER)
+        repository.claims.put_back(lease, study.id, self.LATER)
         repository.studies.enqueue("first")
         claimed = claim(repository, lease)
         assert claimed is not None
@@ -483,7 +483,7 @@ class TestRetry:
     def test_it_can_be_stopped(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
-        repository.studies.put_back(lease, study.id, self.LATER)
+        repository.claims.put_back(lease, study.id, self.LATER)
         repository.studies.request_stop("first")
         found = repository.studies.named("first")
         assert (found.state, found.error, found.retry_at) == (StudyState.STOPPED, None, None)
@@ -492,12 +492,12 @@ class TestRetry:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.studies.request_stop("first")
-        assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.STOPPED
+        assert repository.claims.put_back(lease, study.id, self.LATER) is StudyState.STOPPED
         repository.studies.enqueue("first")
         assert claim(repository, lease) is not None
         repository.studies.request_stop("first")
         repository.studies.enqueue("first")
-        assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
+        assert repository.claims.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
         assert repository.studies.named("first").retry_at is None
 
 

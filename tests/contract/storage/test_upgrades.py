@@ -24,6 +24,7 @@ from storage import (
     MessageCode,
     MessageKind,
     Purpose,
+    Quota,
     Repository,
     SlotHealth,
     StoredBlock,
@@ -163,6 +164,9 @@ insert into autotune_study (name, cluster, spec, workdir, state, stop_requested,
     "0013": """
 update autotune_study set priority = 4, held = true where name = 'second';
 """,
+    "0014": """
+insert into autotune_quota (owner, studies, device_hours, days) values ('alice', 2, null, 1.0);
+""",
 }
 
 
@@ -239,7 +243,7 @@ def test_database_of_each_version_is_read_without_being_changed(older: str, engi
         lambda: repository.studies.submit("another", "host:here", {}, "/w"),
         lambda: repository.studies.request_stop("first"),
         lambda: repository.leases.acquire("host:here", LeaseHolder("here", 9, 60.0)),
-        lambda: repository.studies.claim("host:here", LeaseHolder("here", 9, 60.0)),
+        lambda: repository.claims.take("host:here", LeaseHolder("here", 9, 60.0)),
     ):
         with pytest.raises(StorageError, match="`autotune storage upgrade` brings it"):
             write()
@@ -268,7 +272,7 @@ def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> 
 def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_path: Path) -> None:
     repository = Repository(Database(f"sqlite:///{tmp_path}/first.db"))
     repository.studies.submit("first", "host:here", {"name": "first"}, "/w")
-    claimed = repository.studies.claim("host:here", LeaseHolder("here", 9, 60.0))
+    claimed = repository.claims.take("host:here", LeaseHolder("here", 9, 60.0))
     assert claimed is not None
     attempt = repository.attempts.begin(claimed.lease, claimed.study.id, 0, {"micro_batch": 2})
     TrialLedger(repository.database, "first").trials()
@@ -279,7 +283,7 @@ def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_
     assert restored.studies.named("first") == repository.studies.named("first")
     assert [a.id for a in restored.attempts.of(claimed.study.id)] == [attempt.id]
     assert len(restored.database.optuna().get_all_studies()) == 1
-    taken = restored.studies.claim("host:here", LeaseHolder("here", 10, 60.0))
+    taken = restored.claims.take("host:here", LeaseHolder("here", 10, 60.0))
     assert taken is not None and taken.lease.epoch == claimed.lease.epoch + 1
     assert restored.attempts.begin(taken.lease, taken.study.id, 0, {}).id > attempt.id
     assert restored.studies.submit("second", "host:here", {}, "/w").id > taken.study.id
@@ -401,6 +405,14 @@ def test_upgrade_from_columns_named_cluster_keeps_queue_lease_and_place(
     assert (repository.events.of(), repository.quotas.all()) == ([], [])
 
 
+@pytest.mark.parametrize("older", ["0014"], indirect=True)
+def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
+    repository: Repository,
+) -> None:
+    assert repository.quotas.all() == [Quota("alice", studies=2)]
+    assert repository.quotas.weight_of("alice") == 1.0
+
+
 @FROM_EACH_VERSION
 def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
     repository: Repository,
@@ -414,7 +426,7 @@ def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
 
 @FROM_EACH_VERSION
 def test_the_study_goes_on(repository: Repository) -> None:
-    claimed = repository.studies.claim("host:here", LeaseHolder("here", 9, 60.0))
+    claimed = repository.claims.take("host:here", LeaseHolder("here", 9, 60.0))
     assert claimed is not None
     lease = claimed.lease
     assert (lease.epoch, lease.predecessor) == (4, 7)
@@ -425,10 +437,10 @@ def test_the_study_goes_on(repository: Repository) -> None:
     result = AttemptResult("COMPLETE", throughput=90.0)
     block = StoredBlock(0, 10, 40, 0, 0.5, [0.5], 0.0, 1.5, 1024, kept=True)
     repository.attempts.finish(lease, again.id, result, [block])
-    repository.studies.record_facts(lease, 1, {"device": "cpu"})
+    repository.claims.record_facts(lease, 1, {"device": "cpu"})
     repository.messages.say(lease, 1, "process 10 measures.", kind=MessageKind.WAITING)
     repository.studies.request_stop("first")
     repository.studies.enqueue("first")
-    assert repository.studies.stop(lease, 1) is StudyState.QUEUED
+    assert repository.claims.stop(lease, 1) is StudyState.QUEUED
     assert repository.studies.named("first").facts == {"device": "cpu"}
     assert repository.attempts.of(1)[-1].result == result

@@ -1,4 +1,4 @@
-"""Probability that a configuration runs out of memory, learnt from those that did and did not.
+"""Probability that a configuration fails: for want of memory, or as earlier ones did for other causes.
 
 Memory grows with the micro-batch, whatever else is chosen, so there is a largest one that fits: the
 edge. It lies above each micro-batch that fitted and below each that failed. Configurations with
@@ -10,6 +10,11 @@ Where the share of its memory that a rank took at its peak is known, it tells mo
 What does not grow with the micro-batch can only leave more room, so memory / peak times the
 micro-batch fits as well; and two peaks of one class with different micro-batches lie on a line that
 meets the limit.
+
+Another cause is a value of one knob, or of two together. It explains a failure if the failed
+configuration has it, and no configuration that worked has. Chance is an explanation, too. The odds
+are a choice, not a measurement: one value alone is the simpler explanation, and a configuration that
+worked rules causes out whatever the odds. tests/unit/test_fault_model.py shows what they amount to.
 """
 
 import math
@@ -22,7 +27,7 @@ from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.policy import SEARCH
-from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
 
@@ -171,3 +176,46 @@ def rows_of(grid: Grid, configurations: Sequence[dict[str, object]]) -> Rows:
     """Return configurations as rows of the grid."""
     rows = [grid.encode(params) for params in configurations]
     return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
+
+
+class FaultModel:
+    """Model of failures in one search space."""
+
+    def __init__(self, grid: Grid, worked: Rows, failed: Rows) -> None:
+        """Learn from earlier trials.
+
+        Args:
+            grid: the search space.
+            worked: rows that ran.
+            failed: rows that failed; those out of memory only where no memory model can use them.
+        """
+        width = len(grid.names)
+        # (knob, knob): a value alone on the diagonal, two together above it.
+        pairs = np.triu(np.ones((width, width)), 1)
+        self._prior = SEARCH.cause_alone * np.eye(width) + SEARCH.cause_together * pairs
+        self._worked = worked
+        self._failed = failed[-SEARCH.most_failures :]
+
+    def risk(self, rows: Rows) -> Vector:
+        """Return the probability of each row to fail."""
+        sound = np.ones(len(rows))
+        for failure in self._failed:
+            causes = self._causes(failure)
+            has = (rows == failure).astype(float)
+            mass = ((has @ causes) * has).sum(axis=1)
+            sound *= 1 - mass / (SEARCH.cause_chance + causes.sum())
+        return 1 - sound
+
+    def _causes(self, failure: NDArray[np.int64]) -> Matrix:
+        """Return the weight of each cause; 0: a configuration that worked has it, too."""
+        harmless = _together(self._worked, failure) > 0
+        further = _together(self._failed, failure) - 1
+        weights: Matrix = np.where(harmless, 0.0, self._prior * SEARCH.cause_shared**further)
+        return weights
+
+
+def _together(rows: Rows, failure: NDArray[np.int64]) -> Matrix:
+    """Return (knob, knob): the number of rows that have both values of the failure."""
+    has = (rows == failure).astype(float)
+    pairs: Matrix = has.T @ has
+    return pairs

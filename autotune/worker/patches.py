@@ -1,5 +1,6 @@
-"""Changes to modules that a script imports later, made as soon as they are imported."""
+"""Changes to functions of other modules: at once, or as soon as a module is imported."""
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -8,6 +9,29 @@ from types import ModuleType
 from typing import Any
 
 Change = Callable[[Any], None]
+Wrapper = Callable[..., Any]
+
+
+def wrapping(owner: Any, name: str) -> Callable[[Wrapper], Wrapper]:
+    """Decorate a function that is called in the place of another one from now on.
+
+    It is given the original before the arguments of a call. Name and signature stay the original's.
+
+    Args:
+        owner: module or class that has the other function.
+        name: of the other function there.
+    """
+    original: Wrapper = getattr(owner, name)
+
+    def replace(wrapper: Wrapper) -> Wrapper:
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        return wrapper
+
+    return replace
 
 
 class Arrivals(MetaPathFinder):

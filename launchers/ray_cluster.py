@@ -366,13 +366,21 @@ class RayLauncher(Launcher):
         wanted = self._cluster.plan(self._cluster.fit(living)).slots
         usable = [slot for slot in self.slots if slot.usable]
         lacks = len(usable) < wanted and all(s.idle_seconds < _IDLE_SECONDS for s in usable)
-        if shares:
-            shares.look(living)
+        granted = shares is not None and shares.look(living)
         self._plans.append(max(len(usable), wanted - (shares.of_others if shares else 0)))
-        if lacks and (shares is None or shares.may_take) and self._add_slot(lambda: None):
-            lacks = False
+        if lacks and (shares is None or shares.may_take):
+            lacks = not self._take(_SETTLE_SECONDS if granted else 0.0)
         if shares:
             shares.ask(lacks=lacks)
+
+    def _take(self, seconds: float) -> bool:
+        """Add a slot; return whether there was room for it within this time."""
+        give_up = time.monotonic() + seconds
+        while not self._add_slot(lambda: None):
+            if time.monotonic() >= give_up:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
 
 @contextlib.contextmanager

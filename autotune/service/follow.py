@@ -14,7 +14,7 @@ from rich.live import Live
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
-from autotune.views.block import final_block
+from autotune.views.block import final_block, wrapped
 from autotune.views.figures import figures_of
 from autotune.views.live import LiveView
 from autotune.views.progress import ProgressLines
@@ -196,13 +196,19 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
         return f"\n{block_of(repository, study, exported)}"
-    text = f"\nFailed: {study.error}"
+    text = f"Failed: {study.error}"
     if study.state == StudyState.STOPPED:
-        text = f"\nStopped. `autotune resume {study.name}` goes on where it stood."
+        text = f"Stopped. `autotune resume {study.name}` goes on where it stood."
     answer = current_verdict(repository, study)
     if answer.trial is not None:
         text += f"\n{text_of(answer)}\n`autotune export {study.name}` writes that."
-    return text
+    return "\n".join(["", *wrapped(text, _columns())])
+
+
+def _columns() -> int:
+    """Return the columns of the terminal that are used; those of a file where there is none."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    return min(columns, _WIDEST)
 
 
 def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
@@ -215,8 +221,7 @@ def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
     """
     figures = figures_of(repository, study)
     written = figures.answer.trial is not None and writing.is_of(exported, study.name)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
-    return final_block(figures, width=min(width, _WIDEST), exported=_shown(exported, written))
+    return final_block(figures, width=_columns(), exported=_shown(exported, written))
 
 
 def _shown(path: Path, written: bool) -> str:

@@ -25,7 +25,7 @@ _FAILED = 2
 _RATIO = 24
 """Columns of a speed-up with its interval."""
 _RULER = (0.85, 1.45, 21)
-"""Lowest and highest ratio of the strip beside a round, and its columns."""
+"""Lowest and highest ratio that the strip beside a round has at least, and its columns."""
 _WIDE = 100
 """Columns from which on a round has a strip."""
 
@@ -230,14 +230,16 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
     trials = [t for t in moment.rounds[-1].rates if t != today]
     strip = width >= _WIDE
     head = f"{'round':>5}  {'trial':>5} {'ratio':>7}  {'rate':>9} {'yours':>9}"
-    yield Text(f"{head}  {_ruler() if strip else ''}", "dim")
-    for one in moment.rounds[-_ROWS:]:
+    shown = moment.rounds[-_ROWS:]
+    ends = _ends([ratio for one in shown for ratio in one.ratios.values()])
+    yield Text(f"{head}  {_ruler(ends) if strip else ''}", "dim")
+    for one in shown:
         for trial, ratio in one.ratios.items():
             rates = f"{quantity(one.rates[trial]):>9} {quantity(one.rates[today or 0]):>9}"
             row = Text(f"{one.number:>5}  {trial:>5} {times(ratio):>7}  {rates}")
             row.stylize("red" if ratio < 1 else "", 12, 20)
             if strip:
-                row.append(f"  {_strip(ratio)}", "cyan")
+                row.append(f"  {_strip(ratio, ends)}", "cyan")
             yield row
     yield Text("")
     yield from _so_far(moment, trials)
@@ -269,8 +271,9 @@ def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
 
 def _foot(moment: LiveMoment, width: int) -> Iterator[Text]:
     for text in moment.running[:2]:
-        doing = f" ({moment.doing})" if moment.doing else ""
-        yield from _wrapped(f" ▸ {text}{doing}", width, "cyan")
+        yield from _wrapped(f" ▸ {text}", width, "cyan")
+    if moment.running and moment.doing:
+        yield from _wrapped(f"   {moment.doing}", width, "dim")
     if moment.next:
         yield from _wrapped(f" Next: {moment.next}", width, "dim")
 
@@ -280,21 +283,26 @@ def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:
         yield Text(line, style)
 
 
-def _place(ratio: float) -> int:
-    low, high, columns = _RULER
-    return min(columns - 1, max(0, round((ratio - low) / (high - low) * (columns - 1))))
+def _ends(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a strip that has room for these ratios."""
+    low, high, _ = _RULER
+    return min([low, *ratios]), max([high, *ratios])
 
 
-def _strip(ratio: float) -> str:
+def _place(ratio: float, ends: tuple[float, float]) -> int:
+    return round((ratio - ends[0]) / (ends[1] - ends[0]) * (_RULER[2] - 1))
+
+
+def _strip(ratio: float, ends: tuple[float, float]) -> str:
     cells = [" "] * _RULER[2]
-    cells[_place(1.0)] = "┊"
-    cells[_place(ratio)] = "◆"
+    cells[_place(1.0, ends)] = "┊"
+    cells[_place(ratio, ends)] = "◆"
     return "".join(cells)
 
 
-def _ruler() -> str:
+def _ruler(ends: tuple[float, float]) -> str:
     cells = [" "] * (_RULER[2] + 3)
-    for value in (1.0, 1.2, 1.4):
-        at = _place(value)
-        cells[at - 1 : at + 2] = f"{value:.1f}"
+    for value in (1.0, (1.0 + ends[1]) / 2, ends[1]):
+        at = max(1, _place(value, ends))
+        cells[at - 1 : at + 2] = f"{value:.3g}"[:3].ljust(3)
     return "".join(cells)

@@ -14,7 +14,7 @@ from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import difference, quantity
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import MIB, ratio_text, short_ratio, times
+from autotune.views.figure_text import MIB, precedence, ratio_text, short_ratio, times
 from autotune.views.outlook import outlook
 from storage import (
     UNTIMED,
@@ -71,7 +71,7 @@ def standing(attempts: Attempts, noise: StoredNoise | None) -> Standing:
         by_state[one.result.state.value] = by_state.get(one.result.state.value, 0) + 1
     ratios = trial_ratios(attempts, noise)
     complete = {one.trial: ratios[one.trial] for one in searched.complete() if one.trial in ratios}
-    leading = max(complete, key=lambda trial: complete[trial].ratio.value, default=None)
+    leading = max(complete, key=lambda trial: precedence(complete[trial].ratio), default=None)
     return Standing(
         trials=len(searched),
         by_state=by_state,

@@ -249,7 +249,7 @@ class Launcher(ABC):
     @property
     def planned(self) -> int:
         """Number of slots once everything that is lost or taken is back."""
-        return len(self.slots)
+        return sum(not slot.given_back for slot in self.slots)
 
     @property
     def surplus(self) -> int:

@@ -124,15 +124,7 @@ class LiveView:
             noise = self._repository.noise.of(study.id)
             self._ratios = trial_ratios(attempts, noise)
             self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
-        seen = outlook(
-            recorded,
-            self._baseline,
-            self._spec.budget,
-            self._spec.measurement,
-            workers=(study.facts or {}).get("world_size", 1),
-            elapsed=study.elapsed,
-            now=time.time(),
-        )
+        seen = outlook(study, self._spec, attempts, time.time())
         doing = self._repository.messages.status(study.id) if seen.running else None
         return LiveMoment(
             study,

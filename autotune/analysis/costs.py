@@ -6,7 +6,7 @@ planned run may take fewer steps than the known ones. A run in warm workers star
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,11 +14,11 @@ from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import Onset, OnsetBound
 from search_spaces.constraints import why_not_live
+from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
-Knobs = Mapping[str, Any]
 
 _TIMED = (
     Purpose.SEARCH,

@@ -3,14 +3,13 @@
 It is known only where steps are timed one by one, which is on CUDA devices.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from autotune.measurement.contrasts import NO_VARIANCE, Arm, Variance
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import StepSeries, variance_of_mean_step
+from autotune.measurement.step_series import StepSeries, process_sigma, variance_of_mean_step
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
@@ -55,7 +54,7 @@ class Processes:
         rates = (one.result.throughput for one in alike)
         return cls(
             tuple(rate for rate in rates if rate is not None),
-            {trial: _process_sigma(each.values()) for trial, each in told.items()},
+            {trial: process_sigma(list(each.values())) for trial, each in told.items()},
             {
                 trial: _within(each, _counting(each, runs, alike, trial))
                 for trial, each in told.items()
@@ -83,14 +82,6 @@ def _told(runs: Iterable[StoredAttempt], blocks: Blocks) -> Told:
         run.id: StepSeries.of([block for block in blocks(run.id) if block.kept]) for run in runs
     }
     return {number: series for number, series in several.items() if series is not None}
-
-
-def _process_sigma(told: Iterable[StepSeries]) -> float:
-    """Return the spread between processes that half of the runs tell at least.
-
-    A single slow step makes a short run look like one that waits for its host.
-    """
-    return statistics.median_low([series.process_sigma() for series in told])
 
 
 def _counting(

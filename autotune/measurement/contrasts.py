@@ -2,9 +2,9 @@
 
 Runs of one configuration may differ by 25 % and those of another by 0.3 % (steps that wait for the
 host, steps that compute). Pooled, the first would widen the interval of the second. So each arm has
-a variance of its own, and as many runs as it needs. That variance has two components: between
-processes, shrunk towards what its steps let expect, and within a run, which its steps tell. Paired
-contrasts are taken over rounds that both arms ran.
+a variance of its own, and as many runs as it needs. It has two components: between processes, shrunk
+towards what its steps let expect, and within a run, which its steps tell. Paired contrasts are taken
+over rounds that both arms ran.
 
 Several arms are compared with the best of them by Hsu's bound. SciPy's multivariate_t integrates by
 quasi-Monte Carlo: at the levels of early looks its critical values are off by 0.7 %, or it finds

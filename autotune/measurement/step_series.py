@@ -67,6 +67,7 @@ class StepSeries:
         variance: variance of the steps.
         correlation: correlation of neighbouring steps, as seen.
         pairs: number of pairs of neighbours that it was seen in.
+        local: relative scatter between neighbours in each part of the run, over the square root of two.
     """
 
     count: float
@@ -74,6 +75,7 @@ class StepSeries:
     variance: float
     correlation: float
     pairs: float
+    local: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, blocks: Iterable[TimedBlock]) -> Self | None:
@@ -94,9 +96,13 @@ class StepSeries:
         pairs = [each - 1 for each in counts]
         single = _neighbours_of_one_step(counts, [each - mean for each in means])
         neighbours = math.fsum(pairs) + len(single)
-        lagged = math.fsum(products) + _dot(pairs, between) + math.fsum(single)
+        within = math.fsum(products) + _dot(pairs, between)
+        lagged = within + math.fsum(one * other for one, other in single)
         correlation = lagged / neighbours / variance if neighbours and variance else 0.0
-        return cls(count, mean, variance, correlation, neighbours)
+        local = [_jitter_of_block(*each) for each in zip(counts, squares, products, strict=True)]
+        local += [_typical(abs(one - other) / math.sqrt(2), 1) for one, other in single]
+        relative = tuple(each / mean for each in local if each is not None)
+        return cls(count, mean, variance, correlation, neighbours, relative)
 
     @property
     def jitter(self) -> float:
@@ -105,8 +111,7 @@ class StepSeries:
 
     def process_sigma(self) -> float:
         """Return the standard deviation that log rates of its processes are taken to have."""
-        waits = self.jitter > MEASUREMENT.waiting_jitter
-        return MEASUREMENT.waiting_processes if waits else MEASUREMENT.computing_processes
+        return process_sigma([self])
 
     @property
     def half_width(self) -> float:
@@ -122,6 +127,23 @@ class StepSeries:
     def _effective(self) -> float:
         seen = self.correlation + (1 + 4 * self.correlation) / self.count  # Kendall 1954
         return effective_sample_size(int(self.count), _likely_correlation(seen, self.pairs))
+
+
+def process_sigma(runs: Sequence[StepSeries]) -> float:
+    """Return the standard deviation that log rates of a configuration's processes are taken to have.
+
+    A device that waits for its host scatters all the time. One that computes may have waves of slow
+    steps, which scatter as much in the mean, but in few places.
+
+    Args:
+        runs: steps of every run of the configuration, at least one.
+    """
+    counts = [run.count for run in runs]
+    mean = math.sqrt(_dot(counts, [run.jitter**2 for run in runs]) / math.fsum(counts))
+    local = [each for run in runs for each in run.local]
+    typical = statistics.median(local) if local else mean
+    waits = mean > MEASUREMENT.waiting_jitter and typical > MEASUREMENT.typical_waiting_jitter
+    return MEASUREMENT.waiting_processes if waits else MEASUREMENT.computing_processes
 
 
 def variance_of_mean_step(runs: Sequence[StepSeries], timed: Sequence[float]) -> Variance:
@@ -160,17 +182,35 @@ def _likely_correlation(seen: float, pairs: float) -> float:
     return min(MEASUREMENT.most_correlation, max(0.0, likely))
 
 
-def _neighbours_of_one_step(counts: Sequence[float], around: Sequence[float]) -> list[float]:
-    """Return the products of the deviations of neighbouring blocks of one step each.
+def _neighbours_of_one_step(
+    counts: Sequence[float], around: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return the deviations of neighbouring blocks of one step each.
 
-    A digest holds the products within its block. A block of one step has none, and is itself a step.
+    A digest tells of the neighbours within its block. A block of one step has none, and is a step.
     """
     blocks = zip(counts, around, strict=True)
     return [
-        one * other
+        (one, other)
         for (steps, one), (others, other) in itertools.pairwise(blocks)
         if steps == others == 1
     ]
+
+
+def _jitter_of_block(steps: float, squares: float, products: float) -> float | None:
+    """Return the scatter between the neighbours of a block; None for a block of one step."""
+    if steps < 2:
+        return None
+    of_pair = (squares - products * steps / (steps - 1)) / steps
+    return _typical(math.sqrt(max(0.0, of_pair)), steps - 1)
+
+
+def _typical(scatter: float, pairs: float) -> float:
+    """Return a scatter that was seen in a few pairs so that the median of many is unbiased.
+
+    By the median of chi-square (Wilson and Hilferty 1931).
+    """
+    return scatter / math.pow(1 - 2 / (9 * pairs), 1.5)
 
 
 def estimate_of_run(blocks: Sequence[TimedBlock], *, counts: str) -> Estimate:

@@ -82,7 +82,8 @@ class OwnOptions:
         if device != "cpu" or half is None or half.today == "fp16" or "fp16" not in half.values:
             return self
         others = {knob: one for knob, one in self.turned.items() if one is not half}
-        doubt = f"{half.flag} has {' and '.join(half.values)}, and processors do not gain by fp16"
+        formats = " and ".join(map(str, half.values))
+        doubt = f"{half.flag} has {formats}, and processors do not gain by fp16"
         return OwnOptions(others, (*self.doubts, doubt))
 
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation
 from autotune.analysis.finalists import ChoiceReason, Selection, choices, may_be_faster
 from autotune.analysis.memory import barred, tells_longest
+from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.measurement.policy import MEASUREMENT, PROOF

@@ -1,5 +1,6 @@
 """The replayed device answers with what was recorded, and borrows from neighbours elsewhere."""
 
+import dataclasses
 import itertools
 import random
 import statistics
@@ -96,6 +97,19 @@ def test_steps_are_recorded_stretches_whose_waves_come_at_random(device: Recorde
     assert len(recorded & set(itertools.pairwise(steps[27:200]))) > 10
     seconds = [statistics.fmean(steps[at : at + 54]) for at in range(0, 19_980, 54)]
     assert statistics.stdev(seconds) > 0.005  # repeated as recorded all would be alike
+
+
+def test_long_step_averages_over_slow_waves_and_waiting_for_the_host_stays(
+    device: RecordedDevice,
+) -> None:
+    def scatter(on: RecordedDevice, given: Knobs) -> float:
+        pattern = on.behaviour(script=True)(launch(given)).pattern
+        return statistics.stdev(itertools.islice(pattern, 400))
+
+    large = dataclasses.replace(device, step_scale=36.0)
+    compiled = knobs(micro_batch=32, compile="default", optimizer_kernels="fused")
+    assert scatter(large, compiled) < 0.6 * scatter(device, compiled)
+    assert scatter(large, knobs(micro_batch=4)) > 0.03
 
 
 def test_configuration_beyond_the_memory_is_out_of_memory(device: RecordedDevice) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import statistics
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,17 @@ def test_blocks_of_one_step_tell_the_correlation_of_neighbours() -> None:
     assert one_each.correlation == pytest.approx(four_each.correlation, abs=0.15)
     assert one_each.half_width > 0.9 * four_each.half_width
     assert one_each.process_sigma() == MEASUREMENT.computing_processes
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_waves_of_slow_steps_are_no_waiting_for_the_host(size: int) -> None:
+    """A wave half as slow again as the recorded one scatters as much as a device that waits."""
+    usual = statistics.median(compiled())
+    slower = [step + 0.6 * (step - usual) * (step > 1.03 * usual) for step in compiled()]
+    series = StepSeries.of(blocks(slower, size))
+    assert series is not None
+    assert series.jitter > MEASUREMENT.waiting_jitter
+    assert series.process_sigma() == MEASUREMENT.computing_processes
 
 
 def test_run_that_missed_the_slow_wave_has_the_variance_of_all_runs() -> None:

@@ -27,6 +27,22 @@ if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a 
 STANDARD_OUTPUT = Path("-")
 """Path that stands for standard output."""
 _TABLE_ENDINGS = (".csv", ".parquet")
+_OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="File, or - to print it; else of a study as it says; all else is printed.",
+    ),
+]
+_FormOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="yaml, json, env, argv, hf-trainer, accelerate, lightning, deepspeed, hydra or "
+        "torchtitan.",
+    ),
+]
 
 
 def report(
@@ -106,22 +122,8 @@ def compare(
 
 def export(
     study: Annotated[str, typer.Argument(help="Name of a study, its study.yaml, or a best.yaml.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File, or - to print it; else of a study as it says; all else is printed.",
-        ),
-    ] = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="yaml, json, env, argv, hf-trainer, accelerate, lightning, deepspeed, hydra or "
-            "torchtitan.",
-        ),
-    ] = "yaml",
+    output: _OutputOption = None,
+    form: _FormOption = "yaml",
     trials: Annotated[
         Path | None,
         typer.Option(

@@ -123,7 +123,7 @@ class InterleavedSchedule:
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
         return [turn_blocks(self._rules[n].kept, counts=self._limits.counts) for n in members]
 
-    def _longest(self, cycles: int) -> float:
+    def _longest(self, done: int) -> float:
         """Return the seconds that each member may train after this many cycles."""
         return self._limits.longest
 
@@ -307,14 +307,14 @@ class PairedSchedule(InterleavedSchedule):
         known = self.ratio()
         return known.ratio * self.baseline_rate if known and member == _TRIAL else None
 
-    def _longest(self, cycles: int) -> float:
+    def _longest(self, done: int) -> float:
         """Return the seconds that each may train: together as long as a trial by itself.
 
         Pairs of processes differ by more than their cycles do, and another trial tells more than a
         longer one.
         """
-        whole = super()._longest(cycles)
-        return whole if cycles < MEASUREMENT.few_cycles else whole / 2
+        whole = super()._longest(done)
+        return whole if done < MEASUREMENT.few_cycles else whole / 2
 
     def _monitor(self, number: int, limits: Limits) -> MemberMonitor:
         kind = _PairedTrialMonitor if number == _TRIAL else _PairedBaselineMonitor

@@ -19,6 +19,7 @@ from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
 
 LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
+PRECISION = "precision"
 _WORKERS = "loader_workers"
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
@@ -74,6 +75,16 @@ class OwnOptions:
         as_usual = knob != LOG_INTERVAL and named is not None and named.is_number
         wanted = usual if as_usual and usual else own.values
         return [value for value in wanted if value not in own.refused]
+
+    def fitting(self, device: str) -> "OwnOptions":
+        """Return the options that may help on a device, 'cpu' or 'cuda'."""
+        half = self.turned.get(PRECISION)
+        if device != "cpu" or half is None or half.today == "fp16" or "fp16" not in half.values:
+            return self
+        others = {knob: one for knob, one in self.turned.items() if one is not half}
+        formats = " and ".join(map(str, half.values))
+        doubt = f"{half.flag} has {formats}, and processors do not gain by fp16"
+        return OwnOptions(others, (*self.doubts, doubt))
 
 
 class SearchTime:

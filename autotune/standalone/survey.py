@@ -148,7 +148,7 @@ def _study_of(
         named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.ranks)),
         runner.say,
         _seconds_for_trying(time.monotonic() - began + runner.usual),
-    )
+    ).fitting(launcher.site.device)
     acting = _outside(runner, seen, facts, own, time.monotonic() - began + runner.usual)
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)

@@ -12,7 +12,15 @@ from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.config import StudySpec
-from autotune.views.figure_text import MIB, UNKNOWN, range_text, ratio_text, short_ratio, times
+from autotune.views.figure_text import (
+    MIB,
+    UNKNOWN,
+    precedence,
+    range_text,
+    ratio_text,
+    short_ratio,
+    times,
+)
 from autotune.views.outlook import outlook
 from autotune.views.terminal import plain
 from autotune.views.trust import RESTLESS
@@ -116,15 +124,7 @@ class LiveView:
             noise = self._repository.noise.of(study.id)
             self._ratios = trial_ratios(attempts, noise)
             self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
-        seen = outlook(
-            recorded,
-            self._baseline,
-            self._spec.budget,
-            self._spec.measurement,
-            workers=(study.facts or {}).get("world_size", 1),
-            elapsed=study.elapsed,
-            now=time.time(),
-        )
+        seen = outlook(study, self._spec, attempts, time.time())
         doing = self._repository.messages.status(study.id) if seen.running else None
         return LiveMoment(
             study,
@@ -192,7 +192,7 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     yield Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
     timed = [one for one in moment.attempts.searched() if one.trial in moment.ratios]
     others = [one for one in timed if one.trial != moment.baseline]
-    others.sort(key=lambda one: -moment.ratios[one.trial].ratio.value)
+    others.sort(key=lambda one: precedence(moment.ratios[one.trial].ratio), reverse=True)
     for place, one in enumerate(others[:_ROWS]):
         ratio = moment.ratios[one.trial]
         style = "bold" if not place else "" if ratio.in_turn else "dim"

@@ -10,7 +10,7 @@ from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
 from autotune.views.figures import StudyFigures
 from autotune.views.paper import tied
-from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks
+from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks, whole_ticks
 from autotune.views.trial_figures import TrialFigures
 
 Up = Callable[[float], float]
@@ -187,8 +187,7 @@ def trials_chart(figures: StudyFigures) -> str:
         tip = f"measured again: {ratio_text(total)}"
         marks.append(dot(at, up(total.value), "pt rec", tip, r=7, shape="diamond"))
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 6)]
-    step = max(1, math.ceil(count / 16))
-    under = [(x(number), str(number)) for number in range(0, count, step)]
+    under = [(x(number), str(number)) for number in whole_ticks(count)]
     return chart(
         _TRIALS, marks, "Trials of the search", Axis(grid, "over yours"), Axis(under, "trial")
     )

@@ -1,14 +1,20 @@
 """Commands of the documentation: each is understood, and run here or by the test that is named."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.main import get_command
 
 from autotune.cli import app
+from autotune.views.catalogue import knob_page
+from search_spaces import CATALOGUE
 from tests.control.replayed import Replayed
 from tests.support.steering import ask
 
@@ -49,16 +55,16 @@ PLACEHOLDERS = {
 
 
 def documented() -> Iterator[tuple[str, list[str]]]:
-    """Yield page and words of each command."""
-    for page in PAGES:
-        text = page.read_text()
+    """Yield page and words of each command; a page per knob is made when the site is built."""
+    texts = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+    for name, text in (texts | {knob: knob_page(knob, {}) for knob in CATALOGUE}).items():
         lines = "".join(_FENCED.findall(text)).replace("\\\n", " ").splitlines()
         found = [line.strip().removeprefix("$ ") for line in lines]
         found += [" ".join(code.split()) for code in _CODE.findall(_FENCED.sub("", text))]
         for line in dict.fromkeys(found):
             if line.startswith("autotune "):
                 words = shlex.split(line, comments=True)[1:]
-                yield page.name, words[: words.index(">")] if ">" in words else words
+                yield name, words[: words.index(">")] if ">" in words else words
 
 
 COMMANDS = list(documented())
@@ -74,7 +80,12 @@ def named(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def test_documented_commands_and_options_are_those_of_the_program() -> None:
-    assert {page for page, _ in COMMANDS} >= {"README.md", "index.md", "report.md", "operations.md"}
+    assert {page for page, _ in COMMANDS} >= {
+        "README.md",
+        "docs/index.md",
+        "docs/report.md",
+        "docs/operations.md",
+    }
     for page, words in COMMANDS:
         command, rest = named(words)
         known = {option for one in command.params for option in one.opts}
@@ -127,3 +138,23 @@ def _filled(played: Replayed, words: list[str]) -> list[str] | None:
     return filled + (
         ["--storage", played.url] if takes_storage and "--storage" not in words else []
     )
+
+
+def test_site_is_built_from_all_pages_and_loads_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("material")
+    site = tmp_path / "site"
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(site),
+    ]
+    subprocess.run(words, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    pages = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
+    assert {f"knobs/{name}.html" for name in CATALOGUE} <= pages.keys()
+    for name, text in pages.items():
+        assert not re.findall(r"""\ssrc=["']https?:|<link[^>]+href=["']https?:""", text), name

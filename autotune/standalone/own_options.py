@@ -99,6 +99,20 @@ class SearchTime:
         return f"{knob}: {what}, as init took too long" if time.monotonic() >= self._end else ""
 
 
+def worth_trying(tried: Tried, seen: SurveyResult, device: str) -> Tried:
+    """Return what may help on a device: recomputation saves memory of one, and costs time.
+
+    Args:
+        tried: knob -> what to try for it.
+        seen: training of the unchanged command.
+        device: 'cpu' or 'cuda'.
+    """
+    idle = device == "cpu" and shows(seen, RECOMPUTATION, _UNSEEN[RECOMPUTATION])
+    return {
+        knob: several for knob, several in tried.items() if not (idle and knob == RECOMPUTATION)
+    }
+
+
 def find_own_options(
     run: RunWith,
     seen: SurveyResult,

@@ -24,8 +24,8 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
-pictures: quickstart  ## docs/images, from the study of the quickstart
-	$(BIN)/python docs/pictures.py quickstart
+pictures: quickstart  ## docs/images, from the study of the quickstart; build/screens, every state
+	$(BIN)/python -m docs.pictures quickstart --states build/screens
 
 test: $(READY)  ## every test but full counts and long errands: minutes
 	$(TEST) 5 -m "not slow and not errand and not gpu and not index"

@@ -1,12 +1,13 @@
 """Seconds from a fault of a cluster to the next trial: three nodes of namespaces on this machine.
 
     python benchmarks/cluster_faults.py [--json] [--slurm] [--ranks N] [NAME ...]
-    python benchmarks/cluster_faults.py [--json] --overhead | --shares WEIGHT
+    python benchmarks/cluster_faults.py [--json] --overhead | --shares WEIGHT | --look GROUPS
 
 As root, with namespaces. The cluster is one of Ray, with --slurm one of Slurm. With --overhead
 instead: what a trial takes besides its timed blocks, over one, two and three nodes of Ray, and the
 same where the name server does not answer. With --shares instead: what two owners with two studies
-each get of Ray, where the first one has that weight and the second one 1.
+each get of Ray, where the first one has that weight and the second one 1. With --look instead: how
+long it takes to read so many placement groups.
 """
 
 import argparse
@@ -33,6 +34,19 @@ from tests.support.nodes import refusal
 from tests.support.silent_names import SERVER
 
 _WINDOW_SECONDS = 60.0
+_LOOK = """
+import time
+from ray.util.placement_group import placement_group, placement_group_table
+names = [f"autotune/ann/study/1/01/{{n}}" for n in range({count})]
+made = [placement_group([{{"CPU": 1}}], name=name) for name in names]
+assert all(group.wait(60) for group in made)
+took = []
+for _ in range(5):
+    began = time.perf_counter()
+    placement_group_table()
+    took.append(time.perf_counter() - began)
+print(min(took))
+"""
 
 
 @contextlib.contextmanager
@@ -118,11 +132,22 @@ def shares(weight: float) -> dict[str, object]:
     return {**dataclasses.asdict(found), "ratio": found.ratio}
 
 
+def look(groups: int) -> dict[str, object]:
+    """Return the seconds that a study takes to read so many placement groups of others."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ray_nodes(Path(folder), {"head": groups}) as nodes,
+    ):
+        return {"groups": groups, "seconds": float(nodes.ask(_LOOK.format(count=groups)))}
+
+
 def rows(given: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Yield what was asked for, as it is measured."""
     if given.overhead:
         for names, count in itertools.product((True, False), (1, 2, 3)):
             yield overhead(count, names=names)
+    elif given.look:
+        yield look(given.look)
     elif given.shares:
         yield shares(given.shares)
     else:
@@ -140,6 +165,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="of a trial, a node each")
     parser.add_argument("--overhead", action="store_true", help="of trials, and no faults")
     parser.add_argument("--shares", type=float, help="of owners, and no faults: a weight")
+    parser.add_argument("--look", type=int, help="at so many placement groups, and no faults")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if why := refusal():

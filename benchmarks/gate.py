@@ -113,7 +113,7 @@ class Bench:
         self._model = model
         self._references: dict[int, Trajectory] = {}
         self._kept: list[TrainingLoop] = []
-        self.errors: dict[str, list[float]] = {"first": [], "tensor": [], "second": [], "moved": []}
+        self.errors: dict[str, list[float]] = {"first": [], "tensor": [], "second": []}
 
     def judge(self, case: Case, run: int) -> Agreement:
         """Return the gate's answer on a configuration."""
@@ -135,8 +135,8 @@ class Bench:
     def _note(self, run: Trajectory, reference: Trajectory, formats: Sequence[Any]) -> None:
         assert run.first is not None and reference.first is not None
         limit = gradients.tolerance(*formats)
-        first, tensor, second, _, *moved = gradients.deviations(run.first, reference.first, limit)
-        for name, one in zip(self.errors, (first, tensor, second, *moved[:1]), strict=False):
+        found = gradients.deviations(run.first, reference.first, limit)
+        for name, one in zip(self.errors, found[:-1], strict=True):
             self.errors[name].append(one.size)
 
     def _reference(self, seed: int) -> Trajectory:

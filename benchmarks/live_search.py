@@ -43,7 +43,8 @@ from autotune.config import load
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.plan import launcher_of
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import submit
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, section_of

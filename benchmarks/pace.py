@@ -25,7 +25,8 @@ import yaml
 
 from autotune.analysis.levels import error_of
 from autotune.config import load
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import submit
 from autotune.study.pairing import PairingPolicy
 from storage import AttemptState, Database, Purpose, Repository, StoredAttempt

@@ -19,7 +19,8 @@ import yaml
 from autotune.analysis.verdict import Verdict
 from autotune.config import load
 from autotune.runs.plan import launcher_of
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import submit
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import TrialReport, TrialRequest

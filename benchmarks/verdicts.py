@@ -34,8 +34,9 @@ import numpy as np
 from scipy import special
 
 from autotune.analysis.conclusion import conclude
-from autotune.analysis.confirmation import ALIKE, Confirmation, replay
+from autotune.analysis.confirmation import ALIKE, Confirmation
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.rounds import replay
 from autotune.analysis.verdict import Kind
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt

@@ -284,30 +284,39 @@ class RayLauncher(Launcher):
         self.ranks = layout.nodes * layout.ranks_per_node
         self._plans.append(layout.slots)
         self._wait_for_room()
+        if address is not None and self._tenant:
+            self._shares = RayShares(self._cluster, self._tenant)
         for _ in range(layout.slots - 1):
+            if not self._may_begin_with_another():
+                break
             if not self._add_slot(self._check_busy) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
         if address is None:  # a shared cluster does its own accounting
             check_device(self._cluster.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         else:
-            if self._tenant:
-                self._shares = RayShares(self._cluster, self._tenant)
             self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
             self._growth.start()
+
+    def _may_begin_with_another(self) -> bool:
+        """Return whether a slot that is free is not for a study that needs it more."""
+        if self._shares is None:
+            return True
+        self._shares.look(self._cluster.living())
+        return self._shares.may_take
 
     def _wait_for_room(self) -> None:
         """Open the first slot as soon as other jobs leave room for it."""
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
         layout = self._cluster.layout
         demand = Demand(self._cluster.driver, self._tenant)
-        while not self._add_slot(self._check_busy):
+        # What is asked for and not granted has no room; granted beside a slot it would hold another.
+        while demand.is_pending or not self._add_slot(self._check_busy):
             demand.ask([layout.bundle] * layout.nodes, strategy_of(layout.nodes))
             settled = time.monotonic() - began > _SETTLE_SECONDS
             self._busy(Rival(0, self._cluster.busy(since)) if settled else NO_RIVAL)
             time.sleep(_POLL_SECONDS)
             demand.withdraw_if_granted()
-        demand.withdraw()
 
     def _add_slot(self, on_wait: Callable[[], object]) -> bool:
         """Open one more slot if there is room; return whether there was.
@@ -366,13 +375,21 @@ class RayLauncher(Launcher):
         wanted = self._cluster.plan(self._cluster.fit(living)).slots
         usable = [slot for slot in self.slots if slot.usable]
         lacks = len(usable) < wanted and all(s.idle_seconds < _IDLE_SECONDS for s in usable)
-        if shares:
-            shares.look(living)
+        granted = shares is not None and shares.look(living)
         self._plans.append(max(len(usable), wanted - (shares.of_others if shares else 0)))
-        if lacks and (shares is None or shares.may_take) and self._add_slot(lambda: None):
-            lacks = False
+        if lacks and (shares is None or (shares.may_take and not shares.is_asking)):
+            lacks = not self._take(_SETTLE_SECONDS if granted else 0.0)
         if shares:
             shares.ask(lacks=lacks)
+
+    def _take(self, seconds: float) -> bool:
+        """Add a slot; return whether there was room for it within this time."""
+        give_up = time.monotonic() + seconds
+        while not self._add_slot(lambda: None):
+            if time.monotonic() >= give_up:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
 
 @contextlib.contextmanager

@@ -224,10 +224,16 @@ class Demand:
                 tenant=self._tenant,
             )
 
-    def withdraw_if_granted(self) -> None:
-        """Give back what has been granted: the slot itself chooses among nodes."""
-        if self._group and self._driver.call("stands", group=self._group) in _ANSWERED:
+    def withdraw_if_granted(self) -> bool:
+        """Give back what has been granted: the slot itself chooses among nodes.
+
+        Returns:
+            Whether it was granted.
+        """
+        granted = self.is_pending and self._driver.call("stands", group=self._group) in _ANSWERED
+        if granted:
             self.withdraw()
+        return granted
 
     def withdraw(self) -> None:
         """Ask for nothing any more."""

@@ -20,7 +20,7 @@ from launchers.shares import (
 
 
 class RayShares:
-    """What the studies on a cluster hold and wait for, as their placement groups tell.
+    """Devices that the studies on a cluster hold and wait for, as their placement groups tell.
 
     What is true at two looks in a row counts: between a slot that is granted and one that is taken a
     study neither holds it nor waits for it.
@@ -45,13 +45,16 @@ class RayShares:
         self.may_take = True
         """True if a slot that is free is not for a study that needs it more."""
 
-    def look(self, living: Sequence[ClusterNode]) -> None:
+    def look(self, living: Sequence[ClusterNode]) -> bool:
         """Read what all studies hold and wait for.
 
         Args:
             living: all nodes of the cluster.
+
+        Returns:
+            Whether the slot that this study waited for was granted, and is free to be taken.
         """
-        self._demand.withdraw_if_granted()
+        granted = self._demand.withdraw_if_granted()
         total: Counter[str] = Counter()
         for node in living:
             total.update(node.has)
@@ -62,7 +65,8 @@ class RayShares:
         before, self._given = self._given, [g for g in gifts(self._known) if g.giver == own]
         self.surplus = min(sum(gift.slots for gift in given) for given in (before, self._given))
         might, self._might_take = self._might_take, may_take(own, self._size, self._known)
-        self.may_take = might and self._might_take and not self._given
+        self.may_take = granted or (might and self._might_take and not self._given)
+        return granted
 
     @property
     def takers(self) -> str:

@@ -3,12 +3,10 @@
 import bisect
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
 
+from search_spaces.words import Knobs
 from storage.records import AttemptState, Fault, Purpose, StoredAttempt
-
-Knobs = Mapping[str, Any]
 
 
 class Attempts:

@@ -5,7 +5,6 @@ import fcntl
 import functools
 import glob
 import os
-import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
-from sqlalchemy import URL, Connection, Engine, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 
 from autotune.errors import BadInput, StorageError
 from storage import schema
@@ -27,33 +26,9 @@ from storage.engines import (
     writing,
 )
 from storage.fence import install_fence
+from storage.urls import parse
 
 _SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
-_OCTAL = re.compile(r"\\([0-7]{3})")
-_DRIVERS = {
-    "sqlite": "sqlite",
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-}
-_LOCAL_FILE_SYSTEMS = {
-    *(
-        "ext2",
-        "ext3",
-        "ext4",
-        "xfs",
-        "btrfs",
-        "zfs",
-        "bcachefs",
-        "f2fs",
-        "jfs",
-        "nilfs2",
-        "reiserfs",
-    ),
-    *("tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "ecryptfs"),
-    *("fuseblk", "vfat", "exfat", "ntfs", "ntfs3", "hfsplus", "apfs", "ubifs"),
-    *("squashfs", "erofs", "iso9660", "udf"),  # where SQLite itself says that it cannot write
-}
-"""Names as in /proc/mounts. Shared file systems have too many names to be listed."""
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
 _OF_USER = 0o600
 """Mode of new files."""
@@ -407,89 +382,6 @@ def _refuse_newer(storage: object, found: str) -> None:
             f"storage {storage} was written by a newer autotune (schema {found}, this one writes "
             f"{newest}): what it holds can be read; to go on with it, upgrade autotune here"
         )
-
-
-def parse(url: str) -> URL:
-    """Return the URL, checked, with the driver that is used here.
-
-    Raises:
-        BadInput: the text is no URL, or names an unsupported database.
-    """
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise BadInput(
-            "the storage must be a URL such as sqlite:///autotune.db or "
-            "postgresql://user@host/database"
-        ) from None
-    backend = parsed.drivername.partition("+")[0]
-    if backend not in _DRIVERS:
-        raise BadInput(
-            f"storage of kind {backend!r} is not supported; use sqlite:///FILE or postgresql://..."
-        )
-    if parsed.drivername not in (backend, _DRIVERS[backend]):
-        raise BadInput(
-            f"the driver of {parsed.drivername!r} is not used here; use sqlite:///FILE or "
-            "postgresql://..."
-        )
-    parsed = parsed.set(drivername=_DRIVERS[backend])
-    if "@" in (parsed.host or ""):
-        raise BadInput(
-            "storage: write an @ in the password as %40, so that the host can be recognised"
-        )
-    if backend == "sqlite":
-        return _checked_file(parsed)
-    return parsed
-
-
-def _checked_file(url: URL) -> URL:
-    if url.host:
-        raise BadInput(f"a SQLite file has no host; use sqlite:///{url.host}/... for a file")
-    if not url.database or url.database == ":memory:":
-        raise BadInput("a study outlives its process: use sqlite:///FILE, not a database in memory")
-    path = _where(Path(url.database).expanduser().absolute())
-    kind = file_system(path.parent)
-    if not is_local(kind):
-        raise BadInput(
-            f"storage {path} is on {kind or 'an unknown file system'}, which is not known to be local: "
-            "on file systems that machines share SQLite loses data; use a local folder or postgresql://..."
-        )
-    return url.set(database=str(path))
-
-
-def _where(path: Path) -> Path:
-    """Return the real path of the file, which may not exist yet.
-
-    SQLite follows links, too, and writes beside the real file.
-    """
-    real = Path(os.path.realpath(path))
-    if real.is_symlink():  # realpath stops where a chain of links does not end
-        raise BadInput(f"storage {path}: this link leads to itself; name another file")
-    for folder in (path.parent, real.parent):
-        if not folder.is_dir():
-            raise BadInput(f"storage {path}: the folder {folder} does not exist; create it first")
-    return real
-
-
-def is_local(kind: str) -> bool:
-    """Return whether a file system surely belongs to one machine alone.
-
-    Names are those that `file_system` returns.
-    """
-    return kind in _LOCAL_FILE_SYSTEMS
-
-
-def file_system(path: Path) -> str:
-    """Return kind of the file system that holds the path, as in /proc/mounts; '' if unknown."""
-    resolved = str(path.resolve())
-    best, kind = "", ""
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, written, mounted_kind, *_ = line.split()
-        mount = _OCTAL.sub(lambda found: chr(int(found[1], 8)), written)  # a space is written \\040
-        inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best):
-            best, kind = mount, mounted_kind
-    return kind
 
 
 def cause_of(error: BaseException) -> str:

@@ -11,11 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.worker import processes
 from storage.models import LeaseRow
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_START_TIME = 19
-"""Index in /proc/PID/stat, counted behind the name of the program; see proc_pid_stat(5)."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,7 @@ def started(host: str, pid: int) -> int | None:
     That tells it from a later process of the same number. None: it runs on another machine, it is
     gone, or /proc hides it.
     """
-    if host != this_host():
-        return None
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    letter, *fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything
-    return None if letter in (b"Z", b"X") else int(fields[_START_TIME - 1])
+    return processes.started(pid) if host == this_host() else None
 
 
 def is_gone(host: str, pid: int, since: int | None) -> bool:

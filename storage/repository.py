@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from storage.attempts import AttemptRecords
 from storage.claims import Claims
-from storage.database import Database, parse
+from storage.database import Database
 from storage.events import Author, Events
 from storage.leases import Leases
 from storage.models import (
@@ -36,6 +36,7 @@ from storage.records import (
 )
 from storage.studies import Studies
 from storage.transactions import Transactions
+from storage.urls import parse
 
 _PATIENCE = 5
 """Seconds for a file that is locked, or a server that does not answer."""

@@ -8,7 +8,7 @@ than half a per cent. Pure functions over records.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from autotune.measurement.group_sequential import look_level, looks_after_each_r
 from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import Conflict, asked_by, broken, clashing, global_batch
+from search_spaces.words import Knobs
 from storage import Attempts, Purpose
 
-Knobs = Mapping[str, Any]
 NEGLIGIBLE = math.log1p(PROOF.idle_gain)
 """Log gain below which the reverted changes surely lie."""
 _STAGE = 50

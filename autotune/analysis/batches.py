@@ -1,16 +1,14 @@
 """Best configuration of each global batch, and gain at the user's own one. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.analysis.confirmation_result import ConfirmationResult
+from autotune.analysis.finalists import ConfirmationResult
 from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.constraints import global_batch
+from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
-
-Knobs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Price of compiling a model, in seconds: a prior by mode until compilations were measured. Pure."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.measurement.policy import MEASUREMENT
-
-Knobs = Mapping[str, Any]
+from search_spaces.words import Knobs
 
 _NONE = "none"
 _PRIOR = {

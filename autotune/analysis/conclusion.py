@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
 from autotune.analysis.batches import compared_batches
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, replay
-from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, long_run
-from autotune.analysis.finalists import Selection
+from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.memory import (
     Memory,
@@ -22,10 +21,10 @@ from autotune.analysis.memory import (
     tells_longest,
 )
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
-from autotune.analysis.proof import Proof
+from autotune.analysis.proof import Proof, Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.provenance import Records
+from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Rules
-from autotune.analysis.shortfall import Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
@@ -39,7 +38,7 @@ class StudyFacts(NamedTuple):
         ended: True if the study has measured all that it is to measure.
         left: seconds of its wall time that are left; None: it has no limit.
         selection: choice of its finalists; None: by its settings alone.
-        needed: rounds of the confirmation for which the search leaves time.
+        needed: rounds that a proof needs; the search leaves time for them.
         repeats: runs of the baseline besides those rounds.
     """
 

@@ -7,14 +7,17 @@ is faster, because the choice flatters the rounds before.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any
 
-from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
-from autotune.analysis.finalists import Candidate, Selection, candidates
-from autotune.analysis.processes import Blocks, Processes
+from autotune.analysis.finalists import (
+    Candidate,
+    ConfirmationResult,
+    FinalistResult,
+)
+from autotune.analysis.processes import Processes
 from autotune.measurement.contrasts import (
     ONE_SIDED,
     Arm,
@@ -521,88 +524,3 @@ def _inverse(ratio: Ratio) -> Ratio:
 def _out_of_time(run: StoredAttempt) -> bool:
     """Return whether a run was ended before it could show anything about its configuration."""
     return run.result.state == AttemptState.PRUNED and run.result.throughput is None
-
-
-def replay(
-    attempts: Attempts,
-    *,
-    finalists: int,
-    most_rounds: int,
-    barred: Collection[int] = (),
-    unaffordable: Collection[int] = (),
-    same_batch: bool = True,
-    blocks: Blocks | None = None,
-) -> Confirmation | None:
-    """Return the confirmation as the records show it, without an incomplete round.
-
-    Trials that the numerics gate has refused are no candidates. Rounds from before the search went on
-    do not count, because only interleaved rounds compare; nor do rounds that ran elsewhere than the last
-    run. Once a second round has begun, the trials of the first one take part, whatever the time allows.
-
-    Args:
-        attempts: attempts of a study whose search has ended.
-        finalists: see Selection; `unaffordable` and `same_batch` likewise.
-        most_rounds: see measurement.rounds.
-        barred: trials that are no candidates either.
-        blocks: blocks of an attempt, from which the spread between processes follows.
-
-    Returns:
-        None if no trial of the search is complete.
-    """
-    selection = Selection(finalists, tuple(unaffordable), same_batch)
-    confirmation = begin_confirmation(attempts, selection, most_rounds, barred, blocks)
-    if confirmation is not None:
-        for _ in closed_rounds(confirmation, attempts):
-            pass
-    return confirmation
-
-
-def begin_confirmation(
-    attempts: Attempts,
-    selection: Selection,
-    most_rounds: int,
-    barred: Collection[int] = (),
-    blocks: Blocks | None = None,
-) -> Confirmation | None:
-    """Return the confirmation before its first round; for arguments and result see `replay`."""
-    first = first_round(attempts)
-    several, baseline_trial = candidates(attempts, barred, selection, first)
-    if not several:
-        return None
-    processes = blocks and Processes.of(attempts, blocks, [one.trial for one in several])
-    return Confirmation(several, baseline_trial, most_rounds, first, processes or None)
-
-
-def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[int]:
-    """Close the recorded rounds one by one; yield the number of each, once it is taken in."""
-    while members := confirmation.members():
-        results, number = confirmation.recorded(attempts), confirmation.next_round
-        if confirmation.is_void(attempts):
-            confirmation.void.add(number)
-        elif len(results) == len(members):
-            confirmation.close_round(results)
-            yield number
-        else:
-            break
-    alone = confirmed_alone(confirmation, attempts)
-    if alone is not None and confirmation.measured_alone:
-        confirmation.take_back(alone.knobs)
-
-
-def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
-    """Return the last run of the choice in fresh rounds; None if there is none."""
-    if confirmation.chosen is None:
-        return None
-    runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.chosen).recorded()
-    since = confirmation.next_round - len(confirmation.fresh)
-    alone = [run for run in runs if run.round >= since]
-    return alone[-1] if alone else None
-
-
-def first_round(attempts: Attempts) -> int:
-    """Return the number of the first round after the search has last gone on."""
-    last_search = attempts.of(Purpose.SEARCH).last
-    before = [
-        a.round for a in attempts.of(Purpose.CONFIRM) if last_search and a.id < last_search.id
-    ]
-    return 1 + max(before, default=0)

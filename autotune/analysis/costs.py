@@ -6,7 +6,7 @@ planned run may take fewer steps than the known ones. A run in warm workers star
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,11 +14,11 @@ from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import Onset, OnsetBound
 from search_spaces.constraints import why_not_live
+from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
-Knobs = Mapping[str, Any]
 
 _TIMED = (
     Purpose.SEARCH,
@@ -80,6 +80,17 @@ class Pace:
         """Seconds of its first step that are the compilation's."""
         return max(0.0, self.onset.first - self.onset.steady) if compiles(self.knobs) else 0.0
 
+    def compiled_in(self, launch: float) -> float:
+        """Return seconds that compilation has taken, in its first step and before it.
+
+        A script may evaluate its model before it trains.
+
+        Args:
+            launch: seconds of a usual launch.
+        """
+        alone = compiles(self.knobs) and not (self.live or self.interleaved)
+        return self.compiling + (max(0.0, self.startup - launch) if alone else 0.0)
+
 
 _ON_PROCESSORS = Compilation()
 
@@ -134,9 +145,14 @@ class Costs:
 
     @property
     def _launches(self) -> list[float]:
-        """Return the launches seen; those at once with another are part of that one's time."""
+        """Return the launches seen, without those in which something may have been compiled.
+
+        Those at once with another are part of that one's time.
+        """
         at_once = self._compilation.device == "cuda"
-        return [p.startup for p in self._paces if not (p.live or (at_once and p.interleaved))]
+        launched = [p for p in self._paces if not (p.live or (at_once and p.interleaved))]
+        eager = [p.startup for p in launched if not compiles(p.knobs)]
+        return eager or [p.startup for p in launched]
 
     @property
     def switch(self) -> float:
@@ -295,9 +311,9 @@ class CostRecords:
         looked = self._look(attempts)
         launch = Costs(paces, looked=looked).startup
         seen = [
-            Compiled(p.knobs, p.compiling)
+            Compiled(p.knobs, seconds)
             for p in paces
-            if p.compiling and (p.compiled or not p.live)
+            if (seconds := p.compiled_in(launch)) and (p.compiled or not p.live)
         ]
         compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
         return Costs(paces, _in_vain(attempts), looked, compilation)

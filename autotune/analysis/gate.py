@@ -20,11 +20,11 @@ from autotune.measurement.numerics import (
 from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import clashing
+from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
-Knobs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,32 @@
-"""Price of the proof of a result in seconds: rounds of a finalist and the baseline, and checks. Pure.
+"""Price of the proof of a result in seconds, and the time that a verdict would still take. Pure.
 
-The search leaves this time untouched, the finals begin only where it is left, and a verdict that asks
-for more time asks for this, all by one set of figures.
+The proof is rounds of a finalist and the baseline, and checks. The search leaves this time untouched,
+the finals begin only where it is left, and a verdict that asks for more time asks for this, all by one
+set of figures.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import ranked
+from autotune.analysis.outcomes import Failure
+from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
-from storage import Attempts, StoredAttempt
-
-Knobs = Mapping[str, Any]
+from search_spaces.words import Knobs
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 RESERVED = PROOF.reserved
+_ROUNDED_TO = 10.0
+"""Seconds to whose multiples a time is rounded up."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +122,201 @@ class Proof:
 
     def _missing_checks(self, finalists: Iterable[Knobs]) -> list[dict[str, Any]]:
         return gate.missing_runs(finalists, self.baseline, self.attempts)
+
+
+class WallTime(NamedTuple):
+    """Wall time of a study in seconds: all that it may take, and what is left."""
+
+    whole: float
+    left: float
+
+
+class Shortfall(NamedTuple):
+    """Shortfall of a study.
+
+    Attributes:
+        seconds: wall time with which it would come to a verdict; None if no time would do, or it is
+            unknown.
+        hindrance: failure or reason because of which no time would help; None if none is known.
+    """
+
+    seconds: float | None = None
+    hindrance: Failure | None = None
+
+
+def shortfall(
+    confirmation: Confirmation | None, proof: Proof, wall_time: WallTime | None
+) -> Shortfall:
+    """Return what a study lacks, by the plan that it would follow if it went on with more time.
+
+    Args:
+        confirmation: as far as it went; None if there was nothing to confirm.
+        proof: what the finals cost.
+        wall_time: of the study; None: it has no limit, so that nothing ended for want of time.
+    """
+    if stuck := _stuck(proof.attempts):
+        return Shortfall(None, stuck)
+    if wall_time is None or not proof.costs.known:
+        return Shortfall()
+    if confirmation is not None and confirmation.rounds and confirmation.members():
+        return Shortfall(_for_rounds(confirmation, proof, wall_time))
+    if rivals := proof.rivals():
+        another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
+        needed = another + proof.finals([rivals[0].knobs], FEWEST_ROUNDS)
+        return Shortfall(_asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left))
+    if hindrance := _hindrance(proof):
+        return Shortfall(None, hindrance)
+    return Shortfall(_for_trials(proof, wall_time))
+
+
+def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -> float | None:
+    """Return seconds of the missing rounds.
+
+    None: more rounds are not allowed, or are not expected to tell.
+    """
+    expected, allowed = rounds_missing(confirmation), confirmation.rounds_left
+    if expected is None or expected > allowed:
+        return None
+    missing = min(math.ceil(PROOF.rounds_asked * expected), allowed)
+    members = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+    needed = max(
+        missing * sum(_in_a_round(knobs, proof) for knobs in members),
+        proof.rounds(members, missing),
+    )
+    return _asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
+
+
+def _for_trials(proof: Proof, wall_time: WallTime) -> float:
+    """Return seconds of the first trials beside the baseline and of the proof of one.
+
+    The search leaves a share of the whole wall time, which grows with what is asked for.
+    """
+    trials = PROOF.trials_asked * proof.costs.shortest(proof.baseline) + _replacement(proof)
+    needed = PROOF.time_asked * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
+    shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
+    return _asked(max(needed - wall_time.left, shared))
+
+
+def _replacement(proof: Proof) -> float:
+    """Return the longest time in seconds that a launch has waited for new processes.
+
+    A study that goes on waits so once more: after its first run, processes that have imported what the
+    script imports take the place of those of the launcher.
+    """
+    ended = ((a, a.ended) for a in proof.attempts.complete() if a.ended is not None)
+    return max((end - a.started - a.result.wall_seconds for a, end in ended), default=0.0)
+
+
+def _asked(seconds: float) -> float:
+    """Return a round number of seconds that is not less."""
+    return _ROUNDED_TO * max(1, math.ceil(seconds / _ROUNDED_TO))
+
+
+def _stuck(attempts: Attempts) -> Failure | None:
+    """Return the hang of a study in which no run, of the baseline least of all, came to a step.
+
+    A single run may only have had too little time. None: that is not known.
+    """
+    runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).recorded()
+    in_vain = runs.ended_in(AttemptState.PRUNED)
+    own = in_vain.of_baseline().last
+    if own is None or len(in_vain) < PROOF.runs_of_hang or any(map(_judged, runs)):
+        return None
+    cause = f"{own.result.cause}, nor did any of {len(in_vain)} runs"
+    return Failure(own.trial, AttemptState.HANG, cause)
+
+
+def _hindrance(proof: Proof) -> Failure | None:
+    """Return why trials that there were can never be recommended.
+
+    None: there were none, or they only had no time.
+    """
+    timed = [a for a in ranked(proof.attempts) if a.knobs != proof.baseline]
+    if timed:
+        trial = timed[0].trial
+        return Failure(trial, AttemptState.COMPLETE, proof.barred[trial])
+    failed = [
+        a
+        for a in proof.attempts.searched()
+        if a.knobs != proof.baseline and a.result.state != AttemptState.PRUNED
+    ]
+    return Failure.of(failed[0]) if failed else None
+
+
+def _in_a_round(knobs: Mapping[str, Any], proof: Proof) -> float:
+    """Return seconds of a configuration in a round.
+
+    An interleaved run takes longer than the shortest one, so known rounds tell.
+    """
+    runs = proof.attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
+    shortest = proof.costs.usual(knobs)
+    return max(shortest, statistics.median([r.result.wall_seconds for r in runs] or [shortest]))
+
+
+def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited: bool) -> bool:
+    """Return whether nothing could be confirmed for lack of time.
+
+    Args:
+        limited: True if the time has an end.
+    """
+    if not limited or (confirmation is not None and not confirmation.members()):
+        return False
+    if confirmation is None:
+        return not any(map(_judged, attempts.searched()))
+    return not confirmation.rounds or not any(
+        _judged(a) for a in attempts.searched() if a.trial != confirmation.baseline
+    )
+
+
+def _judged(trial: StoredAttempt) -> bool:
+    """Return whether a trial has shown anything before its time was over."""
+    return trial.result.state != AttemptState.PRUNED or trial.result.throughput is not None
+
+
+def rounds_missing(confirmation: Confirmation) -> int | None:
+    """Return the rounds, at least one, until it is shown which configuration is faster and by how much.
+
+    Rounds are taken to scatter as they did. None: no number of rounds would show it.
+    """
+    if confirmation.baseline is None:
+        return FEWEST_ROUNDS
+    # Once one is chosen only rounds after that tell by how much.
+    alone = confirmation.chosen is not None and not confirmation.measured_alone
+    done = len(confirmation.fresh if alone else confirmation.basis)
+    logs = _differences(confirmation)
+    if not confirmation.members() or len(logs) < 2:
+        return max(1, FEWEST_ROUNDS - done)
+    seen = _Seen(float(np.mean(logs)), float(np.std(logs, ddof=1)))
+    needed = max(FEWEST_ROUNDS, done + 1)
+    while needed < PROOF.most_rounds and not _would_tell(confirmation, seen, needed):
+        needed += 1
+    return None if needed == PROOF.most_rounds else needed - done
+
+
+def _differences(confirmation: Confirmation) -> list[float]:
+    """Return by how much the contender was faster than the baseline, in logarithms, round by round."""
+    contender, baseline = confirmation.contender(), confirmation.baseline
+    if contender is None or baseline is None:
+        return []
+    both = [r for r in confirmation.basis.values() if contender in r and baseline in r]
+    return [math.log(r[contender] / r[baseline]) for r in both]
+
+
+class _Seen(NamedTuple):
+    """Lead of the contender in logarithms: mean and standard deviation of rounds."""
+
+    mean: float
+    spread: float
+
+
+def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
+    """Return whether so many rounds would tell, by the test that is to decide."""
+    if confirmation.chosen is None:
+        level = confirmation.level(rounds)
+        beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)
+        if seen.mean + beyond <= math.log1p(ALIKE):
+            return True
+    else:
+        beyond = half_width_of(seen.spread, rounds)
+    low, high = math.exp(seen.mean - beyond), math.exp(seen.mean + beyond)
+    return clearly_faster(Ratio(math.exp(seen.mean), low, high))

@@ -1,22 +1,20 @@
-"""Rounds of a confirmation one by one: both rates, their ratio within the round, and the result so far.
+"""Rounds of a confirmation, as the records show them: replayed in order, and told one by one.
 
-Pure. The result so far is the confirmation's own: after the last round it is the verdict's. Rounds that
-chose have none once fresh rounds tell by how much, for the speed-up does not rest on them.
+Pure. The result so far of a round is the confirmation's own: after the last round it is the verdict's.
+Rounds that chose show none once later rounds give the speed-up, as it does not rest on them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.analysis.confirmation import (
-    Confirmation,
-    begin_confirmation,
-    closed_rounds,
-    first_round,
+from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.finalists import (
+    Selection,
+    candidates,
 )
-from autotune.analysis.finalists import Selection
 from autotune.analysis.memory import barred
-from autotune.analysis.processes import Blocks
+from autotune.analysis.processes import Blocks, Processes
 from autotune.analysis.sameness import Rules
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
@@ -140,3 +138,88 @@ def _uncounted(
 ) -> Round:
     stage = Stage.OPEN if is_open else Stage.BEFORE
     return _round(number, runs, baseline, _Standing(stage))
+
+
+def replay(
+    attempts: Attempts,
+    *,
+    finalists: int,
+    most_rounds: int,
+    barred: Collection[int] = (),
+    unaffordable: Collection[int] = (),
+    same_batch: bool = True,
+    blocks: Blocks | None = None,
+) -> Confirmation | None:
+    """Return the confirmation as the records show it, without an incomplete round.
+
+    Trials that the numerics gate has refused are no candidates. Rounds from before the search went on
+    do not count, because only interleaved rounds compare; nor do rounds that ran elsewhere than the last
+    run. Once a second round has begun, the trials of the first one take part, whatever the time allows.
+
+    Args:
+        attempts: attempts of a study whose search has ended.
+        finalists: see Selection; `unaffordable` and `same_batch` likewise.
+        most_rounds: see measurement.rounds.
+        barred: trials that are no candidates either.
+        blocks: blocks of an attempt, from which the spread between processes follows.
+
+    Returns:
+        None if no trial of the search is complete.
+    """
+    selection = Selection(finalists, tuple(unaffordable), same_batch)
+    confirmation = begin_confirmation(attempts, selection, most_rounds, barred, blocks)
+    if confirmation is not None:
+        for _ in closed_rounds(confirmation, attempts):
+            pass
+    return confirmation
+
+
+def begin_confirmation(
+    attempts: Attempts,
+    selection: Selection,
+    most_rounds: int,
+    barred: Collection[int] = (),
+    blocks: Blocks | None = None,
+) -> Confirmation | None:
+    """Return the confirmation before its first round; for arguments and result see `replay`."""
+    first = first_round(attempts)
+    several, baseline_trial = candidates(attempts, barred, selection, first)
+    if not several:
+        return None
+    processes = blocks and Processes.of(attempts, blocks, [one.trial for one in several])
+    return Confirmation(several, baseline_trial, most_rounds, first, processes or None)
+
+
+def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[int]:
+    """Close the recorded rounds one by one; yield the number of each, once it is taken in."""
+    while members := confirmation.members():
+        results, number = confirmation.recorded(attempts), confirmation.next_round
+        if confirmation.is_void(attempts):
+            confirmation.void.add(number)
+        elif len(results) == len(members):
+            confirmation.close_round(results)
+            yield number
+        else:
+            break
+    alone = confirmed_alone(confirmation, attempts)
+    if alone is not None and confirmation.measured_alone:
+        confirmation.take_back(alone.knobs)
+
+
+def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
+    """Return the last run of the choice in fresh rounds; None if there is none."""
+    if confirmation.chosen is None:
+        return None
+    runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.chosen).recorded()
+    since = confirmation.next_round - len(confirmation.fresh)
+    alone = [run for run in runs if run.round >= since]
+    return alone[-1] if alone else None
+
+
+def first_round(attempts: Attempts) -> int:
+    """Return the number of the first round after the search has last gone on."""
+    last_search = attempts.of(Purpose.SEARCH).last
+    before = [
+        a.round for a in attempts.of(Purpose.CONFIRM) if last_search and a.id < last_search.id
+    ]
+    return 1 + max(before, default=0)

@@ -17,11 +17,11 @@ from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.knob import DATA, GRAPH, STATISTICS
+from search_spaces.words import Knobs
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
-Knobs = Mapping[str, Any]
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 

@@ -16,6 +16,8 @@ _OF_SOME_COMMANDS = {
     "pandas": "pandas",
     "optuna_dashboard": "optuna-dashboard",
     "pyarrow": "pyarrow",
+    "mlflow": "mlflow-skinny",
+    "wandb": "wandb",
 }
 """Module -> package that a command needs, and studies do not."""
 _WITH_A_COMMAND = {"ignore_unknown_options": True}
@@ -23,7 +25,6 @@ _WITH_A_COMMAND = {"ignore_unknown_options": True}
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Finds, with measured proof, the training configuration with the highest throughput.",
 )
 _TUNE, _LOOK, _USE = "Tune", "Look at a study", "Use the result"

@@ -27,6 +27,22 @@ if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a 
 STANDARD_OUTPUT = Path("-")
 """Path that stands for standard output."""
 _TABLE_ENDINGS = (".csv", ".parquet")
+_OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="File, or - to print it; else of a study as it says; all else is printed.",
+    ),
+]
+_FormOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="yaml, json, env, argv, hf-trainer, accelerate, lightning, deepspeed, hydra or "
+        "torchtitan.",
+    ),
+]
 
 
 def report(
@@ -106,38 +122,31 @@ def compare(
 
 def export(
     study: Annotated[str, typer.Argument(help="Name of a study, its study.yaml, or a best.yaml.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File, or - to print it; else of a study as it says; all else is printed.",
-        ),
-    ] = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="yaml, json, env, argv, hf-trainer, accelerate, lightning, deepspeed, hydra or "
-            "torchtitan.",
-        ),
-    ] = "yaml",
+    output: _OutputOption = None,
+    form: _FormOption = "yaml",
     trials: Annotated[
         Path | None,
         typer.Option(
             help="Write all attempts there instead: *.csv, or *.parquet as Parquet; -: print them."
         ),
     ] = None,
+    tracker: Annotated[
+        str | None,
+        typer.Option(
+            help="Log the study as a run of mlflow, or of wandb (offline, below ./wandb), instead."
+        ),
+    ] = None,
     storage: StorageOption = None,
 ) -> None:
     """Write the recommendation of a study, or its provisional answer, as best.yaml or for another tool.
 
-    With --trials, write all attempts as a table instead.
+    With --trials, write all attempts as a table instead; with --tracker, the study as a run.
     """
     from autotune.export import best
 
     is_best = study.endswith((".yaml", ".yml")) and best.is_best(study)
-    _check_export(study if is_best else None, output, form, trials)
+    instead = "--trials" if trials else "--tracker" if tracker else ""
+    _check_export(study if is_best else None, output, form, instead)
     if is_best:
         _hand_over(best_in(Path(study), best.read), form, output)
         return
@@ -145,15 +154,30 @@ def export(
     stored = repository.studies.named(name)
     if trials:
         _write_attempts(repository, name, trials)
+    elif tracker:
+        _log_run(repository, stored, tracker)
     else:
         _export_answer(repository, stored, form, output)
 
 
-def _check_export(best: str | None, output: Path | None, form: str, trials: Path | None) -> None:
+def _log_run(repository: "Repository", stored: "StoredStudy", tracker: str) -> None:
+    """Log a study as a run of an experiment tracker, and print where it is."""
+    from autotune.views.figures import figures_of
+    from autotune.views.trackers import TRACKERS
+
+    if tracker not in TRACKERS:
+        raise BadInput(f"--tracker {tracker}: {' or '.join(TRACKERS)}")
+    print(TRACKERS[tracker](figures_of(repository, stored)))
+
+
+def _check_export(best: str | None, output: Path | None, form: str, instead: str) -> None:
     """Refuse what cannot be exported, before anything is read.
 
     Args:
         best: best.yaml that is to be exported; None: a study is.
+        output: file to write.
+        form: format of it.
+        instead: option that has something else than the answer exported; empty: none.
 
     Raises:
         BadInput: the options do not go together, or a file may not be replaced.
@@ -163,9 +187,9 @@ def _check_export(best: str | None, output: Path | None, form: str, trials: Path
     formats.known(form)
     if output not in (None, STANDARD_OUTPUT):
         writing.refuse_source(output)
-    if trials and form != "yaml":
-        raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
-    if best is not None and trials:
+    if instead and form != "yaml":
+        raise BadInput(f"{instead} does not write {form}; leave one of the two out")
+    if best is not None and instead:
         raise BadInput(f"{best} holds no attempts; give the name of the study")
 
 

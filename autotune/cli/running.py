@@ -282,8 +282,7 @@ def daemon(
     metrics_port: _MetricsPort = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
-    from autotune.service.daemon import this_queue
-    from autotune.service.queues import checked, owned
+    from autotune.service.queues import checked, owned, this_queue
 
     _log_on_standard_error()
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)

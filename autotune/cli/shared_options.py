@@ -62,7 +62,7 @@ def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> 
         StorageError: it was written by another version of autotune.
     """
     from storage import Database, Repository
-    from storage.database import parse
+    from storage.urls import parse
 
     parsed = parse(url)
     if (

@@ -83,7 +83,7 @@ def restore(file: FileArgument, storage: StorageOption = None) -> None:
 
 def _sqlite_file(url: str) -> Path | None:
     """Return the path of the SQLite file of a URL; None for a server."""
-    from storage.database import parse
+    from storage.urls import parse
 
     parsed = parse(url)
     return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None

@@ -1,9 +1,11 @@
-"""Scripts and commands that keep their global batch by themselves.
+"""Settings of a script that hang together: batch sizes that it derives, knobs that several make up.
 
-They are given either the micro-batch or the accumulation, and derive the other.
+A script or command that keeps its global batch by itself is given either the micro-batch or the
+accumulation, and derives the other. Several settings that make up a knob change by the same factor.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.config import mistakes
@@ -11,6 +13,8 @@ from search_spaces.constraints import global_batch
 
 COUNTED = ("micro_batch", "accumulation_steps")
 """Knobs that make up the samples of a step."""
+Parts = Mapping[str, Mapping[str, int]]
+"""Knob -> its settings, each with its present value."""
 
 
 def of_derived(
@@ -75,3 +79,73 @@ def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[
     other = next(knob for knob in COUNTED if knob != name)
     steps, rest = divmod(global_batch(baseline, 1), int(value))
     return None if rest or not steps else {**baseline, name: value, other: steps}
+
+
+def proportion_problems(
+    several: Parts, elsewhere: Collection[str], of_flag: Callable[[str], str | None]
+) -> mistakes.Problems:
+    """Return the mistakes in `in_proportion` by itself.
+
+    Args:
+        several: the field.
+        elsewhere: knobs in other fields of the workload.
+        of_flag: returns the mistake in a setting.
+    """
+    problems: mistakes.Problems = {}
+    for knob, parts in several.items():
+        path = ("workload", "in_proportion", knob)
+        if knob not in COUNTED:
+            problems[path] = f"must be {' or '.join(COUNTED)}"
+        elif knob in elsewhere:
+            problems[path] = "is among flags or over_all_ranks as well; leave it here alone"
+        elif not parts:
+            problems[path] = "has no settings; give each with its value of today"
+        for setting in parts:
+            if wrong := of_flag(setting):
+                problems[(*path, setting)] = wrong
+    return problems
+
+
+def proportion_of_baseline(several: Parts, baseline: Mapping[str, Any]) -> mistakes.Problems:
+    """Return knobs whose present value is not given."""
+    return {
+        ("workload", "in_proportion", knob): f"then say under baseline what {knob} is today"
+        for knob in several
+        if knob not in baseline
+    }
+
+
+def in_proportion(
+    several: Parts, baseline: Mapping[str, Any], differing: Mapping[str, Any]
+) -> dict[str, int]:
+    """Return the value of every setting that makes up a knob which differs from the baseline.
+
+    Args:
+        several: knobs that several settings make up.
+        baseline: a value for every knob.
+        differing: knobs that have another value.
+    """
+    return {
+        setting: today * int(differing[knob]) // int(baseline[knob])
+        for knob, parts in several.items()
+        if knob in differing
+        for setting, today in parts.items()
+    }
+
+
+def proportion_rules(several: Parts, baseline: Mapping[str, Any]) -> Iterator[str]:
+    """Yield constraints under which every setting is a whole number."""
+    for knob, parts in several.items():
+        size = granule(int(baseline[knob]), parts.values())
+        if size > 1:
+            yield f"{knob} % {size} == 0"
+
+
+def granule(whole: int, parts: Iterable[int]) -> int:
+    """Return the number of which a knob must be a multiple for whole numbers in all its settings.
+
+    Args:
+        whole: the knob's present value.
+        parts: present values of its settings.
+    """
+    return math.lcm(*(whole // math.gcd(whole, part) for part in parts))

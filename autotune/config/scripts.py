@@ -9,14 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from autotune.config import (
-    arguments,
-    fields,
-    mistakes,
-    option_words,
-    proportion,
-    python_options,
-)
+from autotune.config import arguments, fields, keeping, mistakes, option_words, python_options
 from autotune.config.keeping import COUNTED, of_derived
 from autotune.config.sections import finite
 from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
@@ -175,7 +168,7 @@ class ScriptWorkload(ForeignWorkload):
                 text = f"must be a text as the script is given it, got {shown}; put it in quotes"
                 problems["workload", "args", place] = text
         elsewhere = {*self.flags, *self.over_all_ranks}
-        problems |= proportion.problems(self.in_proportion, elsewhere, self.flag_problem)
+        problems |= keeping.proportion_problems(self.in_proportion, elsewhere, self.flag_problem)
         problems |= self._flag_problems() | option_words.problems(self.words, self.flags)
         for place, knob in enumerate(self.over_all_ranks):
             if knob not in self.flags or knob not in COUNTED:
@@ -252,10 +245,10 @@ class ScriptWorkload(ForeignWorkload):
 
     def rules(self, baseline: Mapping[str, Any]) -> Iterator[str]:
         """Yield constraints that keep all settings of a knob whole."""
-        return proportion.rules(self.in_proportion, baseline)
+        return keeping.proportion_rules(self.in_proportion, baseline)
 
     def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        problems = proportion.of_baseline(self.in_proportion, knobs.given)
+        problems = keeping.proportion_of_baseline(self.in_proportion, knobs.given)
         space = {name: tried for name, tried in knobs.values.items() if name not in knobs.own}
         problems |= option_words.of_space(self.words, space, knobs.baseline)
         present = self.present()
@@ -347,7 +340,7 @@ class ScriptWorkload(ForeignWorkload):
             for name, value in differing.items()
             if name in flags and name not in self.in_proportion
         }
-        parts = proportion.turned(self.in_proportion, baseline, differing)
+        parts = keeping.in_proportion(self.in_proportion, baseline, differing)
         outside = differing.keys() - turned.keys() - {*self.in_proportion, self.derived}
         return Recipe(
             target=self.target,

@@ -1,4 +1,4 @@
-"""Comparison of first steps: gradients and weight updates of two configurations.
+"""Comparison of first steps: gradients of two configurations.
 
 Both start from equal weights and batches. Pure functions over sketches
 (autotune.worker.rank.sketch).
@@ -28,8 +28,6 @@ NULL = {
 Other knobs and values cause no more than fp32, whose convolutions cuDNN may compute in TF32."""
 _TINY = 1e-30
 _SMALLEST_PERCENTAGE = 1e-4
-_BF16_STEP = 2.0**-8
-"""Relative distance of neighbouring bf16 numbers: weights in that format move in such steps."""
 
 
 @dataclass(frozen=True)
@@ -58,29 +56,21 @@ class FirstSteps:
 
     Attributes:
         gradients: gradients of each of the first steps.
-        moved: change of the weights over these steps.
-        weights: norm of every tensor before them.
         start: digest of the weights and rows that they began with; empty where those are known to be
             the same in every run.
     """
 
     gradients: tuple[tuple[Tensor, ...], ...]
-    moved: tuple[Tensor, ...]
-    weights: tuple[float, ...]
     start: str = ""
 
     @classmethod
     def seen(cls, observed: Sequence[Mapping[str, Any]]) -> "FirstSteps | None":
         """Return the first steps of a run, from its observations; None without gradients."""
         told = [one for one in observed if "gradient" in one]
-        if not told or "moved" not in told[-1]:
+        if not told:
             return None
-        return cls(
-            tuple(tuple(map(Tensor.of, one["gradient"])) for one in told),
-            tuple(map(Tensor.of, told[-1]["moved"])),
-            tuple(told[-1]["weights"]),
-            str(told[-1].get("start", "")),
-        )
+        gradients = tuple(tuple(map(Tensor.of, one["gradient"])) for one in told)
+        return cls(gradients, str(told[-1].get("start", "")))
 
 
 class Deviation(NamedTuple):
@@ -137,26 +127,23 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
         return False
     if run.start != reference.start:
         return False
-    return [t.size for t in run.moved] == [t.size for t in reference.moved]
+    own, other = run.gradients[0], reference.gradients[0]
+    return [t.size for t in own] == [t.size for t in other]
 
 
-def deviations(
-    run: FirstSteps, reference: FirstSteps, limit: float, *, weights_in_bf16: bool = False
-) -> list[Deviation]:
+def deviations(run: FirstSteps, reference: FirstSteps, limit: float) -> list[Deviation]:
     """Compare the first steps of a run with those of its reference.
 
     Return, for the first step and for the last, the deviation of the whole gradient and of the
-    tensor that is furthest off; then those of the updates of the weights, where these tell.
+    tensor that is furthest off. A wrong update shows in the gradient of the step after it.
 
     Args:
         limit: largest relative error of the whole gradient.
-        weights_in_bf16: ignore weights that move by less than the resolution of bf16.
     """
     last = PROOF.limit_of_second * limit
     return [
         *_of_gradient("first", run.gradients[0], reference.gradients[0], limit),
         *_of_gradient("second", run.gradients[-1], reference.gradients[-1], last),
-        *_of_updates(run, reference, _BF16_STEP if weights_in_bf16 else 0.0),
     ]
 
 
@@ -175,30 +162,6 @@ def _of_gradient(
     yield Deviation(what, math.hypot(*errors) / whole, min(PROOF.largest_limit, limit))
     what = f"its gradient of {name} in the {step} step"
     yield Deviation(what, relative[place], min(PROOF.largest_limit, PROOF.limit_of_tensor * limit))
-
-
-def _of_updates(run: FirstSteps, reference: FirstSteps, finest: float) -> Iterator[Deviation]:
-    """Yield the deviations of how far the weights are moved, where gradients are more than noise."""
-    told = [
-        place
-        for place, moved in enumerate(reference.moved)
-        if _direction_known(run, reference, place)
-        and moved.norm > finest * reference.weights[place]
-    ]
-    if not told:
-        return
-    own, other = [run.moved[p] for p in told], [reference.moved[p] for p in told]
-    what = "the distance by which its first steps move"
-    yield Deviation(f"{what} the weights", abs(_norm(own) / _norm(other) - 1), PROOF.update)
-    ratios = [abs(a.norm / max(b.norm, _TINY) - 1) for a, b in zip(own, other, strict=True)]
-    place = _furthest(ratios)
-    yield Deviation(f"{what} {other[place].name}", ratios[place], PROOF.update_of_tensor)
-
-
-def _direction_known(run: FirstSteps, reference: FirstSteps, place: int) -> bool:
-    """Return whether the first gradient of a tensor is more than noise."""
-    own, other = run.gradients[0][place], reference.gradients[0][place]
-    return other.norm > 0 and own.distance(other) <= PROOF.known_direction * other.norm
 
 
 def _furthest(sizes: Sequence[float]) -> int:

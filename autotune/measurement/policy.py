@@ -455,21 +455,6 @@ class ProofPolicy:
     negligible: float = judgement(
         0.02, "share of the gradient", "least norm that the error of a tensor is relative to"
     )
-    known_direction: float = judgement(
-        0.5,
-        "relative error",
-        "largest of a tensor's gradient with which its update is compared",
-        "Adam moves a tensor by its noise where there is nothing else",
-    )
-    update: float = judgement(
-        0.15, "relative", "largest difference of how far the first steps move the weights"
-    )
-    update_of_tensor: float = judgement(
-        0.35, "relative", "the same for a tensor", "its sketch tells a norm to 12 %"
-    )
-    norm: float = judgement(
-        0.25, "relative", "largest difference of the median norm over all steps"
-    )
     replicas: float = judgement(1e-9, "relative", "largest difference between the ranks' models")
 
     # Data

@@ -6,8 +6,7 @@ knob matters: one lucky run is drawn towards what the others show.
 """
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from optuna.distributions import CategoricalDistribution
@@ -16,8 +15,7 @@ from autotune.search.grid import Grid
 from autotune.search.observations import Observations
 from autotune.search.step_model import StepModel
 from autotune.search.threads import ThreadpoolController
-
-Knobs = Mapping[str, Any]
+from search_spaces.words import Knobs
 
 
 def expected_first(

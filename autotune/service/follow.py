@@ -14,7 +14,7 @@ from rich.live import Live
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
-from autotune.views.block import final_block
+from autotune.views.block import final_block, wrapped
 from autotune.views.figures import figures_of
 from autotune.views.live import LiveView
 from autotune.views.progress import ProgressLines
@@ -46,8 +46,8 @@ def follow(
     console = Console(highlight=False, soft_wrap=True)
     last_check = time.monotonic()
     outage = _StorageOutage(console)
-    daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
-    quota = _QuotaCheck(console, repository)
+    daemon, quota = _Condition(console), _Condition(console)
+    disk = _Condition(console, over="There is room again.")
     kind = _LiveScreen if console.is_terminal else _EventLines
     with kind(console, repository, study) as shown:
         while True:
@@ -56,13 +56,14 @@ def follow(
                 shown.update()
                 if study.state.ended:
                     return study
-                disk.check()
+                disk.is_now(_disk_full(repository.database.folder))
                 if keep_alive is None:
-                    daemon.check(study)
+                    daemon.is_now(_no_daemon(repository, study))
                 elif time.monotonic() - last_check > _CHECK_SECONDS:
                     last_check = time.monotonic()
                     keep_alive()
-                    quota.check(study)
+                    exhausted = quota_of(repository, study)
+                    quota.is_now(f"Waiting: {exhausted}." if exhausted else "")
             time.sleep(_POLL_SECONDS)
 
 
@@ -110,56 +111,34 @@ class _EventLines:
             self._last = time.monotonic()
 
 
-class _DaemonCheck:
-    """Printer of a message, once each time, that no daemon runs the watched study."""
+class _Condition:
+    """Condition that is printed when it begins, and perhaps when it has ended."""
 
-    def __init__(self, console: Console, repository: Repository) -> None:
+    def __init__(self, console: Console, over: str = "") -> None:
         self._console = console
-        self._repository = repository
-        self._said = False
+        self._over = over
+        self._holds = False
 
-    def check(self, study: StoredStudy) -> None:
-        """Check whether there is a daemon."""
-        served = self._repository.leases.serving(study) is not None
-        if not served and not self._said:
-            text = f"No daemon runs it; autotune resume {study.name} starts one."
-            self._console.print(text, markup=False)
-        self._said = not served
-
-
-class _DiskCheck:
-    """Printer of a message, once each time, that SQLite's disk is full."""
-
-    def __init__(self, console: Console, repository: Repository) -> None:
-        self._console = console
-        self._folder = repository.database.folder
-        self._said = False
-
-    def check(self) -> None:
-        """Check whether there is room."""
-        lacking = self._folder is not None and is_full(self._folder)
-        if self._folder and lacking and not self._said:
-            text = f"Waiting: {full(self._folder)}; the study goes on once there is some."
-            self._console.print(text, markup=False)
-        elif self._said and not lacking:
-            self._console.print("There is room again.")
-        self._said = lacking
+    def is_now(self, text: str) -> None:
+        """Take in the condition in words; empty: it does not hold."""
+        changed = bool(text) != self._holds
+        self._holds = bool(text)
+        if changed and (said := text or self._over):
+            self._console.print(plain(said), markup=False)
 
 
-class _QuotaCheck:
-    """Printer of a message, once each time, that the study waits for a quota of its owner."""
+def _no_daemon(repository: Repository, study: StoredStudy) -> str:
+    """Return that no daemon runs a study, in words; empty if one does."""
+    if repository.leases.serving(study) is not None:
+        return ""
+    return f"No daemon runs it; autotune resume {study.name} starts one."
 
-    def __init__(self, console: Console, repository: Repository) -> None:
-        self._console = console
-        self._repository = repository
-        self._said = False
 
-    def check(self, study: StoredStudy) -> None:
-        """Check whether a quota is exhausted."""
-        quota = quota_of(self._repository, study)
-        if quota and not self._said:
-            self._console.print(plain(f"Waiting: {quota}."), markup=False)
-        self._said = bool(quota)
+def _disk_full(folder: Path | None) -> str:
+    """Return that the disk of SQLite's folder is full, in words; empty if it is not."""
+    if folder is None or not is_full(folder):
+        return ""
+    return f"Waiting: {full(folder)}; the study goes on once there is some."
 
 
 def quota_of(repository: Repository, study: StoredStudy) -> str:
@@ -217,13 +196,19 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
         return f"\n{block_of(repository, study, exported)}"
-    text = f"\nFailed: {study.error}"
+    text = f"Failed: {study.error}"
     if study.state == StudyState.STOPPED:
-        text = f"\nStopped. `autotune resume {study.name}` goes on where it stood."
+        text = f"Stopped. `autotune resume {study.name}` goes on where it stood."
     answer = current_verdict(repository, study)
     if answer.trial is not None:
         text += f"\n{text_of(answer)}\n`autotune export {study.name}` writes that."
-    return text
+    return "\n".join(["", *wrapped(text, _columns())])
+
+
+def _columns() -> int:
+    """Return the columns of the terminal that are used; those of a file where there is none."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    return min(columns, _WIDEST)
 
 
 def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
@@ -236,8 +221,7 @@ def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
     """
     figures = figures_of(repository, study)
     written = figures.answer.trial is not None and writing.is_of(exported, study.name)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
-    return final_block(figures, width=min(width, _WIDEST), exported=_shown(exported, written))
+    return final_block(figures, width=_columns(), exported=_shown(exported, written))
 
 
 def _shown(path: Path, written: bool) -> str:

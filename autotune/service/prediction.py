@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
 from autotune.errors import StudyNotFound
-from autotune.service.daemon import queue_for
+from autotune.service.queues import queue_for
 from storage import Repository, StudyState
 from storage.holders import user_name
 

@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.worker.processes import VISIBLE_DEVICES
 from storage import StoredStudy
@@ -27,6 +28,20 @@ _LONGEST = 200
 _OF_MANY = ("localhost", "localhost.localdomain", "localhost6", "(none)", "")
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
 _ID_LETTERS = 8
+
+
+def queue_for(spec: StudySpec) -> str:
+    """Return the queue that a study belongs to.
+
+    There is one per cluster and one per machine, for each owner (see `owned`).
+    """
+    place = spec.launcher.place
+    return owned(place) if place else this_queue()
+
+
+def this_queue() -> str:
+    """Return the queue of this machine."""
+    return owned(f"host:{this_machine()}")
 
 
 def owned(place: str) -> str:

@@ -12,8 +12,16 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import AutotuneError, BadInput, Requeued, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
-from autotune.service.daemon import Daemon, queue_for, this_queue
-from autotune.service.queues import VARIABLE, owned, owner_of, place_of, this_machine
+from autotune.service.daemon import Daemon
+from autotune.service.queues import (
+    VARIABLE,
+    owned,
+    owner_of,
+    place_of,
+    queue_for,
+    this_machine,
+    this_queue,
+)
 from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from autotune.config import settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, is_constructed, typed
-from autotune.config.keeping import COUNTED
-from autotune.config.proportion import granule
+from autotune.config.keeping import COUNTED, granule
 from autotune.worker.survey_result import Option, SurveyResult
 
 MICRO_BATCH, ACCUMULATION = COUNTED

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.wording import counted
-from autotune.config.proportion import granule
+from autotune.config.keeping import granule
 from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.own_options import RECOMPUTATION

@@ -6,7 +6,7 @@ says. A start of the script may take long, so that one run tries the first optio
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
 
 LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
+PRECISION = "precision"
+_WORKERS = "loader_workers"
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
 Tried = Mapping[str, Sequence[OtherWord]]
@@ -74,6 +76,16 @@ class OwnOptions:
         wanted = usual if as_usual and usual else own.values
         return [value for value in wanted if value not in own.refused]
 
+    def fitting(self, device: str) -> "OwnOptions":
+        """Return the options that may help on a device, 'cpu' or 'cuda'."""
+        half = self.turned.get(PRECISION)
+        if device != "cpu" or half is None or half.today == "fp16" or "fp16" not in half.values:
+            return self
+        others = {knob: one for knob, one in self.turned.items() if one is not half}
+        values = " and ".join(map(written, half.values))
+        doubt = f"{half.flag} has {values}, and processors do not gain by fp16"
+        return OwnOptions(others, (*self.doubts, doubt))
+
 
 class SearchTime:
     """Time of a search by trial, after which no further run begins."""
@@ -116,17 +128,16 @@ def find_own_options(
     return OwnOptions(search.turned, (*search.doubts, *search.untried))
 
 
-def _groups(tried: Tried) -> list[Tried]:
-    """Return the knobs that one run can tell apart.
+def _groups(tried: Tried) -> Iterator[Tried]:
+    """Yield the knobs that one run can tell apart.
 
-    Compilation takes longest. A loss scaler, which comes with a number format, reads a number in each
-    step, as a shorter interval of readings does.
+    Readings of the loss are apart from number formats, with which a loss scaler may come that reads a
+    number in each step. Workers are with them, as they are refused most often. Compilation takes
+    longest.
     """
-    alone = [knob for knob in (LOG_INTERVAL, COMPILE) if knob in tried]
-    if "precision" not in tried:
-        alone = [knob for knob in alone if knob == COMPILE]
-    together = {knob: several for knob, several in tried.items() if knob not in alone}
-    return [together, *({knob: tried[knob]} for knob in alone)]
+    apart = ({COMPILE}, {LOG_INTERVAL, _WORKERS})
+    yield {knob: tried[knob] for knob in tried if not any(knob in few for few in apart)}
+    yield from ({knob: tried[knob] for knob in tried if knob in few} for few in reversed(apart))
 
 
 class _OptionSearch:

@@ -37,8 +37,6 @@ _SLOWER = 4.0
 _LEAST_STARTUP = 60.0
 _COMPILING = 3.0
 """Factor of these times for a run that is to compile what the first one did not."""
-_QUICK_COMPILATION = {"TORCHINDUCTOR_DEBUG_COMPILE": "1"}
-"""Variables with which torch.compile has its C++ compiled without optimisation: nothing is timed."""
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
 """Seconds in which runs with other options may begin, and as a multiple of those before them."""
 
@@ -150,7 +148,7 @@ def _study_of(
         named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.ranks)),
         runner.say,
         _seconds_for_trying(time.monotonic() - began + runner.usual),
-    )
+    ).fitting(launcher.site.device)
     acting = _outside(runner, seen, facts, own, time.monotonic() - began + runner.usual)
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
@@ -359,7 +357,7 @@ def _with(given: fields.Given, startup: float) -> Shape:
             script=dataclasses.replace(
                 asked.script, args=given.arguments, constructed=given.constructed
             ),
-            env={**asked.env, **given.variables, **_QUICK_COMPILATION},
+            env={**asked.env, **given.variables},
             copies=given.copies,
             deadlines=Deadlines(startup, step=startup),  # nothing is timed
         )

@@ -5,7 +5,8 @@ from typing import Any
 
 from autotune.analysis import attribution
 from autotune.analysis.attribution import Step, attribution_rounds, spared
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, confirmed_alone
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation
+from autotune.analysis.rounds import confirmed_alone
 from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
 from autotune.study.run_planner import PlannedAttempt

@@ -4,16 +4,16 @@ The closer look profiles the winner's step, measures what each of its knobs brin
 baseline for minutes: clocks and temperatures settle in a long run and not in a short one.
 """
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation
 from autotune.analysis.finalists import ChoiceReason, Selection, choices, may_be_faster
 from autotune.analysis.memory import barred, tells_longest
+from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.measurement.policy import MEASUREMENT, PROOF
@@ -357,7 +357,7 @@ class SoakPair:
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
         limits = self._context.plan.confirm_limits(sigma_run=noise)
-        limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
+        limits = replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
         limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT

@@ -6,7 +6,7 @@ that is not there, the search ends as soon as there is something to compare the 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,18 +21,16 @@ from autotune.analysis.finalists import (
 )
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
-from autotune.analysis.proof import RESERVED, Proof
+from autotune.analysis.proof import RESERVED, Proof, WallTime
 from autotune.analysis.sameness import Rules
-from autotune.analysis.shortfall import WallTime
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import Residency
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from search_spaces.words import Knobs
 from storage import Attempts, SearchEndCause, StoredAttempt
-
-Knobs = Mapping[str, Any]
 
 
 class TimeBudget:
@@ -174,7 +172,7 @@ class TimeBudget:
             return 0.0
         trial = max(costs.shortest(knobs), costs.expected(knobs, None))
         for_proof = trial + proof.of(knobs) - self._most
-        # What is shared between search and proof grows with the wall time.
+        # Part of any further wall time is reserved for the proof: the rest of it helps the search.
         in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
         return max(for_proof, in_search)
 

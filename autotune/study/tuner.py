@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.analysis import baseline
+from autotune.analysis import outcomes
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.finalists import Selection
 from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
@@ -245,7 +245,7 @@ class Tuner:
         """
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._time.for_trial(attempts)
-        if limit.hard > 0 and (failed := baseline.to_be_tried_again(attempts)):
+        if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
         limit = self._time.for_calibration(attempts)
@@ -269,14 +269,14 @@ class Tuner:
             BaselineFails: it fails again and again.
         """
         attempts, name = self._context.attempts(), self._context.study.name
-        if failure := baseline.for_good(attempts, self._since):
+        if failure := outcomes.for_good(attempts, self._since):
             raise BaselineFails(
                 f"your configuration fails by itself, {failure.result.state}: "
                 f"{failure.result.cause or 'without a word'}. What it printed: autotune logs {name} "
                 f"--trial {failure.trial}. Mend it, then: autotune resume {name}."
                 f"{too_slow(failure.result.state)}"
             )
-        if baseline.runs_after_all(attempts):
+        if outcomes.runs_after_all(attempts):
             self._enqueue_baseline(self._ledger)
 
     def _launch_next(self, executor: TrialExecutor) -> SearchEnd | None:

@@ -31,7 +31,7 @@ def final_block(figures: StudyFigures, *, width: int = 80, exported: str = "") -
     """
     width = max(width, _NARROWEST)
     parts = [
-        list(_wrapped(headline(figures), width)),
+        list(wrapped(headline(figures), width)),
         list(_changes(figures)),
         list(_facts(figures, width)),
         list(_commands(figures, exported)),
@@ -101,6 +101,7 @@ def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
     yield f"  the whole story: autotune report {figures.study} --html"
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """Yield the lines of a text at this width; a word that is longer stays whole."""
     for line in text.splitlines() or [""]:
-        yield from textwrap.wrap(line, width) or [""]
+        yield from textwrap.wrap(line, width, break_long_words=False) or [""]

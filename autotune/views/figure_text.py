@@ -14,6 +14,8 @@ from autotune.measurement.estimate import Ratio
 
 MIB = 2**20
 CI = "95 % CI"
+_LEAST_GAIN = 0.001
+"""Gain below which its figure tells nothing."""
 UNKNOWN = "not distinguishable from 1"
 ASSUMED = "assumed: `objective.job_hours` is at its default"
 
@@ -60,6 +62,11 @@ def signed_percent(ratio: float, rounding: Rounding = Rounding.NEAREST) -> str:
     """Return how far a ratio is from 1, as '+1.5%'."""
     share = 100 * (ratio - 1)
     return f"{'+' if share >= 0 else ''}{fixed(share, 1, rounding)}%"
+
+
+def expected_text(gain: float) -> str:
+    """Return the relative gain that a trial is expected to bring, as '1.5%' or 'less than 0.1%'."""
+    return f"{gain:.1%}" if gain >= _LEAST_GAIN else f"less than {_LEAST_GAIN:.1%}"
 
 
 def hours(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
@@ -112,6 +119,11 @@ def claim(ratio: Ratio, other: str = "yours") -> str:
             return f"not distinguishable from {other} ({bounds_text(ratio)}, {CI})"
         case _:
             return f"{times(ratio.value)} {other} ({bounds_text(ratio)}, {CI})"
+
+
+def precedence(ratio: Ratio) -> tuple[bool, float]:
+    """Return the place of a ratio that was seen once: one that is told apart from 1 comes first."""
+    return ratio.distinguishable, ratio.value
 
 
 def least(ratio: Ratio) -> str:

@@ -12,7 +12,15 @@ from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.config import StudySpec
-from autotune.views.figure_text import MIB, UNKNOWN, range_text, ratio_text, short_ratio, times
+from autotune.views.figure_text import (
+    MIB,
+    UNKNOWN,
+    precedence,
+    range_text,
+    ratio_text,
+    short_ratio,
+    times,
+)
 from autotune.views.outlook import outlook
 from autotune.views.terminal import plain
 from autotune.views.trust import RESTLESS
@@ -25,7 +33,7 @@ _FAILED = 2
 _RATIO = 24
 """Columns of a speed-up with its interval."""
 _RULER = (0.85, 1.45, 21)
-"""Lowest and highest ratio of the strip beside a round, and its columns."""
+"""Lowest and highest ratio that the strip beside a round has at least, and its columns."""
 _WIDE = 100
 """Columns from which on a round has a strip."""
 
@@ -116,15 +124,7 @@ class LiveView:
             noise = self._repository.noise.of(study.id)
             self._ratios = trial_ratios(attempts, noise)
             self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
-        seen = outlook(
-            recorded,
-            self._baseline,
-            self._spec.budget,
-            self._spec.measurement,
-            workers=(study.facts or {}).get("world_size", 1),
-            elapsed=study.elapsed,
-            now=time.time(),
-        )
+        seen = outlook(study, self._spec, attempts, time.time())
         doing = self._repository.messages.status(study.id) if seen.running else None
         return LiveMoment(
             study,
@@ -192,7 +192,7 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     yield Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
     timed = [one for one in moment.attempts.searched() if one.trial in moment.ratios]
     others = [one for one in timed if one.trial != moment.baseline]
-    others.sort(key=lambda one: -moment.ratios[one.trial].ratio.value)
+    others.sort(key=lambda one: precedence(moment.ratios[one.trial].ratio), reverse=True)
     for place, one in enumerate(others[:_ROWS]):
         ratio = moment.ratios[one.trial]
         style = "bold" if not place else "" if ratio.in_turn else "dim"
@@ -238,14 +238,16 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
     trials = [t for t in moment.rounds[-1].rates if t != today]
     strip = width >= _WIDE
     head = f"{'round':>5}  {'trial':>5} {'ratio':>7}  {'rate':>9} {'yours':>9}"
-    yield Text(f"{head}  {_ruler() if strip else ''}", "dim")
-    for one in moment.rounds[-_ROWS:]:
+    shown = moment.rounds[-_ROWS:]
+    ends = _ends([ratio for one in shown for ratio in one.ratios.values()])
+    yield Text(f"{head}  {_ruler(ends) if strip else ''}", "dim")
+    for one in shown:
         for trial, ratio in one.ratios.items():
             rates = f"{quantity(one.rates[trial]):>9} {quantity(one.rates[today or 0]):>9}"
             row = Text(f"{one.number:>5}  {trial:>5} {times(ratio):>7}  {rates}")
             row.stylize("red" if ratio < 1 else "", 12, 20)
             if strip:
-                row.append(f"  {_strip(ratio)}", "cyan")
+                row.append(f"  {_strip(ratio, ends)}", "cyan")
             yield row
     yield Text("")
     yield from _so_far(moment, trials)
@@ -277,8 +279,9 @@ def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
 
 def _foot(moment: LiveMoment, width: int) -> Iterator[Text]:
     for text in moment.running[:2]:
-        doing = f" ({moment.doing})" if moment.doing else ""
-        yield from _wrapped(f" ▸ {text}{doing}", width, "cyan")
+        yield from _wrapped(f" ▸ {text}", width, "cyan")
+    if moment.running and moment.doing:
+        yield from _wrapped(f"   {moment.doing}", width, "dim")
     if moment.next:
         yield from _wrapped(f" Next: {moment.next}", width, "dim")
 
@@ -288,21 +291,26 @@ def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:
         yield Text(line, style)
 
 
-def _place(ratio: float) -> int:
-    low, high, columns = _RULER
-    return min(columns - 1, max(0, round((ratio - low) / (high - low) * (columns - 1))))
+def _ends(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a strip that has room for these ratios."""
+    low, high, _ = _RULER
+    return min([low, *ratios]), max([high, *ratios])
 
 
-def _strip(ratio: float) -> str:
+def _place(ratio: float, ends: tuple[float, float]) -> int:
+    return round((ratio - ends[0]) / (ends[1] - ends[0]) * (_RULER[2] - 1))
+
+
+def _strip(ratio: float, ends: tuple[float, float]) -> str:
     cells = [" "] * _RULER[2]
-    cells[_place(1.0)] = "┊"
-    cells[_place(ratio)] = "◆"
+    cells[_place(1.0, ends)] = "┊"
+    cells[_place(ratio, ends)] = "◆"
     return "".join(cells)
 
 
-def _ruler() -> str:
+def _ruler(ends: tuple[float, float]) -> str:
     cells = [" "] * (_RULER[2] + 3)
-    for value in (1.0, 1.2, 1.4):
-        at = _place(value)
-        cells[at - 1 : at + 2] = f"{value:.1f}"
+    for value in (1.0, (1.0 + ends[1]) / 2, ends[1]):
+        at = max(1, _place(value, ends))
+        cells[at - 1 : at + 2] = f"{value:.3g}"[:3].ljust(3)
     return "".join(cells)

@@ -1,14 +1,13 @@
 """Present work of a study, what comes next, and about how long that takes. Pure, over records."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.wording import counted, duration
-from autotune.config.sections import BudgetSpec, MeasurementSpec
-from storage import Attempts, Purpose, StoredAttempt
+from autotune.config import StudySpec
+from storage import Attempts, Purpose, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
@@ -46,34 +45,21 @@ class Outlook:
     next: str
 
 
-def outlook(
-    attempts: Sequence[StoredAttempt],
-    baseline: Mapping[str, Any],
-    budget: BudgetSpec,
-    measurement: MeasurementSpec,
-    *,
-    workers: int,
-    elapsed: float,
-    now: float,
-) -> Outlook:
+def outlook(study: StoredStudy, spec: StudySpec, every: Attempts, now: float) -> Outlook:
     """Return the outlook that the records give.
 
     Args:
-        attempts: of the study, those under way among them.
-        baseline: a value for every knob.
-        workers: ranks of a trial.
-        elapsed: seconds of the study so far.
+        every: attempts of the study, those under way among them.
         now: seconds since the epoch.
     """
-    every = Attempts(attempts, baseline)
-    running = [attempt for attempt in attempts if attempt.running]
-    spent = sum(a.result.wall_seconds for a in attempts)
+    running = [attempt for attempt in every if attempt.running]
+    spent = sum(a.result.wall_seconds for a in every)
     spent += sum(max(0.0, now - a.started) for a in running)
-    left = None if budget.wall_time is None else max(0.0, budget.wall_time - elapsed)
+    workers = (study.facts or {}).get("world_size", 1)
     return Outlook(
         spent * workers / _SECONDS_PER_HOUR,
         tuple(_doing(a, every, now) for a in running[:_MOST_SHOWN]),
-        _next(every, running, budget, measurement, left),
+        _next(every, running, spec, study.elapsed),
     )
 
 
@@ -90,10 +76,11 @@ def _doing(attempt: StoredAttempt, every: Attempts, now: float) -> str:
 def _next(
     every: Attempts,
     running: Sequence[StoredAttempt],
-    budget: BudgetSpec,
-    measurement: MeasurementSpec,
-    left: float | None,
+    spec: StudySpec,
+    elapsed: float,
 ) -> str:
+    budget = spec.budget
+    left = None if budget.wall_time is None else max(0.0, budget.wall_time - elapsed)
     latest = running[-1] if running else every.last
     purpose = latest.purpose if latest else None
     told = every.of(Purpose.CONFIRM)
@@ -106,7 +93,7 @@ def _next(
         return "the baseline's own trial, then the search"
     if purpose == Purpose.CONFIRM and latest:
         # As many again of the chosen one and the baseline alone, once one is chosen.
-        return _rounds(every, 2 * measurement.rounds - latest.round, left) + "the verdict"
+        return _rounds(every, 2 * spec.measurement.rounds - latest.round, left) + "the verdict"
     proof = f"numerics and confirmation, {_about(FEWEST_ROUNDS * 2 * trial, left)}"
     if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
         return f"{proof}, then the verdict"

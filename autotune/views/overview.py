@@ -56,7 +56,7 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
     attempts = repository.attempts.of(study.id)
     known = Attempts(attempts, spec.full_baseline(), spec.harmless)
     now = standing(known, repository.noise.of(study.id))
-    seen = _outlook(attempts, study, spec, served=served)
+    seen = _outlook(study, spec, known, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
     waiting = waiting_of(repository, study, quota)
     runs = served and not waiting
@@ -125,20 +125,12 @@ def _postponed(study: StoredStudy, quota: str) -> str | None:
 
 
 def _outlook(
-    attempts: Sequence[StoredAttempt], study: StoredStudy, spec: StudySpec, *, served: bool
+    study: StoredStudy, spec: StudySpec, attempts: Attempts, *, served: bool
 ) -> Outlook | None:
     """Return what a study does, and what comes next; None before it has run."""
     if study.facts is None:
         return None
-    seen = outlook(
-        attempts,
-        spec.full_baseline(),
-        spec.budget,
-        spec.measurement,
-        workers=study.facts["world_size"],
-        elapsed=study.elapsed,
-        now=time.time(),
-    )
+    seen = outlook(study, spec, attempts, time.time())
     return seen if served else replace(seen, running=(), next="")
 
 

@@ -46,6 +46,7 @@ from autotune.views.paper import (
     running_rows,
     stage_title,
     step_note,
+    why_no_contributions,
 )
 from autotune.views.svg import escaped
 from autotune.views.trial_figures import TrialFigures
@@ -133,7 +134,8 @@ def _header(figures: StudyFigures) -> str:
     ]
     if figures.provisional and figures.error is None:
         parts.append('<span class="pill warn">provisional: every figure may change</span>')
-    machine = figures.verdict.measured_on
+    found = figures.environments
+    machine = machine_name(found[0]) if found else figures.verdict.measured_on
     texts = [machine, counted(figures.job.world_size, "rank"), when]
     parts += [f"<span>{escaped(text)}</span>" for text in texts if text]
     return f"<header>{''.join(parts)}</header>"
@@ -246,7 +248,7 @@ def _job_bars(saving: Saving) -> str:
     left = {end: saving.job_hours - getattr(saving.hours, end) for end in ("value", "low", "high")}
     share = {end: 100 * value / saving.job_hours for end, value in left.items()}
     return (
-        '<div class="job"><span>a job today</span><div class="track"><div class="fill base" '
+        '<div class="job"><span>today</span><div class="track"><div class="fill base" '
         f'style="width:100%"></div></div><b>{hours(saving.job_hours)}</b></div>'
         '<div class="job"><span>tuned</span><div class="track"><div class="fill rec" '
         f'style="width:{share["value"]:.2f}%"></div><div class="unsure" '
@@ -299,11 +301,13 @@ def _rounds(figures: StudyFigures) -> str:
     if not tables:
         return ""
     drawn = charts.proof_charts(figures)
-    legend = (
-        '<div class="legend"><span class="k base">yours</span><span class="k">recommended</span>'
-        '<span class="k hollow">disturbed by others</span><span class="k shade">chose among finalists: '
-        "does not count</span></div>"
-    )
+    shown = charts.complete_rounds(figures)
+    kinds = [("k base", "yours"), ("k", "recommended")]
+    if any(one.disturbed for one in shown):
+        kinds.append(("k hollow", "disturbed by others"))
+    if any(not one.counts for one in shown):
+        kinds.append(("k shade", "chose among finalists: does not count"))
+    legend = _legend_of(kinds)
     return (
         "<h2>The rounds, one by one</h2><p>In each round all ran in turn. The pace of the machine "
         "changes, and all feel it alike: so the ratio counts, and not the rates.</p>"
@@ -401,10 +405,7 @@ def _contributions(figures: StudyFigures) -> str:
         return ""
     gains = figures.contributions
     if not gains:
-        return (
-            "<h2>What each change brings</h2><p>Not measured"
-            f"{' yet' if figures.provisional else ''} (<code>measurement.attribution</code>).</p>"
-        )
+        return f"<h2>What each change brings</h2><p>{_marked(why_no_contributions(figures))}</p>"
     rows = "".join(
         f'<div class="wrow{css}"><div class="wl"><span>{escaped(name)}</span>'
         f"<span>{escaped(text)}</span></div>{bar}</div>"
@@ -433,7 +434,7 @@ def _search(figures: StudyFigures) -> str:
     search = figures.search
     facts = [("Space", search.space)] if search.space else []
     facts += [("Left out", reason) for reason in search.left_out]
-    goes_on = "it goes on" if figures.state == "RUNNING" else "it has not come to its end"
+    goes_on = "not yet" if figures.state == "RUNNING" else "it has not come to its end"
     facts.append(("Ended", ended_text(search) if search.ended else goes_on))
     if search.stopped_early.stopped:
         facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
@@ -446,7 +447,7 @@ def _search(figures: StudyFigures) -> str:
     return (
         f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
         f"{_choices(figures)}"
-        f'<div class="legend">{_legend(figures)}</div>{drawn}{_trial_tables(figures)}'
+        f"{_legend(figures) if drawn else ''}{drawn}{_trial_tables(figures)}"
     )
 
 
@@ -460,12 +461,14 @@ def _choices(figures: StudyFigures) -> str:
     for one in figures.search.choices:
         seen = trials[one.trial].ratio if one.trial in trials else None
         fresh = last.so_far.get(one.trial) if last else None
-        cells = (
-            times(one.expected) if one.expected is not None else "–",
-            short_ratio(seen) if seen else "–",
-            short_ratio(fresh) if fresh else "–",
+        cells = {
+            "expected": times(one.expected) if one.expected is not None else "–",
+            "seen once": short_ratio(seen) if seen else "–",
+            "by rounds": short_ratio(fresh) if fresh else "–",
+        }
+        ratios = "".join(
+            f'<td class=n data-l="{name}">{escaped(text)}</td>' for name, text in cells.items()
         )
-        ratios = "".join(f"<td class=n>{escaped(text)}</td>" for text in cells)
         reason = _marked(reason_text(one))
         rows += f"<tr><td class=n>{one.trial}</td>{ratios}<td>{reason}</td></tr>"
     return (
@@ -474,7 +477,8 @@ def _choices(figures: StudyFigures) -> str:
         f"<th class=n>by rounds</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
         '<p class="note">All over yours. Expected: by the model of a step, from all trials, when the '
         "search ended; it orders the trials. Seen once: in the trial itself, luck included. By rounds: "
-        "the result. The three rest on different runs, and need not agree.</p>"
+        "the result; a dash: it had none, or they only chose. The three rest on different runs, and "
+        "need not agree.</p>"
     )
 
 
@@ -492,7 +496,13 @@ def _legend(figures: StudyFigures) -> str:
         ("k sq", "ended early", any(one.state == "PRUNED" for one in others)),
         ("k failk", "failed", any(one.rate is None for one in others)),
     )
-    return "".join(f'<span class="{css}">{text}</span>' for css, text, there in kinds if there)
+    return _legend_of((css, text) for css, text, there in kinds if there)
+
+
+def _legend_of(kinds: Iterable[tuple[str, str]]) -> str:
+    """Return a legend of marks with their classes and names."""
+    marks = "".join(f'<span class="{css}">{text}</span>' for css, text in kinds)
+    return f'<div class="legend">{marks}</div>'
 
 
 def _marked(text: str) -> str:
@@ -553,7 +563,8 @@ def _trial_cells(one: TrialFigures, *, reasons: bool) -> Iterator[tuple[str, str
         yield "how", "", escaped(how_text(one))
     yield "n", "expected", times(one.expected) if one.expected is not None else ""
     yield "n", "rate", quantity(one.rate) if one.rate is not None else ""
-    yield "n", "yours", quantity(one.reference_rate) if one.reference_rate else ""
+    beside = None if one.baseline else one.reference_rate
+    yield "n", "yours", quantity(beside) if beside else ""
     yield "n", "MiB", quantity(one.peak_bytes / MIB) if one.peak_bytes else ""
     changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
     yield "", "", f"<code>{escaped(changes or 'no change')}</code>"
@@ -574,10 +585,10 @@ def _memory(figures: StudyFigures) -> str:
     fresh = ""
     if figures.verdict.confirmed and figures.answer.better and speedup is not None:
         fresh = f" The rounds since give the recommended one {ratio_text(speedup)}."
+    kinds = [("k base", "yours"), ("k", "a trial (hollow: alone)")]
+    legend = _legend_of([*kinds, ("k win hollow", "recommended")])
     return (
-        f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>"
-        '<div class="legend"><span class="k base">yours</span><span class="k">a trial (hollow: alone)'
-        f'</span><span class="k win hollow">recommended</span></div>{drawn}'
+        f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>{legend}{drawn}"
         f'<p class="note">As the search saw each once.{escaped(fresh)} Stepped line: the fastest that '
         "was seen in as little memory.</p>"
     )
@@ -631,8 +642,9 @@ def _machine(figures: StudyFigures) -> Iterator[tuple[str, str]]:
 def _running_facts(figures: StudyFigures) -> Iterator[str]:
     if figures.running is not None:
         rows = _facts(running_rows(figures.running, figures.step))
+        which = "the recommended" if figures.answer.better else "your"
         yield (
-            "<details><summary>How the recommended configuration ran</summary>"
+            f"<details><summary>How {which} configuration ran</summary>"
             f"<dl class='facts'>{rows}</dl></details>"
         )
 

@@ -10,7 +10,7 @@ from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
 from autotune.views.figures import StudyFigures
 from autotune.views.paper import tied
-from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks
+from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks, whole_ticks
 from autotune.views.trial_figures import TrialFigures
 
 Up = Callable[[float], float]
@@ -63,6 +63,8 @@ def interval_strip(figures: StudyFigures) -> str:
     ]
     if x(ratio.low) > _BESIDE:
         marks.append(label(x(ratio.low), 11, low_text, "tick strong", anchor="end"))
+    elif x(ratio.high) - x(ratio.low) > _BESIDE:
+        marks.append(label(x(ratio.low), 11, low_text, "tick strong"))
     marks += [
         dot(x(value), 59, "pt rec faint", f"round {one.number}: {times(value)}", r=4)
         for one, value in zip(told, seen, strict=True)
@@ -122,7 +124,7 @@ def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spl
         css = "pt rec lost" if value < 1 else "pt rec"
         marks.append(line(x(number), up(1), x(number), up(value), "stem"))
         marks.append(dot(x(number), up(value), css, f"round {one.number}: {times(value)}", r=4.5))
-    grid = [(up(value), f"{value:.2g}x") for value in ticks(low, high, 4)]
+    grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 4)]
     every = max(1, math.ceil(len(several) / _FEW))
     under = [(x(n), str(one.number)) for n, one in enumerate(several, 1) if n % every == 1 % every]
     title = "Recommended over yours, round by round"
@@ -155,7 +157,7 @@ def _bounds(
 def trials_chart(figures: StudyFigures) -> str:
     """Return the trials of the search over yours, in their order."""
     timed = [one for one in figures.trials if one.ratio is not None]
-    if not timed:
+    if all(one.baseline for one in timed):
         return ""
     failed = [one for one in figures.trials if one.rate is None]
     count = max(one.trial for one in figures.trials) + 1
@@ -185,8 +187,7 @@ def trials_chart(figures: StudyFigures) -> str:
         tip = f"measured again: {ratio_text(total)}"
         marks.append(dot(at, up(total.value), "pt rec", tip, r=7, shape="diamond"))
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 6)]
-    step = max(1, math.ceil(count / 16))
-    under = [(x(number), str(number)) for number in range(0, count, step)]
+    under = [(x(number), str(number)) for number in whole_ticks(count)]
     return chart(
         _TRIALS, marks, "Trials of the search", Axis(grid, "over yours"), Axis(under, "trial")
     )

@@ -6,10 +6,17 @@ from autotune.analysis.attribution import Contribution
 from autotune.analysis.finalists import ChoiceReason, FinalistChoice
 from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
-from autotune.analysis.verdict import Kind, Verdict
+from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.views.composition import StepMade
-from autotune.views.figure_text import MIB, range_text, ratio_text, saving_facts, times
+from autotune.views.figure_text import (
+    MIB,
+    expected_text,
+    range_text,
+    ratio_text,
+    saving_facts,
+    times,
+)
 from autotune.views.figures import Failed, KnobChange, Search, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
 from autotune.views.running import Running
@@ -21,6 +28,7 @@ from storage import Repository
 
 _SHOWN = 10
 """Trials in the table of the search."""
+_MILLI = 1e3
 _A_PAIR = 2
 """Members of a round with one finalist and the baseline."""
 TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
@@ -209,11 +217,13 @@ def step_note(made: StepMade) -> str:
 
 def _contributions(figures: StudyFigures) -> Iterator[str]:
     gains = figures.contributions
-    if not gains:
-        yield from _why_no_contributions(figures)
+    if not figures.answer.better:
         return
     yield "### What each knob brings"
     yield ""
+    if not gains:
+        yield why_no_contributions(figures)
+        return
     yield "| knob | baseline | winner | gain (95 % CI) |"
     yield "|---|---|---|---|"
     for one in gains:
@@ -232,27 +242,23 @@ def tied(one: Contribution) -> str:
     return f"{one.knob} (with {', '.join(one.tied)})" if one.tied else one.knob
 
 
-def _why_no_contributions(figures: StudyFigures) -> Iterator[str]:
-    if figures.answer.kind != Kind.BETTER or figures.answer.trial is None:
-        return
-    yield "### What each knob brings"
-    yield ""
+def why_no_contributions(figures: StudyFigures) -> str:
+    """Return why it is not known what each change of the recommendation brings."""
     runs = {one.purpose: one for one in figures.runs}
     if "attribute" in runs:
-        yield "Not known: no variant of the winner ran in the same round as the winner itself."
-    elif figures.provisional:
-        yield "Not measured yet."
-    elif not figures.contribution_rounds:
-        yield "Not measured: `measurement.attribution` is 0."
-    else:
-        several = 1 + len(figures.answer.changes)
-        confirmed = runs.get("confirm")
-        each = confirmed.seconds / confirmed.count if confirmed else 0.0
-        seconds = figures.contribution_rounds * several * each
-        yield (
-            f"Not measured: the time was over. {figures.contribution_rounds} rounds of "
-            f"{counted(several, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
-        )
+        return "Not known: no variant of the winner ran in the same round as the winner itself."
+    if figures.provisional:
+        return "Not measured yet."
+    if not figures.contribution_rounds:
+        return "Not measured: `measurement.attribution` is 0."
+    several = 1 + len(figures.answer.changes)
+    confirmed = runs.get("confirm")
+    each = confirmed.seconds / confirmed.count if confirmed else 0.0
+    seconds = figures.contribution_rounds * several * each
+    return (
+        f"Not measured: the time was over. {counted(figures.contribution_rounds, 'round')} of "
+        f"{counted(several, 'run')} would take about {duration(seconds)} (`budget.wall_time`)."
+    )
 
 
 def _search(figures: StudyFigures) -> Iterator[str]:
@@ -288,7 +294,7 @@ def _search(figures: StudyFigures) -> Iterator[str]:
 def ended_text(search: Search) -> str:
     """Return why a search ended, and what one more trial was expected to bring."""
     gain = search.expected_gain
-    more = "" if gain is None else f"; one more trial was expected to bring {gain:.2%}"
+    more = "" if gain is None else f"; one more trial was expected to bring {expected_text(gain)}"
     return f"{search.ended}{more}"
 
 
@@ -399,13 +405,13 @@ def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str
         made: composition of a step, which then tells the share of communication.
     """
     # The mean has the slow steps in it: beside a composition, which is of the mean, that is said.
-    mean = f"; the mean, as above, is {quantity(made.after)} ms" if made else ""
+    mean = f"; the mean, as above, is {quantity(made.after)}" if made else ""
     exposed = None if made else ran.exposed_share
     rows = [
         ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
-        ("step time, median", ran.step_p50, f"{{:.4g}} s{mean}"),
-        ("step time, 95th percentile", ran.step_p95, "{:.4g} s"),
-        ("step time, longest", ran.step_max, "{:.4g} s"),
+        ("step time, median, ms", _milliseconds(ran.step_p50), f"{{:.4g}}{mean}"),
+        ("step time, 95th percentile, ms", _milliseconds(ran.step_p95), "{:.4g}"),
+        ("step time, longest, ms", _milliseconds(ran.step_max), "{:.4g}"),
         ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
         ("communication that every rank waited for", exposed, "{:.1%} of the time"),
         ("slowest rank over the median one", ran.straggler, "{:.3f}"),
@@ -421,6 +427,10 @@ def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str
     for label, value, form in rows:
         if value is not None:
             yield label, form.format(value)
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else _MILLI * seconds
 
 
 def _measurement(figures: StudyFigures) -> Iterator[str]:

@@ -14,8 +14,8 @@ from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import difference, quantity
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import MIB, ratio_text, short_ratio, times
-from autotune.views.outlook import Outlook, outlook
+from autotune.views.figure_text import MIB, precedence, ratio_text, short_ratio, times
+from autotune.views.outlook import outlook
 from storage import (
     UNTIMED,
     AttemptFeed,
@@ -71,7 +71,7 @@ def standing(attempts: Attempts, noise: StoredNoise | None) -> Standing:
         by_state[one.result.state.value] = by_state.get(one.result.state.value, 0) + 1
     ratios = trial_ratios(attempts, noise)
     complete = {one.trial: ratios[one.trial] for one in searched.complete() if one.trial in ratios}
-    leading = max(complete, key=lambda trial: complete[trial].ratio.value, default=None)
+    leading = max(complete, key=lambda trial: precedence(complete[trial].ratio), default=None)
     return Standing(
         trials=len(searched),
         by_state=by_state,
@@ -122,24 +122,13 @@ class ProgressLines:
             text += (
                 f", leading: trial {now.leading}, {short_ratio(now.ratio)} over yours, seen once"
             )
-        seen = self._outlook(study, recorded)
+        seen = outlook(study, self._spec, attempts, time.time())
         doing_now = seen.running[:1] or _before(study, recorded)
         text += "".join(f"; {running}" for running in doing_now)
         doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
             text += f" ({doing.text})"
         return f"{text}; next: {seen.next}" if seen.next else text
-
-    def _outlook(self, study: StoredStudy, recorded: Sequence[StoredAttempt]) -> Outlook:
-        return outlook(
-            recorded,
-            self._baseline,
-            self._spec.budget,
-            self._spec.measurement,
-            workers=(study.facts or {}).get("world_size", 1),
-            elapsed=study.elapsed,
-            now=time.time(),
-        )
 
     def _events(
         self, attempts: Attempts, ended: Sequence[StoredAttempt]

@@ -5,6 +5,7 @@ here.
 """
 
 import html
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def whole_ticks(count: int, most: int = 10) -> range:
+    """Return round whole numbers from 0 to below a count."""
+    steps = (m * 10**power for power in itertools.count() for m in (1, 2, 5))
+    return range(0, count, next(step for step in steps if count <= step * most))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:

@@ -10,7 +10,7 @@ from autotune.analysis.rounds import Round
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, duration
 from autotune.measurement.bottleneck import STRAGGLER
-from autotune.views.figure_text import least, range_text, ratio_text
+from autotune.views.figure_text import expected_text, least, range_text, ratio_text
 from autotune.views.trial_figures import TrialFigures
 from storage import SearchEndCause, StoredAttempt
 
@@ -269,7 +269,7 @@ def _more_trials(known: Evidence) -> Point | None:
     setting = _OPENED_BY[known.search_end]
     text = "The budget ended the search"
     if known.expected_gain is not None:
-        text += f", when one more trial was expected to bring {known.expected_gain:.1%}"
+        text += f", when one more trial was expected to bring {expected_text(known.expected_gain)}"
     return Point(Trust.OPEN, "budget", "What more trials would find", f"{text}.", setting)
 
 

@@ -80,7 +80,12 @@ def _better(verdict: Verdict) -> str:
 
 def _nothing_better(verdict: Verdict) -> str:
     others, rounds = len(verdict.finalists) - 1, verdict.chosen_in or verdict.rounds
-    how = f"times in turn with {counted(others, 'finalist')}" if others else "times more"
+    if not others:
+        return (
+            f"Nothing else was measured again, so keep your configuration: it ran at {_rate(verdict)}, "
+            f"measured {rounds} times more." + _failed(verdict) + _refused(verdict)
+        )
+    how = f"times in turn with {counted(others, 'finalist')}"
     most = verdict.most_gain or 0.0
     left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
     return (
@@ -441,7 +446,7 @@ def _outgrown(verdict: Verdict) -> str:
 
 
 def memory_lines(memory: Memory) -> Iterator[str]:
-    """Return rows of the report's table."""
+    """Yield the rows of the report's table about memory."""
     if memory.longest is not None:
         yield f"| peak memory with the longest samples | {memory.longest / _MIB:,.0f} MiB |"
         if memory.limit is not None:

@@ -208,7 +208,7 @@ def living_of(agent_id: str) -> list[int]:
 def new_agent_id() -> str:
     """Return a new, unique mark. It encodes which process starts the agent: this one."""
     me = os.getpid()
-    return f"{_pid_space()}-{me}-{_started(me)}-{uuid.uuid4().hex}"
+    return f"{_pid_space()}-{me}-{started(me)}-{uuid.uuid4().hex}"
 
 
 def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
@@ -239,7 +239,7 @@ def _starter_is_gone(mark: str) -> bool:
     if len(parts) != 4 or parts[0] != _pid_space():
         # A mark of another version, or of a container with process ids of its own, is left alone.
         return False
-    return _started(int(parts[1])) != parts[2]
+    return str(started(int(parts[1]))) != parts[2]
 
 
 def _pid_space() -> str:
@@ -247,14 +247,22 @@ def _pid_space() -> str:
     return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
 
 
-def _started(pid: int) -> str:
-    """Return the start time of a process in ticks since boot; empty if it is gone or dead."""
+def started(pid: int) -> int | None:
+    """Return the start time of a process in ticks since boot; None if it is gone or dead."""
+    fields = stat_of(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[_START_TIME])
+
+
+def stat_of(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat behind the name of the program; none if it is gone.
+
+    The name is in parentheses, and may hold anything; see proc_pid_stat(5).
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return ""
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return "" if fields[0] in (b"Z", b"X") else fields[_START_TIME].decode()
+        return []
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def described(pids: Iterable[int]) -> str:
@@ -310,13 +318,8 @@ def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
     pids = _pids() if pids is None else pids
     table = []
     for pid in pids:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            continue
-        # The second field is the command in parentheses, which may hold anything.
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        table.append((pid, int(fields[1]), fields[0].decode()))
+        if fields := stat_of(pid):
+            table.append((pid, int(fields[1]), fields[0].decode()))
     return table
 
 

@@ -423,10 +423,6 @@ class Observed(TypedDict, total=False):
 
     Every entry is name, elements, norm and the buckets of its sketch (rank.sketch).
     """
-    moved: list[list[Any]]
-    """Change of the weights over these steps, on the last of them; entries as in `gradient`."""
-    weights: list[float]
-    """Norm of every tensor before these steps, in the same order."""
     start: str
     """Digest of the first weights and rows; a script may begin with others in each run."""
     parts: dict[str, list[float]]

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +69,15 @@ def test_every_command_and_option_has_a_help_text(tmp_path: Path) -> None:
         assert all(parameter.help for parameter in command.params), command.name
     overview = ask("--help", cwd=tmp_path, check=True).stdout
     assert all(name in overview for name in commands)
+
+
+def test_shell_completes_the_names_of_commands(tmp_path: Path) -> None:
+    words = {"COMP_WORDS": "autotune rep", "COMP_CWORD": "1", "_AUTOTUNE_COMPLETE": "complete_bash"}
+    command = Path(sys.executable).with_name("autotune")
+    found = subprocess.run(
+        [command], cwd=tmp_path, env={**os.environ, **words}, capture_output=True, check=True
+    )
+    assert found.stdout.split() == [b"report"]
 
 
 def test_init_writes_a_study_that_loads_and_never_overwrites(tmp_path: Path) -> None:

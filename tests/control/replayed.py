@@ -8,7 +8,8 @@ from typing import Any
 import optuna
 
 from autotune.config import load
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import submit
 from autotune.worker.protocol import Knobs
 from launchers.replay import Behaviour, ReplayLauncher

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.errors import LauncherError, StorageUnreachable
 from autotune.service import daemon as service
-from autotune.service import retrying
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
@@ -135,7 +135,7 @@ def test_nothing_of_a_day_is_lost(
 ) -> None:
     for name, seconds in (("_IDLE_POLL_SECONDS", 0.01), ("_OUTAGE_POLL_SECONDS", 0.01)):
         monkeypatch.setattr(service, name, seconds)
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.01)
     studies = []
     for user, number in itertools.product(DEVICES, range(STUDIES)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", DEVICES[user])

@@ -17,8 +17,9 @@ from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.export import publish
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
 from autotune.service.follow import conclusion
+from autotune.service.queues import this_queue
 from autotune.study import dashboard_sync
 from autotune.views.figure_text import range_text
 from autotune.views.notes import study_note

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.service.daemon import this_queue
 from autotune.service.follow import detached
+from autotune.service.queues import this_queue
 from autotune.views.overview import describe, status_of, table
 from storage import LeaseHolder, StudyState
 from storage.holders import this_host

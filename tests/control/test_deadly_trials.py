@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.errors import LauncherError
-from autotune.service import retrying
+from autotune.service import daemon as service
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from tests.control.deaths import Died
@@ -88,7 +88,7 @@ def test_one_that_takes_the_machine_with_it_each_time_is_given_up(
 ) -> None:
     """The agent is lost, and then no other one comes up: the study waits, and launches it again. The
     waiting is nobody's fault and counts for nothing; the losses count."""
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.1)
     launches = []
 
     def powering_off(launch: Launch) -> Answer:

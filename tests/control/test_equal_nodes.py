@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from autotune.config import StudySpec
-from autotune.service.daemon import Daemon, queue_for
+from autotune.service.daemon import Daemon
+from autotune.service.queues import queue_for
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Behaviour, Launch, ReplayLauncher, ReplaySlot
 from storage import Repository, StoredAttempt

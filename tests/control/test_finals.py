@@ -44,7 +44,6 @@ def test_what_computes_the_same_is_recommended(played: Replayed) -> None:
     ("changes", "reason"),
     [
         ({"loss": 1.2}, "its loss leaves the reference"),
-        ({"gradient_norm": 3.0}, "the median norm of its gradients"),
         ({"replica_spread": 1e-3}, "as if gradients were not exchanged"),
         ({"outcome": Outcome.CRASH, "cause": "rank 1: killed"}, "rank 1: killed"),
     ],

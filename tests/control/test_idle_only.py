@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune.service import idleness
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from launchers import layout
 from tests.control.replayed import Replayed
 from tests.support.waiting import wait_for

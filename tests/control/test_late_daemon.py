@@ -8,7 +8,7 @@ import pytest
 from optuna.storages._cached_storage import _CachedStorage
 from sqlalchemy import text
 
-from autotune.service.daemon import this_queue
+from autotune.service.queues import this_queue
 from launchers import Rival
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import LeaseHolder, StudyState

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.service import retrying
+from autotune.service import daemon as service
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from tests.control.replayed import PLAIN, Machine, Replayed
@@ -38,7 +38,7 @@ class Cluster(Machine):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "FIRST_AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(service, "FIRST_AWAY_SECONDS", 0.1)
 
 
 def losing(launch: Launch, **lost: Any) -> Answer:

@@ -112,7 +112,7 @@ def test_a_daemon_elsewhere_begins_the_confirmation_anew(played: Replayed) -> No
 def test_a_machine_that_changes_all_the_time_is_waited_for(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.service.retrying.FIRST_SECONDS", 0.1)
+    monkeypatch.setattr("autotune.service.daemon.FIRST_SECONDS", 0.1)
     played.submit(**SHORT)
     played.on(Moving(played, *range(2, 40, 2))).serve()
     played.assert_complete()

@@ -8,8 +8,7 @@ import pytest
 
 from autotune.errors import BadInput, StaleLease
 from autotune.service import queues
-from autotune.service.daemon import this_queue
-from autotune.service.queues import place_of
+from autotune.service.queues import place_of, this_queue
 from autotune.service.submission import DaemonSupervisor, move_to_this_machine
 from storage import LeaseHolder, StudyState
 from tests.control.replayed import Replayed

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from autotune.errors import LauncherError, NotHere
-from autotune.service import retrying
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service import daemon as service
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
 from launchers.replay import Answer, Launch, ReplayLauncher
@@ -40,7 +41,7 @@ class Down(Machine):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.3)
 
 
 def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
@@ -55,7 +56,7 @@ def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
 def test_meanwhile_another_study_runs_and_everybody_is_told(
     played: Replayed, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 5.0)  # long enough for the other to be first
+    monkeypatch.setattr(service, "FIRST_SECONDS", 5.0)  # long enough for the other to be first
     folder = tmp_path / "other"
     folder.mkdir()
     other = Replayed(folder, database, "other")
@@ -147,7 +148,7 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
 def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(service, "FIRST_SECONDS", 60.0)
     played.submit(**SHORT)
     daemon = Daemon(played.repository, this_queue(), Down(times=100).open)
     here = InProcessRunner(played.repository, played.study(), daemon)
@@ -164,7 +165,9 @@ def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
 
 
 def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_long_run() -> None:
-    pauses = [retrying.retry(count, LauncherError("why"), ran=1.0).seconds for count in range(20)]
+    pauses = [
+        service.retry_after(count, LauncherError("why"), ran=1.0).seconds for count in range(20)
+    ]
     assert pauses[:3] == [0.3, 0.6, 1.2]
-    assert pauses[-1] == retrying.MOST_SECONDS
-    assert retrying.retry(19, LauncherError("why"), ran=retrying.MOST_SECONDS).seconds == 0.3
+    assert pauses[-1] == service.MOST_SECONDS
+    assert service.retry_after(19, LauncherError("why"), ran=service.MOST_SECONDS).seconds == 0.3

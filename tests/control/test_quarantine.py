@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.service import retrying
+from autotune.service import daemon as service
 from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
 
@@ -41,7 +41,7 @@ def test_the_other_slots_go_on(played: Replayed) -> None:
 def test_without_another_the_study_waits_and_says_for_what(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.1)
     played.submit(**SHORT)
     played.on(Sticking(played)).serve()
     assert f"replay-0 is out of use: {STUCK}; tried again" in played.said()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from autotune.service.daemon import this_queue
+from autotune.service.queues import this_queue
 from storage import Database, LeaseHolder
 from storage.holders import this_host, user_name
 from tests.control.replayed import Replayed

@@ -5,8 +5,8 @@ import urllib.request
 
 import pytest
 
-from autotune.service.daemon import this_queue
 from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
+from autotune.service.queues import this_queue
 from storage import LeaseHolder
 from tests.control.replayed import Replayed
 

@@ -7,7 +7,8 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.service import queues
-from autotune.service.daemon import LEASE_SECONDS, Daemon, this_queue
+from autotune.service.daemon import LEASE_SECONDS, Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import DaemonSupervisor, resume_study
 from storage import LeaseHolder
 from tests.control.replayed import Replayed

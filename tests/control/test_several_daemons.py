@@ -9,7 +9,8 @@ import pytest
 
 from autotune.errors import Requeued
 from autotune.service import daemon as service
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from launchers import Rival
 from launchers.replay import Answer, Launch, ReplayLauncher

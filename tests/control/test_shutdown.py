@@ -2,7 +2,8 @@
 
 import pytest
 
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from launchers.replay import Answer, Launch
 from storage import Repository
 from tests.control.replayed import PLAIN, Replayed

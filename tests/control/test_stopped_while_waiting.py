@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from autotune.service import daemon as service
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from launchers import NO_RIVAL, Rival
 from launchers.replay import ReplayLauncher
 from storage import Repository

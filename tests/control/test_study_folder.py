@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.paths import StudyPaths
-from autotune.service import retrying
+from autotune.service import daemon as service
 from autotune.service.cleaning import clean, delete
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Outcome
@@ -77,7 +77,7 @@ def test_a_folder_that_is_gone_is_waited_for_and_not_made_anew(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its disk is not mounted at present."""
-    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.3)
     folder = played.folder / "project"
     folder.mkdir()
     study = Replayed(folder, played.repository.database)

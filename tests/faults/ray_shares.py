@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config import load, withheld
-from autotune.service.daemon import queue_for
+from autotune.service.queues import queue_for
 from tests.faults.cluster_study import PATIENCE_SECONDS
 from tests.faults.ray_nodes import ADDRESS, RayNodes
 from tests.faults.ray_strikes import RayStudy

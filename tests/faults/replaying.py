@@ -13,7 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from autotune.service.daemon import Daemon, this_queue
+from autotune.service.daemon import Daemon
+from autotune.service.queues import this_queue
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from tests.faults.dying_command import plant_death

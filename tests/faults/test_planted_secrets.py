@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import MetaData, create_engine, make_url, select
 
-from storage.database import parse
+from storage.urls import parse
 from tests.support.steering import StudyFolder, processes_in, study_folder
 from tests.support.waiting import wait_for
 

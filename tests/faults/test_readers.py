@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import RandomSampler
 
 from autotune.config import load
-from autotune.service.daemon import this_queue
+from autotune.service.queues import this_queue
 from autotune.service.submission import submit
 from storage import AttemptResult, Database, Lease, LeaseHolder, Repository, TrialLedger
 from tests.contract.storage.making import block

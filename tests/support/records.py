@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import update
 
 from autotune.errors import StudyNotFound
-from autotune.service.daemon import this_queue
+from autotune.service.queues import this_queue
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
 from storage.leases import key_of
 from storage.models import LeaseRow

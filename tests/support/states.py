@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.service.follow import conclusion
 from autotune.views.block import final_block
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.live import LiveView, lines
@@ -100,9 +101,12 @@ def many(played: Replayed) -> None:
 
 
 def _ended(played: Replayed) -> Shown:
-    figures = figures_of(played.repository, played.study())
-    exported = "best.yaml" if figures.state == "DONE" else ""
-    screens = {width: final_block(figures, width=width, exported=exported) for width in WIDTHS}
+    study = played.study()
+    figures = figures_of(played.repository, study)
+    screens = {width: final_block(figures, width=width, exported="best.yaml") for width in WIDTHS}
+    if figures.state != "DONE":
+        text = conclusion(played.repository, study, played.folder / "best.yaml")
+        screens = dict.fromkeys(WIDTHS, text)
     return Shown(figures, screens)
 
 

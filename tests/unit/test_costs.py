@@ -55,6 +55,15 @@ def test_change_of_the_graph_in_warm_workers_costs_its_compilation_and_no_launch
     assert costs.expected(other, compiled) == pytest.approx(SWITCH + TRAINED + cold)
 
 
+def test_compilation_before_the_first_step_is_no_launch_of_what_does_not_compile() -> None:
+    compiled = {**BASELINE, "compile": "default"}
+    evaluating = Pace(compiled, LAUNCH + 40.0, Onset(20.2, 0.2), True, 8.0, TRAINED)
+    costs = Costs([pace(LAUNCH), evaluating])
+    assert costs.startup == costs.slow_startup == LAUNCH
+    assert evaluating.compiled_in(LAUNCH) == pytest.approx(60.0)
+    assert Costs([evaluating]).startup == LAUNCH + 40.0
+
+
 def test_long_steps_take_as_long_as_they_take() -> None:
     costs = Costs([pace(LAUNCH)])
     long = {**BASELINE, "micro_batch": 800}

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
+from autotune.worker import failure
 from autotune.worker.protocol import Outcome
-from autotune.worker.rank import exceptions
 
 
 def exception_of(action) -> BaseException:
@@ -31,7 +31,7 @@ def too_long_a_list():
 
 @pytest.mark.parametrize("action", [out_of_host_memory, out_of_address_space, too_long_a_list])
 def test_running_out_of_memory_for_real(action):
-    assert exceptions.outcome_of(exception_of(action)) is Outcome.OOM
+    assert failure.outcome_of_error(exception_of(action)) is Outcome.OOM
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_running_out_of_memory_for_real(action):
     ids=lambda error: str(error)[:40] or type(error).__name__,
 )
 def test_out_of_memory_in_all_its_words(error):
-    assert exceptions.outcome_of(error) is Outcome.OOM
+    assert failure.outcome_of_error(error) is Outcome.OOM
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_out_of_memory_in_all_its_words(error):
     ids=lambda error: type(error).__name__,
 )
 def test_everything_else_is_an_error(error):
-    assert exceptions.outcome_of(error) is Outcome.ERROR
+    assert failure.outcome_of_error(error) is Outcome.ERROR
 
 
 def test_an_exception_without_text_is_an_error():
@@ -89,7 +89,7 @@ def test_an_exception_without_text_is_an_error():
         def __str__(self):
             raise LookupError("no text")
 
-    assert exceptions.outcome_of(Unprintable()) is Outcome.ERROR
+    assert failure.outcome_of_error(Unprintable()) is Outcome.ERROR
 
 
 def test_an_error_is_placed_in_the_users_own_code() -> None:
@@ -98,13 +98,13 @@ def test_an_error_is_placed_in_the_users_own_code() -> None:
 
     error = exception_of(wrong)
     line = wrong.__code__.co_firstlineno + 1
-    assert exceptions.location_of(error).endswith(f"test_exceptions.py:{line}, in wrong")
+    assert failure.location_of(error).endswith(f"test_exceptions.py:{line}, in wrong")
 
 
 def test_an_error_that_passed_through_libraries_alone_has_no_place() -> None:
-    assert exceptions.location_of(ValueError("never raised")) == ""
+    assert failure.location_of(ValueError("never raised")) == ""
     code = compile("import json; json.loads('{')", os.__file__, "exec")
-    assert exceptions.location_of(exception_of_code(code)) == ""
+    assert failure.location_of(exception_of_code(code)) == ""
 
 
 def exception_of_code(code) -> BaseException:

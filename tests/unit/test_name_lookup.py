@@ -10,7 +10,7 @@ from tests.support import silent_names
 from tests.support.waiting import wait_for
 
 _JUDGED = """
-from autotune.standalone.name_lookup import judged
+from autotune.standalone.doctor import judged
 print(*judged("10.1.2.3"))
 """
 _LAUNCHES = """

@@ -219,6 +219,16 @@ def test_number_format_without_one_to_compare_with_is_a_doubt() -> None:
     assert "none to compare them with" in found.doubts[0]
 
 
+def test_format_that_processors_do_not_gain_by_is_left_to_devices() -> None:
+    found = searched(AMP, {"precision": "fp16"})
+    assert found.fitting("cuda").turned.keys() == {"precision"}
+    assert found.fitting("cpu").turned == {}
+    assert "--amp has fp32 and fp16" in found.fitting("cpu").doubts[-1]
+    off = searched(Option("/--no-amp", "amp", True), {"precision": "fp32"}, precision="fp16")
+    assert off.fitting("cpu") == off
+    assert searched(AMP, {"precision": "bf16"}).fitting("cpu").turned.keys() == {"precision"}
+
+
 def test_word_that_shows_another_value_than_it_says_is_a_doubt() -> None:
     found = searched(Option("--dtype", "dtype", "float32"), {"precision": "fp16"})
     assert "--dtype bfloat16 is not precision: then there is fp16" in found.doubts
@@ -279,7 +289,7 @@ def test_options_of_several_knobs_share_a_run() -> None:
     script = Script()
     found = script.searched(AMP, FAST, Option("-j", "workers", 0))
     assert found.turned.keys() == {"precision", "channels_last", "loader_workers"}
-    assert script.runs == [{"--amp", "--channels-last", "-j"}]
+    assert script.runs == [{"--amp", "--channels-last"}, {"-j"}]
 
 
 def test_options_that_fail_together_are_tried_alone() -> None:

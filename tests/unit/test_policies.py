@@ -21,7 +21,6 @@ CONSTANTS = {
     "NORMAL_95",
     "ONE_SIDED",
     "VERSION",
-    "_BF16_STEP",
     "_FURTHEST",
     "_GIB",
     "_GRID",

@@ -10,7 +10,7 @@ from launchers.driver import OwnFolder
 
 _HOLD = """
 import sys, time
-from launchers.ray_folder import OwnFolder
+from launchers.driver import OwnFolder
 
 folder = OwnFolder()
 (folder.path / "socket").touch()

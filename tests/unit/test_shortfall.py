@@ -2,8 +2,7 @@
 
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.outcomes import Failure
-from autotune.analysis.proof import Proof
-from autotune.analysis.shortfall import WallTime, shortfall
+from autotune.analysis.proof import Proof, WallTime, shortfall
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 

@@ -9,12 +9,13 @@ import pytest
 
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
-from autotune.analysis.confirmation import Confirmation, replay
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.estimates import leader
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes
-from autotune.analysis.shortfall import Shortfall, rounds_missing
+from autotune.analysis.proof import Shortfall, rounds_missing
+from autotune.analysis.rounds import replay
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference

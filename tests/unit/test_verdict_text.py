@@ -184,7 +184,7 @@ def test_text_of_a_baseline_that_nothing_beats():
     )
     alone = dataclasses.replace(found, finalists=(finalist(0),), most_gain=None)
     assert text_of(alone) == (
-        f"Nothing that was measured again beats your configuration: it ran at {RATE}, measured 5 "
+        f"Nothing else was measured again, so keep your configuration: it ran at {RATE}, measured 5 "
         "times more."
     )
 

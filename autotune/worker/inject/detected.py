@@ -1,5 +1,6 @@
 """Settings that a script has in force for knobs, read from what it has built, once it trains."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from autotune.worker.survey_result import ON, agrees
 
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MIB = 1 << 20
+_BACKENDS_BY_GRAPH = "debug_backend_override"
+"""Setting of torch._dynamo: numbers of graphs, and the back end that compiles them."""
 _OF_IMAGES = 4
 """Dimensions of the weight of a convolution over images."""
 _HOOKS = {
@@ -89,6 +92,17 @@ def compiled_frames() -> int:
     """Return the number of frames that torch.compile has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["frames"]["ok"]) if dynamo else 0
+
+
+def leave_graphs_uncompiled() -> None:
+    """Have torch.compile capture graphs, and run them as they are.
+
+    Frames are seen all the same, and generating code takes longest of all that a survey waits for.
+    Versions of torch that cannot do without it generate it.
+    """
+    config = importlib.import_module("torch._dynamo.config")
+    if hasattr(config, _BACKENDS_BY_GRAPH):
+        setattr(config, _BACKENDS_BY_GRAPH, ">=0:aot_eager")
 
 
 def compilation() -> dict[str, Any]:

@@ -136,6 +136,7 @@ class Survey:
             given_up: called where there is much of a training, and never a step; with a
                 description.
         """
+        detected.leave_graphs_uncompiled()
         self._options.watch()
         self._constructed.watch()
         self._settled.watch()

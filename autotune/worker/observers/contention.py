@@ -51,9 +51,4 @@ class NodeLoad:
 
 def _cpu_seconds(pid: int) -> float:
     """Return the processor time of a process and of its children that have ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS
+    return sum(map(int, processes.stat_of(pid)[11:15])) / _TICKS

@@ -27,7 +27,6 @@ from autotune.worker.protocol import (
     Outcome,
     TrialRequest,
 )
-from autotune.worker.rank import exceptions
 from autotune.worker.rank.readings import (
     FileLines,
     Lines,
@@ -247,7 +246,7 @@ def _of_failure(tail: str) -> Outcome:
     """Return the outcome of a failed command by the end of its output."""
     if "MemoryError" in tail:  # Python's own, NumPy's, torch's
         return Outcome.OOM
-    return exceptions.outcome_of(RuntimeError(tail))
+    return failure.outcome_of_error(RuntimeError(tail))
 
 
 def _largest_resident(pid: int) -> int:

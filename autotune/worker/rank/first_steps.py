@@ -21,7 +21,7 @@ from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.sketch import Sketched, Sketcher
+from autotune.worker.rank.sketch import Sketcher
 from autotune.worker.rank.trajectory import ReplicaSums, plain, spread, square, sums_of, whole
 
 
@@ -128,7 +128,7 @@ class LeaderNorms:
         self._square = math.nan
         self._places: dict[nn.Parameter, int] = {}
         self._sketcher = Sketcher(())
-        self._weights: list[Sketched] = []
+        self._weights: list[list[Any]] = []
         self._seen = Observed()
 
     def clear(self) -> None:
@@ -143,15 +143,10 @@ class LeaderNorms:
             self._observe_first()
 
     def first_taken(self) -> None:
-        """Take in how far the first step has moved the weights. Every rank must call it."""
-        # On every rank, whether or not the rows are known: sharded parameters are gathered.
-        moved = [now.less(at) for now, at in zip(self._sketched(), self._weights, strict=True)]
+        """Take in what the first step began with. Every rank must call it."""
         if rows := self._rows():
-            weights = [one.as_row() for one in self._weights]
-            start = hashlib.blake2b(json.dumps([rows, weights]).encode(), digest_size=8)
+            start = hashlib.blake2b(json.dumps([rows, self._weights]).encode(), digest_size=8)
             self._seen["start"] = start.hexdigest()
-            self._seen["moved"] = [one.as_row() for one in moved]
-            self._seen["weights"] = [one.norm for one in self._weights]
         else:
             self._seen = Observed()
 
@@ -171,7 +166,8 @@ class LeaderNorms:
             (names.get(parameter, f"parameter {place}"), parameter.numel())
             for parameter, place in self._places.items()
         )
-        self._weights = self._sketched()
+        weights = self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
+        self._weights = [one.as_row() for one in weights]
         scale = getattr(self._probe.leader, "grad_scale", None)  # fp16: of a fused update
         for parameter, place in self._places.items():
             if parameter.grad is not None:
@@ -179,9 +175,6 @@ class LeaderNorms:
                 scaled = gradient if scale is None else gradient.double() / float(scale)
                 self._sketcher.add(place, scaled)
         self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
-
-    def _sketched(self) -> list[Sketched]:
-        return self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         groups: list[dict[str, Any]] = self._probe.leader.param_groups if self._probe.leader else []

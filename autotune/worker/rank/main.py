@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.worker import imports, interpreter, processes, workload
+from autotune.worker import failure, imports, interpreter, processes, workload
 from autotune.worker.effects import process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
@@ -40,7 +40,6 @@ from autotune.worker.protocol import (
 )
 from autotune.worker.rank import (
     command_run,
-    exceptions,
     execution,
     profiling,
     rendezvous,
@@ -81,7 +80,7 @@ def main(
     except BaseException as error:
         at = time.time()
         traceback.print_exception(error.with_traceback(_of_user(error, request)))
-        line.leave(exceptions.outcome_of(error), _describe(error), at)
+        line.leave(failure.outcome_of_error(error), _describe(error), at)
     line.leave(None, "finished")
 
 
@@ -397,6 +396,6 @@ def _die_with_agent() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text, place = exceptions.message_of(error), exceptions.location_of(error)
+    text, place = failure.message_of(error), failure.location_of(error)
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"{named} ({place})" if place else named

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from autotune.worker import failure
 from autotune.worker.inject import detected, spawning
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
@@ -28,7 +29,7 @@ from autotune.worker.protocol import (
     Outcome,
     TrialRequest,
 )
-from autotune.worker.rank import exceptions, profiling
+from autotune.worker.rank import profiling
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
@@ -244,7 +245,7 @@ class ScriptRun:
             if next(self._steps, _END) is _END:
                 self._leave(None, "finished")
         except BaseException as error:
-            self._leave(exceptions.outcome_of(error), f"{type(error).__name__}: {error}")
+            self._leave(failure.outcome_of_error(error), f"{type(error).__name__}: {error}")
 
     def _begin(self) -> None:
         """Check the first step, and begin to measure."""

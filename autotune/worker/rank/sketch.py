@@ -43,11 +43,6 @@ class Sketched(NamedTuple):
         buckets = [factor * one for one in self.buckets]
         return self._replace(norm=factor * self.norm, buckets=buckets)
 
-    def less(self, other: "Sketched") -> "Sketched":
-        """Return the sketch of the difference; its norm is an estimate."""
-        buckets = [a - b for a, b in zip(self.buckets, other.buckets, strict=True)]
-        return self._replace(norm=math.hypot(*buckets), buckets=buckets)
-
 
 def _short(number: float) -> float:
     return float(f"{number:.7g}")

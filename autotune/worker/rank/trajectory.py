@@ -168,7 +168,7 @@ def _rank_step(training: Training, gradient_norm: float) -> _RankStep:
 class UpdateNorms:
     """Norm of the gradients of all parameters together, before they are clipped.
 
-    In the first steps it also sketches the gradients, and how far the weights have moved.
+    In the first steps it also sketches the gradients.
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
@@ -180,7 +180,6 @@ class UpdateNorms:
         self._places = {parameter: place for place, (_, parameter) in enumerate(named)}
         self._sketcher = Sketcher((plain(name), p.numel()) for name, p in named)
         self._sketches = False
-        self._start: list[Sketched] = []
         for optimizer in loop.updates.optimizers:
             optimizer.register_step_pre_hook(lambda one, *_: self._observe(one))
         loop.updates.before_own = self._observe_own
@@ -205,16 +204,11 @@ class UpdateNorms:
             return
         if not index:
             self._loop.settle_scale()
-            self._start = self._weights()
         self._sketches = True
         with without_dropout(self._loop.model):
             yield seen
         self._sketches = False
         seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
-        if index == STEPS_WITHOUT_DROPOUT - 1:
-            pairs = zip(self._weights(), self._start, strict=True)
-            seen["moved"] = [now.less(before).as_row() for now, before in pairs]
-            seen["weights"] = [one.norm for one in self._start]
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
         """Return the gradients as they were before they were clipped."""
@@ -222,9 +216,6 @@ class UpdateNorms:
         clipped = math.sqrt(sum(one.norm**2 for one in gradients))
         factor = 1.0 if before is None or not clipped else float(before) / clipped
         return (one.scaled(factor) for one in gradients)
-
-    def _weights(self) -> list[Sketched]:
-        return self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
 
     def _observe(self, optimizer: Optimizer) -> None:
         self._squares.append(square(optimizer))

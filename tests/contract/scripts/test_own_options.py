@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
+import torch._dynamo
 
 from autotune.config import fields
 from autotune.standalone import flags
@@ -303,3 +305,12 @@ def test_option_without_effect_is_refused(tmp_path: Path) -> None:
         *("precision", "compile", "channels_last"),
         *("optimizer_kernels", "loader_workers", "log_interval"),
     }
+
+
+def test_graphs_are_seen_without_the_compiler_that_would_compile_them() -> None:
+    if not hasattr(torch._dynamo.config, "debug_backend_override"):
+        pytest.skip("this torch compiles what it captures")
+    lacking = "import torch._inductor.config as made\nmade.cpp.cxx = (None, '/nowhere/g++')\n"
+    script = TRAINS.replace('backend="eager"', 'backend="inductor"')
+    seen = look(f"{lacking}{script}\ntrain(compiled=True)", steps=4).seen
+    assert (seen.steps, seen.frames > 0) == (4, True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import StorageUnreachable
-from autotune.service.daemon import this_queue
+from autotune.service.queues import this_queue
 from launchers.replay import Answer, Launch
 from storage import Database, Repository
 from tests.contract.storage.making import CLUSTER, LONG, taken

@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, text
 
 from autotune.errors import BadInput, StaleLease, StorageError
 from storage import Database, EventKind, LeaseHolder, Quota, Repository
-from storage.database import parse
 from storage.leases import key_of
+from storage.urls import parse
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
 HOLDER = LeaseHolder("here", 1, 60.0)

@@ -31,9 +31,9 @@ from storage import (
     StudyState,
     TrialLedger,
 )
-from storage.database import parse
 from storage.leases import key_of
 from storage.schema import revisions
+from storage.urls import parse
 
 # What each version wrote, as it wrote it: never to be changed, only added to.
 FROZEN = {

@@ -7,7 +7,7 @@ from sqlalchemy import inspect as inspected
 
 from autotune.errors import BadInput
 from storage import Repository, TrialLedger
-from storage.database import parse
+from storage.urls import parse
 from tests.unit.database.opening import closed_port, opened, raw, refusal
 
 SECRET = "hunter2secret"

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import BadInput
 from storage import Database
-from storage.database import file_system, is_local, parse
+from storage.urls import file_system, is_local, parse
 from tests.unit.database.opening import in_private_mounts, needs_mounts
 
 
@@ -23,7 +23,7 @@ class TestFileSystem:
         script = """
 import subprocess, sys
 from pathlib import Path
-from storage.database import file_system
+from storage.urls import file_system
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", sys.argv[1]], check=True)
 Path(sys.argv[1], "inside").mkdir()
 print(file_system(Path(sys.argv[1], "inside")), file_system(Path.cwd()))
@@ -40,7 +40,7 @@ print(file_system(Path(sys.argv[1], "inside")), file_system(Path.cwd()))
         script = """
 import subprocess
 from pathlib import Path
-from storage.database import file_system
+from storage.urls import file_system
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "disk"], check=True)
 print(file_system(Path("link")))
 """

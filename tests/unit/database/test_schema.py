@@ -11,9 +11,9 @@ from sqlalchemy import Column, Integer, MetaData, Table, text
 
 from autotune.errors import StorageError
 from storage import Database, Repository, TrialLedger
-from storage.database import parse
 from storage.models import Base
 from storage.schema import VERSION_TABLE
+from storage.urls import parse
 from tests.unit.database.opening import execute, opened, raw, refusal, tables
 
 

@@ -1,0 +1,208 @@
+"""A study of a queue from claim to verdict: launcher, environment, tuner, export."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autotune.analysis.provenance import measured_in
+from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import duration
+from autotune.config import StudySpec, withheld
+from autotune.export import publish, writing
+from autotune.paths import StudyPaths
+from autotune.runs.plan import OpenLauncher, Plan
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.executor import check_there
+from autotune.study.largest_batch import LargestBatch
+from autotune.study.tuner import Signals, Tuner
+from autotune.views import notes
+from autotune.views.verdict_text import text_of
+from launchers import NO_RIVAL, Launcher, Rival, Tenant
+from launchers.node_compat import device_kind, from_agent
+from storage import Lease, MessageKind, Repository, StoredStudy
+from storage.disk import full, is_full, make
+from storage.holders import started, this_host
+
+_ROOM_POLL_SECONDS = 0.5
+_MAY_WRITE = " Trials may change your files: `workload.may_write` is true."
+
+
+class StudyRun:
+    """A study from claim to verdict: launcher, environment, tuner, export."""
+
+    def __init__(
+        self, study: StoredStudy, lease: Lease, repository: Repository, signals: Signals
+    ) -> None:
+        self._study = study
+        self._lease = lease
+        self._repository = repository
+        self._signals = signals
+        self._waits_for: Rival | None = None
+        file = Path(study.file) if study.file else None
+        self._spec = withheld.restored(study.spec, file, os.environ)
+
+    def run(
+        self, open_launcher: OpenLauncher, begins: Callable[[], None], later: contextlib.ExitStack
+    ) -> Verdict:
+        """Run the study; return its verdict, exported and noted.
+
+        Args:
+            begins: called once neither room nor the storage is waited for any more.
+            later: closes resources after the result has been written.
+        """
+        study = self._study
+        paths = StudyPaths(Path(study.workdir), study.name, study.key)
+        check_there(paths.workdir)
+        self._wait_for_room()
+        begins()
+        make(paths.folder)
+        with contextlib.suppress(OSError):  # without the mark `clean` only removes less
+            paths.sign(str(self._repository.database))
+        weight = self._repository.quotas.weight_of(study.owner)
+        tenant = Tenant(study.owner, study.name, weight)
+        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
+        self._signals.opening.clear()
+        with contextlib.ExitStack() as now:
+            (later if launcher.is_remote else now).callback(launcher.close)
+            later.callback(self._signals.waiting.set)  # closing time does not count
+            self._signals.waiting.clear()
+            return self._tune(Plan(self._spec, launcher))
+
+    def _pinned(self) -> StudySpec:
+        """Return the settings, pinned to the kind of device on which the study began.
+
+        A cluster may have devices of several kinds.
+        """
+        spec, where = self._spec, self._measured_in()
+        if not spec.launcher.is_shared or spec.resources.device or where is None:
+            return spec
+        on_gpu = (self._study.facts or {}).get("device") == "cuda"
+        kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
+        resources = spec.resources.model_copy(update={"device": kind})
+        return spec.model_copy(update={"resources": resources})
+
+    def _wait_for_room(self) -> None:
+        """Wait until the study's folder can be written. That time does not count."""
+        workdir = Path(self._study.workdir)
+        if is_full(workdir):
+            self._signals.waiting.set()
+            self._say_waiting(f"{full(workdir)}; the study goes on once there is some.")
+        while is_full(workdir):
+            self._signals.check()
+            time.sleep(_ROOM_POLL_SECONDS)
+
+    def _is_to_be_ignored(self, rival: Rival) -> bool:
+        """Return True for the daemon that this one has replaced, which may be suspended there.
+
+        Wait for every other process.
+        """
+        if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
+            return True
+        self._signals.check()
+        if rival == NO_RIVAL:
+            return False
+        if rival != self._waits_for:
+            self._say_waiting(f"{rival.text}{self._whose(rival)}.")
+        self._waits_for = rival
+        self._signals.waiting.set()
+        return False
+
+    def _whose(self, rival: Rival) -> str:
+        """Return the study and owner of another process, and how long it may take; empty if unknown."""
+        other = self._repository.studies.run_by(this_host(), rival.pid) if rival.pid else None
+        if other is None:
+            return ""
+        limit = other.spec.get("budget", {}).get("wall_time")
+        left = "" if limit is None else f", at most {duration(limit - other.elapsed)} more"
+        return f": study {other.name} of {other.owner or 'an unknown owner'}{left}"
+
+    def _is_predecessor(self, rival: Rival) -> bool:
+        """Return whether it is the same process, and not a later one of that number."""
+        since = self._lease.predecessor_started
+        return since is None or started(this_host(), rival.pid) == since
+
+    def _say_waiting(self, text: str) -> None:
+        kind = MessageKind.WAITING
+        self._repository.messages.say(self._lease, self._study.id, text, kind=kind)
+
+    def _tune(self, plan: Plan) -> Verdict:
+        self._signals.check()
+        self._say_where(plan.launcher)
+        facts = dataclasses.asdict(plan.facts)
+        self._repository.claims.record_facts(self._lease, self._study.id, facts)
+        job = StudyContext(
+            self._study,
+            plan,
+            self._lease,
+            self._repository,
+            self._repository.environments.record(self._lease, plan.launcher.site.environment),
+        )
+        resolved = LargestBatch(job, self._signals.check).resolved()
+        # Its time has advanced; its settings stay those of the plan, and new ones apply later.
+        elapsed = self._repository.studies.named(self._study.name).elapsed
+        study = dataclasses.replace(self._study, elapsed=elapsed)
+        context = dataclasses.replace(job, plan=plan.of(resolved), study=study)
+        tuner = Tuner(context, self._signals, notes)
+        verdict = tuner.run()
+        tuner.dashboard.show(verdict)
+        if verdict.trial is not None:
+            self._export(verdict, plan.launcher)
+        return verdict
+
+    def _say_where(self, launcher: Launcher) -> None:
+        site = launcher.site
+        what = site.devices[0] if site.on_device else site.environment["cpu"]
+        count = len(launcher.slots)
+        self._repository.messages.say(
+            self._lease,
+            self._study.id,
+            f"{launcher.ranks} rank{'s' if launcher.ranks > 1 else ''} on {what}, "
+            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
+            + (_MAY_WRITE if self._spec.workload.may_write else ""),
+        )
+
+    def _export(self, verdict: Verdict, launcher: Launcher) -> None:
+        content = publish.content_of(
+            verdict,
+            self._study,
+            self._spec,
+            text=text_of(verdict),
+            world_size=launcher.ranks,
+            environment=self._measured_in() or launcher.site.environment,
+        )
+        assert verdict.trial is not None
+        self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
+        target = Path(self._study.workdir) / self._spec.export
+        if verdict.trial == BASELINE and self._is_of_another_study(target):
+            self._not_written(
+                target, "it belongs to another study, and this one recommends no change"
+            )
+            return
+        if writing.not_ours(target):
+            self._not_written(target, "autotune has not written what is there now")
+            return
+        try:
+            writing.write(target, content)
+        except OSError as error:
+            self._not_written(target, str(error.strerror))
+
+    def _measured_in(self) -> dict[str, Any] | None:
+        """Return the environment of the measurements.
+
+        By now the launcher may have agents elsewhere.
+        """
+        attempts = self._repository.attempts.of(self._study.id)
+        return measured_in(attempts, self._repository.environments.of_attempt)
+
+    def _is_of_another_study(self, target: Path) -> bool:
+        return target.exists() and not writing.is_of(target, self._study.name)
+
+    def _not_written(self, target: Path, why: str) -> None:
+        elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"
+        self._repository.messages.say(
+            self._lease, self._study.id, f"{target} is not written ({why}); {elsewhere}."
+        )

@@ -193,8 +193,9 @@ class Slot(ABC):
 
         The processes of a trial that `stays` are left as a warm worker, silent, unless the trial
         has failed or was ended by `end` or its time limit. The trial in the same place of the next
-        session takes them over if it stays as well and differs in nothing but what acts on a step;
-        all others are ended before anything else runs.
+        session takes them over if it stays as well and differs only in knobs that running processes
+        can change (`search_spaces.constraints.why_not_live`); all others are ended before anything
+        else runs.
 
         To be called by one thread at a time. A dead agent is replaced before the next session.
 

@@ -144,7 +144,7 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
 
 
 def clashing(knobs: Values) -> Iterator[Conflict]:
-    """Return the conflicts that a configuration has, on whatever device."""
+    """Yield the conflicts that a configuration has on every device."""
     return (conflict for conflict in CONFLICTS if conflict.clash(knobs))
 
 

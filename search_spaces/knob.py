@@ -251,11 +251,12 @@ class Knob:
         reversible: values of parallelism beside which running processes can undo a knob of the model,
             and apply another value; empty: none.
         lasting: values of a knob that running processes cannot undo: they act on the process as well.
-        stateful: values beside which what a training has done so far shows in what comes: they have
-            optimizers or states of their own, or change in the course of a training; empty: every value
-            but the default; None: no value.
-        made_for: other knobs that something is made for, once and for all: CUDA graphs, for example. It
-            is made by the values in `lasting`; where there are none, by every value but the default.
+        stateful: values under which a step depends on earlier ones (an own optimizer or state, or a
+            schedule): such a configuration always starts in new processes. Empty: every value but the
+            default; None: no value.
+        made_for: other knobs whose values are part of what this one builds (CUDA graphs, for example):
+            a change of one takes new processes. It is built under the values in `lasting`; where there
+            are none, under every value but the default.
     """
 
     name: str

@@ -51,7 +51,7 @@ class AttemptRecords:
         """Record that a trial is about to be launched, as its next attempt.
 
         Args:
-            round_: number of the round of the confirmation or of the calibration.
+            round_: round of a comparison, seed or trial, by its purpose: see `StoredAttempt.round`.
         """
         with self._transactions.fenced(lease) as session:
             earlier = session.scalar(

@@ -163,7 +163,7 @@ class AttemptRow(Base):
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("autotune_environment.id"))
     trial: Mapped[int] = mapped_column(Integer)  # Optuna's trial number
     purpose: Mapped[str] = mapped_column(String(16))  # storage.records.Purpose
-    round: Mapped[int] = mapped_column(Integer)  # of the confirmation; 0 elsewhere
+    round: Mapped[int] = mapped_column(Integer)  # round, seed or trial: StoredAttempt.round
     attempt: Mapped[int] = mapped_column(Integer)  # from 1
     epoch: Mapped[int] = mapped_column(Integer)  # epoch of its lease
     knobs: Mapped[dict[str, Any]] = mapped_column(AnyJson)

@@ -218,7 +218,7 @@ class Purpose(StrEnum):
 
     SEARCH = "search"
     CALIBRATE = "calibrate"
-    """The baseline again in new processes, to measure how far equal runs lie apart."""
+    """The baseline again, to measure how far equal runs lie apart."""
     PAIRED = "pace"
     """The baseline interleaved with a trial of the search. Its round is the number of that
     trial."""

@@ -38,7 +38,7 @@ class StudyFacts(NamedTuple):
         ended: True if the study has measured all that it is to measure.
         left: seconds of its wall time that are left; None: it has no limit.
         selection: choice of its finalists; None: by its settings alone.
-        needed: rounds of the confirmation for which the search leaves time.
+        needed: rounds that a proof needs; the search leaves time for them.
         repeats: runs of the baseline besides those rounds.
     """
 

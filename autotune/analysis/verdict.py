@@ -58,8 +58,8 @@ class Contender:
 
     Attributes:
         gain: its speed-up over the baseline, with interval.
-        contradicted_by: number of fresh rounds that do not show the speed-up of the rounds that chose
-            it; 0: none do, or they are enough for a figure of their own.
+        contradicted_by: number of fresh rounds, too few for a figure of their own, in which it was
+            not faster; 0 otherwise.
     """
 
     trial: int
@@ -130,7 +130,8 @@ class Verdict:
         speedup: over the baseline, with interval; None if the baseline did not run.
         baseline: the baseline's rate with interval; None likewise.
         finalists: all candidates of the confirmation.
-        rounds: number of rounds that throughput, speed-up and the baseline's rate rest on.
+        rounds: number of rounds that throughput, speed-up and the baseline's rate rest on. Where
+            steps are timed one by one, runs of the baseline by itself add to them.
         chosen_in: number of earlier rounds, of all finalists, that chose; 0: the same rounds.
         numerics: agreement of the recommended configuration; None if it was not compared.
         refused: configurations that do not follow the reference.

@@ -44,7 +44,7 @@ def abba_order(members: Sequence[int]) -> list[int]:
 
 
 def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
-    """Return the complete cycles of runs, which others that have ended may have shared.
+    """Return the cycles in which each of these members has two blocks; others are ignored.
 
     Args:
         members: blocks of each member that count.

@@ -181,8 +181,7 @@ class Agreement:
         gradient_error: relative error in the first step; None where gradients were not compared.
         share_of_progress: distance of the loss in the last quarter, in units of the reference's
             progress; None where that had not fallen.
-        unproven: why nothing of this tells whether the configuration is right, in words; empty if
-            something does.
+        unproven: why the comparison proves nothing either way, in words; empty if it does.
     """
 
     problem: str
@@ -236,9 +235,8 @@ def agreement(
 
 
 def _unproven(reference: Trajectory) -> str:
-    return (
-        f"{_hardly_fallen(reference)}, and it began with other weights or rows than the reference"
-    )
+    began = "the checked run began with other weights or rows than the reference"
+    return f"{_hardly_fallen(reference)}, and {began}"
 
 
 def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:

@@ -89,7 +89,7 @@ class Limits:
         sigma_run: relative standard deviation between runs in new processes.
         run_df: degrees of freedom of `sigma_run`.
         fewest: number of blocks that must count before their interval ends the trial.
-        proves: True if a first step alone, with all that happens once, is no result.
+        proves: True if the run is evidence for a verdict: its first step alone never counts.
         warm_blocks: most blocks of the warm-up after the first, those in which something was compiled
             left out.
     """
@@ -189,6 +189,8 @@ class StopRule:
     @property
     def _several(self) -> bool:
         """True if enough has come for an interval: blocks, or steps that were timed one by one."""
+        if self.lacks_steps():
+            return False
         return len(self.kept) >= self._limits.fewest or (self.steps or 0.0) >= STEPS_FOR_PROOF
 
     def lacks_steps(self, *latest: BlockReport) -> bool:

@@ -21,7 +21,7 @@ from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken,
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.named_options import OtherWord
 from autotune.standalone.outside import Outside
-from autotune.standalone.own_options import COMPILE, OwnOptions, find_own_options
+from autotune.standalone.own_options import COMPILE, OwnOptions, find_own_options, worth_trying
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
@@ -142,13 +142,8 @@ def _study_of(
     _check(seen, launched, one_off.plan, runner.output())
     found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
     facts = facts_of(launcher.site)
-    own = find_own_options(
-        runner.given,
-        seen,
-        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.ranks)),
-        runner.say,
-        _seconds_for_trying(time.monotonic() - began + runner.usual),
-    ).fitting(launcher.site.device)
+    options = _besides(found, seen)
+    own = _own_options(runner, seen, facts, options, time.monotonic() - began + runner.usual)
     acting = _outside(runner, seen, facts, own, time.monotonic() - began + runner.usual)
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
@@ -158,6 +153,16 @@ def _study_of(
     if launched.nodes == 1:
         _check_start(one_off.of(study), launched, seen, runner.say)
     return study
+
+
+def _own_options(
+    runner: "_Runner", seen: SurveyResult, facts: Facts, options: Sequence[Option], taken: float
+) -> OwnOptions:
+    """Try the options that are named for a knob; `taken`: seconds until now."""
+    cpus = cpus_of_rank(runner.one_off.plan.launcher.ranks)
+    tried = worth_trying(named_options.others(options, facts, cpus), seen, facts.device)
+    found = find_own_options(runner.given, seen, tried, runner.say, _seconds_for_trying(taken))
+    return found.fitting(facts.device)
 
 
 def _outside(

@@ -172,7 +172,7 @@ class TimeBudget:
             return 0.0
         trial = max(costs.shortest(knobs), costs.expected(knobs, None))
         for_proof = trial + proof.of(knobs) - self._most
-        # What is shared between search and proof grows with the wall time.
+        # Part of any further wall time is reserved for the proof: the rest of it helps the search.
         in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
         return max(for_proof, in_search)
 

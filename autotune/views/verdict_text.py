@@ -446,7 +446,7 @@ def _outgrown(verdict: Verdict) -> str:
 
 
 def memory_lines(memory: Memory) -> Iterator[str]:
-    """Return rows of the report's table."""
+    """Yield the rows of the report's table about memory."""
     if memory.longest is not None:
         yield f"| peak memory with the longest samples | {memory.longest / _MIB:,.0f} MiB |"
         if memory.limit is not None:

@@ -21,7 +21,7 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
     None where that is not known.
 
     Args:
-        order: ids of the studies, see storage.Studies.order.
+        order: ids of the studies, see storage.studies.Studies.order.
     """
     rows: list[dict[str, Any]] = []
     ahead: dict[str, dict[str, Any]] = {}

@@ -82,8 +82,8 @@ class OwnOptions:
         if device != "cpu" or half is None or half.today == "fp16" or "fp16" not in half.values:
             return self
         others = {knob: one for knob, one in self.turned.items() if one is not half}
-        formats = " and ".join(map(str, half.values))
-        doubt = f"{half.flag} has {formats}, and processors do not gain by fp16"
+        values = " and ".join(map(written, half.values))
+        doubt = f"{half.flag} has {values}, and processors do not gain by fp16"
         return OwnOptions(others, (*self.doubts, doubt))
 
 

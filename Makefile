@@ -25,7 +25,7 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
 pictures: quickstart  ## docs/images, from the study of the quickstart; build/screens, every state
-	$(BIN)/python docs/pictures.py quickstart --states build/screens
+	$(BIN)/python -m docs.pictures quickstart --states build/screens
 
 test: $(READY)  ## every test but full counts and long errands: minutes
 	$(TEST) 5 -m "not slow and not errand and not gpu and not index"

@@ -1,7 +1,7 @@
 """Pictures of what a study looks like: those of the documentation, and a study in every state.
 
-python docs/pictures.py STUDY [DATABASE]     # docs/images; `make pictures` runs the quickstart before
-python docs/pictures.py --states FOLDER      # page and terminal of replayed studies, to look at
+python -m docs.pictures STUDY [DATABASE]     # docs/images; `make pictures` runs the quickstart before
+python -m docs.pictures --states FOLDER      # page and terminal of replayed studies, to look at
 """
 
 import argparse

@@ -198,10 +198,10 @@ class MeasurementPolicy:
         "at most 0.019 where it computes, at least 0.030 where it waits, one H200",
     )
     typical_waiting_jitter: float = measured(
-        0.015,
+        0.02,
         "relative",
         "the same in the median, from which on it waits and has no waves of slow steps",
-        "at most 0.012 where it computes, 0.013 to 0.09, median 0.045, where it waits, one H200",
+        "at most 0.012 where it computes, median 0.045 where it waits (one series 0.013), one H200",
     )
     waiting_processes: float = measured(
         0.2,

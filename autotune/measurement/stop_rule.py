@@ -189,6 +189,8 @@ class StopRule:
     @property
     def _several(self) -> bool:
         """True if enough has come for an interval: blocks, or steps that were timed one by one."""
+        if self.lacks_steps():
+            return False
         return len(self.kept) >= self._limits.fewest or (self.steps or 0.0) >= STEPS_FOR_PROOF
 
     def lacks_steps(self, *latest: BlockReport) -> bool:

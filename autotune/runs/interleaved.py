@@ -5,7 +5,6 @@ follow each other do not compare; a trial's ratio to the baseline beside it canc
 meanwhile. The recorded rate is that ratio times the rate of the baseline's own trial.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -226,7 +225,7 @@ class PairedRatio(NamedTuple):
             result: of the trial, with the throughput that its own blocks give.
             baseline_rate: rate of the baseline's own trial, units per second.
         """
-        return dataclasses.replace(
+        return replace(
             result,
             throughput=self.ratio * baseline_rate,
             raw_throughput=result.throughput,
@@ -272,11 +271,11 @@ class PairedSchedule(InterleavedSchedule):
             baseline_rate: rate of the baseline's own trial, units per second.
             at_once: True if both build at the same time.
         """
-        self._race = dataclasses.replace(trial, sigma_run=noise_of_pairs(trial.sigma_run))
+        self._race = replace(trial, sigma_run=noise_of_pairs(trial.sigma_run))
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
         hopeless = trial.incumbent_low / MEASUREMENT.machine_slower
-        racing = dataclasses.replace(trial, incumbent_low=hopeless)
+        racing = replace(trial, incumbent_low=hopeless)
         super().__init__([racing, baseline], at_once=at_once)
 
     @property
@@ -340,11 +339,11 @@ class _PairedTrialMonitor(MemberMonitor):
         timed = result.state in (AttemptState.COMPLETE, AttemptState.PRUNED)
         if known is None and timed and self._pair.without_baseline:
             cause = "the baseline beside it failed (it is measured again alone)"
-            return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+            return replace(result, state=AttemptState.LOST, cause=cause)
         if known is None or not timed:
             return result
         rate = self._rule.estimate().rate  # of its own blocks
-        own = dataclasses.replace(result, sigma_run=self._pair.sigma, throughput=rate)
+        own = replace(result, sigma_run=self._pair.sigma, throughput=rate)
         return known.applied(own, self._pair.baseline_rate)
 
 
@@ -355,8 +354,8 @@ class _PairedBaselineMonitor(MemberMonitor):
         result = super().result(report)
         if result.state is AttemptState.LOST and report.outcome is not None:
             cause = f"beside a trial: {report.cause}"
-            return dataclasses.replace(result, cause=cause)
+            return replace(result, cause=cause)
         if report.blocks or result.state is not AttemptState.ERROR:
             return result
         cause = "its trial was over before it had a turn"
-        return dataclasses.replace(result, state=AttemptState.PRUNED, cause=cause)
+        return replace(result, state=AttemptState.PRUNED, cause=cause)

@@ -82,8 +82,8 @@ class OwnOptions:
         if device != "cpu" or half is None or half.today == "fp16" or "fp16" not in half.values:
             return self
         others = {knob: one for knob, one in self.turned.items() if one is not half}
-        formats = " and ".join(map(str, half.values))
-        doubt = f"{half.flag} has {formats}, and processors do not gain by fp16"
+        values = " and ".join(map(written, half.values))
+        doubt = f"{half.flag} has {values}, and processors do not gain by fp16"
         return OwnOptions(others, (*self.doubts, doubt))
 
 
@@ -97,6 +97,20 @@ class SearchTime:
         """Return that a knob, or its option, was not tried for lack of time; empty if there is time."""
         what = f"{flag} was not tried" if flag else "not tried"
         return f"{knob}: {what}, as init took too long" if time.monotonic() >= self._end else ""
+
+
+def worth_trying(tried: Tried, seen: SurveyResult, device: str) -> Tried:
+    """Return what may help on a device: recomputation saves memory of one, and costs time.
+
+    Args:
+        tried: knob -> what to try for it.
+        seen: training of the unchanged command.
+        device: 'cpu' or 'cuda'.
+    """
+    idle = device == "cpu" and shows(seen, RECOMPUTATION, _UNSEEN[RECOMPUTATION])
+    return {
+        knob: several for knob, several in tried.items() if not (idle and knob == RECOMPUTATION)
+    }
 
 
 def find_own_options(

@@ -21,7 +21,7 @@ from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken,
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.named_options import OtherWord
 from autotune.standalone.outside import Outside
-from autotune.standalone.own_options import COMPILE, OwnOptions, find_own_options
+from autotune.standalone.own_options import COMPILE, OwnOptions, find_own_options, worth_trying
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
@@ -38,7 +38,7 @@ _LEAST_STARTUP = 60.0
 _COMPILING = 3.0
 """Factor of these times for a run that is to compile what the first one did not."""
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
-"""Seconds in which runs with other options may begin, and as a multiple of those before them."""
+"""Seconds in which runs with knobs may begin, and as a multiple of those before them."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,10 @@ def _study_of(
     _check(seen, launched, one_off.plan, runner.output())
     found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
     facts = facts_of(launcher.site)
-    own = find_own_options(
-        runner.given,
-        seen,
-        named_options.others(_besides(found, seen), facts, cpus_of_rank(launcher.ranks)),
-        runner.say,
-        _seconds_for_trying(time.monotonic() - began + runner.usual),
-    ).fitting(launcher.site.device)
-    acting = _outside(runner, seen, facts, own, time.monotonic() - began + runner.usual)
+    now = time.monotonic()
+    end = now + _seconds_for_trying(now - began + runner.usual)
+    own = _own_options(runner, seen, facts, _besides(found, seen), end - now)
+    acting = _outside(runner, seen, facts, own, end - time.monotonic())
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
     seen = _of_all_nodes(seen, found, launched)
@@ -160,13 +156,23 @@ def _study_of(
     return study
 
 
+def _own_options(
+    runner: "_Runner", seen: SurveyResult, facts: Facts, options: Sequence[Option], seconds: float
+) -> OwnOptions:
+    """Try the options that are named for a knob; no run begins after so many seconds."""
+    cpus = cpus_of_rank(runner.one_off.plan.launcher.ranks)
+    tried = worth_trying(named_options.others(options, facts, cpus), seen, facts.device)
+    found = find_own_options(runner.given, seen, tried, runner.say, seconds)
+    return found.fitting(facts.device)
+
+
 def _outside(
-    runner: "_Runner", seen: SurveyResult, facts: Facts, own: OwnOptions, taken: float
+    runner: "_Runner", seen: SurveyResult, facts: Facts, own: OwnOptions, seconds: float
 ) -> Outside:
-    """Try knobs that no option turns from outside; `taken`: seconds until now."""
+    """Try knobs that no option turns from outside; no run begins after so many seconds."""
     wanted = outside.candidates(seen, facts)
     wanted = {knob: values for knob, values in wanted.items() if knob not in own.turned}
-    return outside.find_outside(runner.under, wanted, _seconds_for_trying(taken))
+    return outside.find_outside(runner.under, wanted, seconds)
 
 
 def _seconds_for_trying(taken: float) -> float:

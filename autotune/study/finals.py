@@ -4,7 +4,6 @@ The closer look profiles the winner's step, measures what each of its knobs brin
 baseline for minutes: clocks and temperatures settle in a long run and not in a short one.
 """
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -358,7 +357,7 @@ class SoakPair:
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
         limits = self._context.plan.confirm_limits(sigma_run=noise)
-        limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
+        limits = replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
         limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT

@@ -312,5 +312,5 @@ def _ruler(ends: tuple[float, float]) -> str:
     cells = [" "] * (_RULER[2] + 3)
     for value in (1.0, (1.0 + ends[1]) / 2, ends[1]):
         at = max(1, _place(value, ends))
-        cells[at - 1 : at + 2] = f"{value:.3g}"[:3].ljust(3)
+        cells[at - 1 : at + 2] = f"{value:^3.2g}"
     return "".join(cells)

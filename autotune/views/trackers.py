@@ -108,6 +108,7 @@ def to_wandb(figures: StudyFigures) -> str:
     run.summary.update(metrics(figures))
     folder = Path(run.dir).parent
     run.finish()
+    wandb.teardown()  # its service writes the last records as it ends
     return f"Weights & Biases, offline: wandb sync {folder}"
 
 

@@ -258,6 +258,7 @@ KNOBS = (
                 "compile_model",
                 "model_compile",
                 "dynamo",
+                "dynamo_backend",
             ),
             "frames that torch.compile has compiled",
             ("torch.compile", "torchdynamo"),

@@ -90,7 +90,7 @@ def test_files_after_init_doctor_and_start_are_as_before(folder: Path, how: str)
     assert "It writes" not in text
     short = yaml.safe_load(text) | {
         "search_space": {"loader_workers": [0, 1]},
-        "budget": {"trials": 2, "least_gain": 0},
+        "budget": {"trials": 1},
         "measurement": quick_measurement(),
     }
     short["workload"].pop("flags", None)

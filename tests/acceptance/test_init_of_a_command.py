@@ -38,9 +38,13 @@ def written(folder: StudyFolder, command: str, name: str = "study.yaml") -> dict
     return study
 
 
-def test_a_plain_script(folder: StudyFolder) -> None:
+def test_study_of_a_plain_script_in_another_folder_is_of_the_command_as_it_is_typed_here(
+    folder: StudyFolder,
+) -> None:
+    (folder.folder / "studies").mkdir()
     command = "torchrun --nproc-per-node 2 plain_ddp.py --batch-size 8 --epochs 100000"
-    study = written(folder, command)
+    study = written(folder, command, "studies/study.yaml")
+    assert study["workload"]["script"] == "plain_ddp.py"
     assert study["workload"]["flags"] == {
         "micro_batch": "--batch-size",
         "accumulation_steps": "--accumulate",
@@ -50,7 +54,7 @@ def test_a_plain_script(folder: StudyFolder) -> None:
     assert study["search_space"]["accumulation_steps"] == [1, 2, 4, 8]
     assert study["search_space"]["precision"] == ["fp32", "bf16"]
     assert study["baseline"]["micro_batch"] == 8
-    again = folder.ask("init", "--", *command.split())
+    again = folder.ask("init", "studies/study.yaml", "--", *command.split())
     assert again.returncode == 2
     assert "exists already; it is left as it was" in again.stderr
 
@@ -65,16 +69,6 @@ def test_knobs_that_act_on_the_model_are_offered_to_a_plain_script(folder: Study
     assert "compile" not in study["search_space"]
     text = (folder.folder / "study.yaml").read_text()
     assert "# Not here: compile: it has found nothing to act on" in text
-
-
-def test_a_study_in_another_folder_is_of_the_command_as_it_is_typed_here(
-    folder: StudyFolder,
-) -> None:
-    (folder.folder / "studies").mkdir()
-    command = "torchrun --nproc-per-node 2 plain_ddp.py --batch-size 8 --epochs 100000"
-    study = written(folder, command, "studies/study.yaml")
-    assert study["workload"]["script"] == "plain_ddp.py"
-    assert study["workload"]["flags"]["micro_batch"] == "--batch-size"
 
 
 @pytest.mark.errand
@@ -508,6 +502,7 @@ def test_limit_of_a_start_is_written_into_the_study(folder: StudyFolder) -> None
     assert load(folder.folder / "study.yaml").measurement.startup_deadline == 1200
 
 
+@pytest.mark.errand
 def test_script_that_spawns_its_ranks_is_tuned_with_them(folder: StudyFolder) -> None:
     study = written(folder, f"{sys.executable} spawned.py --batch-size 8 --epochs 10000")
     assert study["workload"]["launch"] == "torch.multiprocessing.spawn"

@@ -212,7 +212,8 @@ def test_after_a_failure(played: Replayed) -> None:
     read = ask("report", played.name, "--storage", played.url, cwd=played.folder).stdout
     said = conclusion(played.repository, played.study(), played.folder / "best.yaml")
     assert said.startswith("\nFailed: internal error: ")
-    assert f"{text_of(verdict)}\n`autotune export played` writes that." in said
+    unwrapped = " ".join(said.split())
+    assert f"{text_of(verdict)} `autotune export played` writes that." in unwrapped
     assert "The study is FAILED: internal error: Broken('the launcher is gone')" in read
     assert text_of(verdict) in read
 

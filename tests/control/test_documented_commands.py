@@ -40,6 +40,8 @@ RUN_ELSEWHERE = {
 """Commands that want ranks, a cluster or a server, with the test that runs each."""
 TURNS_ON = {"--idle-only": "when_idle("}
 """Options that are tested by what they turn on, as it appears in a test."""
+OF_OTHERS = ("--trials", "argv")
+"""Last words of commands that lack a file, or are for scripts alone (unit/test_formats.py)."""
 WAITING = ("hold", "release", "move")
 """Commands that are for a study that waits."""
 LAST = ("restore", "delete")
@@ -129,9 +131,13 @@ def _filled(played: Replayed, words: list[str]) -> list[str] | None:
     """Return a command with its placeholders filled in; None where the text only names it."""
     command, rest = named(words)
     needed = [one for one in command.params if one.param_type_name == "argument" and one.required]
-    if (needed and not rest) or hasattr(command, "commands") or words[-1] == "--trials":
+    if (needed and not rest) or hasattr(command, "commands") or words[-1] in OF_OTHERS:
         return None
     filled = [PLACEHOLDERS.get(word, word) for word in words]
+    if needed and rest[0].startswith("--"):
+        filled.insert(len(words) - len(rest), played.name)
+    if words[0] == "storage":
+        filled = ["kept.db" if word == PLACEHOLDERS["FILE"] else word for word in filled]
     if words[0] in WAITING:
         filled = ["waiting" if word == played.name else word for word in filled]
     takes_storage = any("--storage" in one.opts for one in command.params)

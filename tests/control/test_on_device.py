@@ -27,9 +27,11 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> EmptyStorage:
     return EmptyStorage(tmp_path_factory.mktemp("storage"))
 
 
-def run(played: Replayed, seconds: int, baseline: str = "mb16", **space: object) -> None:
+def run(
+    played: Replayed, seconds: int, baseline: str = "mb16", longest: float = 5.0, **space: object
+) -> None:
     played.run(
-        measurement=MEASUREMENT,
+        measurement={**MEASUREMENT, "longest": longest},
         baseline=gpu_policy.BASELINES[baseline],
         search_space={n: v for n, v in {**gpu_policy.SPACE, **space}.items() if v},
         budget={"trials": None, "wall_time": seconds},
@@ -226,7 +228,7 @@ def test_run_of_a_proof_with_steps_of_seconds_has_twenty_of_them(
 ) -> None:
     large = gpu_policy.devices()["7b"]
     played.on(large.behaviour(script=script), workers=1, environment=large.environment)
-    run(played, 3600)
+    run(played, 3600, longest=20.0)
     rounds = [one for one in played.attempts("confirm") if one.round <= 2]
     assert len(rounds) == 4
     for one in rounds:

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.standalone.named_options import OtherWord, others
-from autotune.standalone.own_options import OwnOptions, find_own_options
+from autotune.standalone.own_options import OwnOptions, find_own_options, worth_trying
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 
@@ -248,6 +248,14 @@ def test_options_are_left_out_when_the_time_for_them_is_over() -> None:
     found = find_own_options(lambda _: SEEN, SEEN, tried, lambda _: None, -1)
     assert found.turned == {}
     assert "--amp was not tried" in found.doubts[0]
+
+
+def test_recomputation_is_begun_on_devices_alone_and_left_off_anywhere() -> None:
+    tried = others([Option("--ckpt", "grad_checkpointing", False), AMP], ON_CPU, 4)
+    recomputes = changed(SEEN, {"activation_checkpointing": "on"})
+    assert worth_trying(tried, SEEN, "cpu").keys() == {"precision"}
+    assert worth_trying(tried, SEEN, "cuda") == tried
+    assert worth_trying(tried, recomputes, "cpu") == tried
 
 
 # Several at once

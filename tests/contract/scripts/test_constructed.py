@@ -1,6 +1,7 @@
 """Arguments of frameworks' classes as settings of scripts that construct their objects in code."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from search_spaces.knob import KnobValue
 from tests.contract.scripts.bench import SCRIPTS, Bench
 from tests.support.seeing import look
 
+# They share what was seen.
+pytestmark = pytest.mark.xdist_group("classes of frameworks")
+
 KINDS = SCRIPTS / "kinds"
 LIBRARIES = {
     "trainer": "transformers",
@@ -34,6 +38,7 @@ PRECISION = {
 }
 
 
+@functools.cache
 def seen(kind: str, replaced: tuple[str, str] = ("", ""), **constructed: KnobValue) -> SurveyResult:
     """Survey a script that has constants in the place of its options, and a part replaced."""
     pytest.importorskip(LIBRARIES[kind])

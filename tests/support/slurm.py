@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def refusal() -> str:
 
 
 def _search_path() -> str:
-    return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+    own = str(Path(sys.executable).parent)  # of `autotune`, which batch scripts call
+    return os.pathsep.join([own, os.environ["PATH"], "/usr/sbin", "/sbin"])
 
 
 class SlurmFolder:

@@ -204,7 +204,7 @@ def test_started_study_says_that_it_waits_for_a_quota(studies: dict[str, Replaye
     one = studies["second"]
     do(studies, "quota", user_name(), "--studies", "1")
     holder = LeaseHolder(this_host(), os.getpid(), 60.0)
-    assert one.repository.studies.claim(this_queue(), holder) is not None
+    assert one.repository.claims.take(this_queue(), holder) is not None
     assert one.repository.leases.acquire(this_queue(), holder) is not None
     told = do(studies, "start", str(one.folder / "study.yaml"), "--detach")
     assert f"waits: quota of {user_name()}: 1 of 1 studies run" in told

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.config.kinds import spread
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
@@ -124,7 +125,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
         log_dir=str(folder),
     )
     judge = TimedMonitor(COMPILED if knobs["compile"] != "none" else LIMITS)
-    return judge.result(slot.run_solo(plan.spread(asked), judge)).throughput
+    return judge.result(slot.run_solo(spread(asked), judge)).throughput
 
 
 def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from autotune.worker import workload as workloads
 from autotune.worker.observers.block import RankObservation, Settling
 from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
+from autotune.worker.observers.moments import StepMoments
 from autotune.worker.observers.timing import StepTimes
 from autotune.worker.rank import training
 
@@ -79,5 +80,5 @@ class Blind:
 
     def stop(self) -> RankObservation:
         """Just after a block."""
-        no_steps, idle = StepTimes(0.0, 0.0, 0.0), NodeShares(0.0, 1.0)
+        no_steps, idle = StepTimes(0.0, 0.0, 0.0, StepMoments()), NodeShares(0.0, 1.0)
         return RankObservation(no_steps, math.nan, idle, Settling(0, 0.0, 0), DeviceState())

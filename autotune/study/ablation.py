@@ -1,6 +1,7 @@
 """Ablation of the winner: which of its changes bring nothing, and what each of the others brings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import attribution
@@ -61,7 +62,9 @@ class Ablation:
         order = self._runner.drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
         rounds = max(1, FEWEST_ROUNDS + 1 - step.round) if confirmation.processes else 1
-        if self._time.left < kept + rounds * prices.round(missing):
+        # That many variants seldom fit in memory together: then each is launched by itself.
+        one_by_one = replace(prices, at_once=False)
+        if self._time.left < kept + rounds * one_by_one.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
         self._attribute_round(chosen, missing, step.round, PROOF.idle_rounds, proof)

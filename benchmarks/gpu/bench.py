@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.config.kinds import spread
 from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
@@ -238,7 +239,7 @@ class Trials:
             import_paths=(str(BENCHMARKS),),
             log_dir=str(self._bench.folder / trial),
         )
-        result = judge.result(slot.run_solo(shape(plan.spread(asked)), judge))
+        result = judge.result(slot.run_solo(shape(spread(asked)), judge))
         blocks = [seen.block for seen in judge.seen]
         kept = [seen.block for seen in judge.seen if seen.kept]
         return Run(

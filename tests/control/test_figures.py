@@ -347,6 +347,11 @@ def test_hostile_names_and_causes_are_inert(played: Replayed) -> None:
     assert "<img" not in markup
     assert not {ord(letter) for letter in markup} & {*range(9), *range(11, 32), 127, 0x202E}
     assert "&lt;img src=x onerror=alert(1)&gt;" in markup
+    moment = LiveView(played.repository, played.study()).moment()
+    printed = [answered(played, command, played.name) for command in ("status", "watch", "report")]
+    for text in (*printed, *(line.plain for line in lines(moment, 80))):
+        assert not {ord(letter) for letter in text} & {*range(9), *range(11, 32), 127, 0x202E}
+    assert "onerror=alert(1)" in printed[0], "the cause is told"
 
 
 def test_page_is_one_file_that_loads_nothing(played: Replayed) -> None:

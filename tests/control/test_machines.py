@@ -80,7 +80,7 @@ def test_the_verdict_says_what_it_was_measured_on(played: Replayed) -> None:
     played.on(Moving(played, 4)).serve()
     verdict = current_verdict(played.repository, played.study())
     assert verdict.measured_on == "an old one (CPU; slower, PyTorch none)"
-    assert "Measured on an old one (slower" in report(played.repository, played.name, verdict)
+    assert "Measured on an old one (CPU; slower" in report(played.repository, played.name, verdict)
     recommended = played.repository.recommendations.newest_of(played.study().id)
     assert recommended is not None
     assert recommended["provenance"]["environment"]["host"] == "slower"

@@ -213,6 +213,13 @@ def test_rate_of_the_winner_allows_for_other_processes_and_for_drift(
     assert 0.005 <= (rate["high"] - rate["low"]) / (2 * true) <= 0.025
 
 
+def test_ablation_whose_variants_do_not_fit_together_leaves_time_for_the_proof(
+    storage: EmptyStorage, device: RecordedDevice
+) -> None:
+    found = gpu_policy.study(storage, device, "mb16", "factory", 300, 15)
+    assert (found.kind, found.speedup > 1.3) == ("better", True)
+
+
 def test_winner_over_an_unsteady_baseline_is_measured_until_its_own_rate_is_known(
     storage: EmptyStorage, device: RecordedDevice
 ) -> None:

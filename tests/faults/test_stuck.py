@@ -110,12 +110,12 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
                 os.kill(frozen[0], signal.SIGSTOP)
             return False
 
-        report = one.run(request_in(tmp_path), freeze)
+        report = one.run_solo(request_in(tmp_path), freeze)
         assert report.lost_agent
         assert "has not said anything for 8 s" in report.cause
         assert one.unusable == ""
         assert not alive(frozen[0])
-        again = one.run(request_in(tmp_path, trial="u"), lambda _: True)
+        again = one.run_solo(request_in(tmp_path, trial="u"), lambda _: True)
         assert again.outcome is None, again.cause
 
 
@@ -157,11 +157,11 @@ def test_a_trial_whose_agent_is_frozen_before_it_hears_of_it_is_lost(
         [one] = launcher.slots
         frozen = one._agents.links[0]._agent.pid()  # type: ignore[attr-defined]
         os.kill(frozen, signal.SIGSTOP)
-        report = one.run(request_in(tmp_path, args={"text": LONG.decode()}), lambda _: True)
+        report = one.run_solo(request_in(tmp_path, args={"text": LONG.decode()}), lambda _: True)
         assert report.lost_agent
         assert "has not said anything for 3 s" in report.cause
         assert not alive(frozen)
-        again = one.run(request_in(tmp_path, trial="u"), lambda _: True)
+        again = one.run_solo(request_in(tmp_path, trial="u"), lambda _: True)
         assert again.outcome is None, again.cause
 
 
@@ -226,7 +226,7 @@ def test_a_rank_is_what_the_kernel_ends_first_where_memory_is_short(tmp_path: Pa
             return True
 
         own = int(Path("/proc/self/oom_score_adj").read_text())
-        report = one.run(request_in(tmp_path), look)
+        report = one.run_solo(request_in(tmp_path), look)
         assert report.outcome is None, report.cause
         assert max(seen[0]) > own
         assert min(seen[0]) == own, "not the agent's helpers"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import launchers
-from autotune.runs import plan
+from autotune.config.kinds import spread
 from autotune.worker.effects import process
 from autotune.worker.protocol import (
     BlockPlan,
@@ -232,7 +232,7 @@ def test_ranks_that_share_a_device_use_gloo(tmp_path: Path) -> None:
 def test_data_parallel_is_one_process_on_all_devices(tmp_path: Path, placement: str) -> None:
     chosen = knobs(micro_batch=8, parallelism="data_parallel", loss_placement=placement)
     with bench(Resources(2, 1.0, 1, 1), tmp_path) as two:
-        asked = plan.spread(two.request("device:telling", knobs=chosen))
+        asked = spread(two.request("device:telling", knobs=chosen))
         report = two.slot.run_solo(asked, lambda _: False)
         (log,) = Path(asked.log_dir).glob("rank-*.log")
     assert (report.outcome, report.cause) == (None, ""), report.log_tail

@@ -164,7 +164,7 @@ def test_the_shortest_length_trains(name):
 def test_arguments_that_cannot_work_are_refused_as_such(name, wrong):
     with pytest.raises(ValueError):
         built = workload.build(BUILT_IN[name], {**TINY[name], **wrong})
-        loader(built, {"micro_batch": 1}, rank=0, world_size=1, seed=0, pin=False)
+        loader(built, {"micro_batch": 1}, rank=0, world_size=1, seed=0)
 
 
 # GPT

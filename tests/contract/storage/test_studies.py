@@ -529,7 +529,7 @@ class TestWhyAnAttemptIsGivenUp:
         self, repository: Repository, lease: Lease, study: StoredStudy, ended: str
     ) -> None:
         repository.attempts.begin(lease, study.id, 0, {})
-        getattr(repository.studies, ended)(lease, study.id)
+        getattr(repository.claims, ended)(lease, study.id)
         repository.studies.enqueue(study.name)
         claim(repository, taken_over(repository))
         assert self.fault(repository, study) is Fault.TRIAL

@@ -18,6 +18,8 @@ from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
 _BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
+_OF_A_SCRIPT = "Start your job with it: autotune run FILE -- YOUR COMMAND"
+_OF_A_WORKLOAD = "Load it with autotune.load(...)."
 _WIDTH = 100
 """Width of a line that holds several knobs, in characters."""
 _HEAD_BYTES = 512
@@ -99,12 +101,12 @@ def as_text(content: Mapping[str, Any]) -> str:
     own = {name: value for name, value in knobs.items() if name in named}
     others = {name: value for name, value in knobs.items() if name not in named}
     shown = {name: part for name, part in content.items() if name != "own"}
-    text = (
-        f"# Found by autotune. Load it with autotune.load(...).\n{_yaml({**shown, 'knobs': own})}"
-    )
+    is_script = content.get("script")
+    use = _OF_A_SCRIPT if is_script else _OF_A_WORKLOAD
+    text = f"# Found by autotune. {use}\n{_yaml({**shown, 'knobs': own})}"
     if others:
         return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}"
-    return text + (_BY_ITSELF if content.get("script") else "")
+    return text + (_BY_ITSELF if is_script else "")
 
 
 def _yaml(content: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from storage import AttemptResult, Attempts, Purpose, StoredAttempt, TrialLedger
 _OVER = "throughput over "
 """First words of the objective's name where values are ratios; a study that an earlier version began
 has rates, and goes on with them."""
+_YOURS = "yours"
 EVERY_SECONDS = 1.0
 """Shortest interval: each update takes some ten milliseconds of a short trial."""
 
@@ -62,11 +63,15 @@ class ObjectiveValues:
             return f"{quantity(value)} {self._unit}"
         return f"{value:.2f}x {self._ledger.objective.removeprefix(_OVER)}"
 
+    def is_no_gain(self, value: float) -> bool:
+        """Return True for a ratio to the user's own configuration that is at most 1."""
+        return self._ledger.objective == _OVER + _YOURS and value <= 1
+
     def _name(self, attempts: Attempts) -> None:
         trial, _ = _reference(attempts)
         own = attempts.baseline()
         yours = own is not None and own.trial == trial
-        self._ledger.name_objective(_OVER + ("yours" if yours else f"trial {trial}"))
+        self._ledger.name_objective(_OVER + (_YOURS if yours else f"trial {trial}"))
 
 
 def _reference(attempts: Attempts) -> tuple[int, float]:

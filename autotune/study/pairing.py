@@ -142,7 +142,7 @@ class PairingPolicy:
             if obstacle
             else "all are loaded at the same time and train in turn, a block of steps each"
         )
-        if said != self._said:
+        if said != self._said and len(knobs) > 1:
             self._said = said
             self._context.say(f"How the runs of a round are compared: {said}.")
         return not obstacle

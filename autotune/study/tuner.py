@@ -328,9 +328,10 @@ class Tuner:
         """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
+            no_gain = ", which is no gain" if self._values.is_no_gain(expected.value) else ""
             text = (
                 f"The model takes {difference(knobs, self._plan.baseline)} for the best, with "
-                f"{self._values.text(expected.value)}, and expects one more trial to bring "
+                f"{self._values.text(expected.value)}{no_gain}, and expects one more trial to bring "
                 f"{expected.gain:.2%}."
             )
             data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}

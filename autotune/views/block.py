@@ -94,7 +94,7 @@ def _point(point: Point) -> str:
 
 def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
     if exported and not figures.answer.better:
-        yield f"  {exported}: your configuration as it is"
+        yield f"  {exported}: your configuration as it is; start your job as before"
     elif exported:
         yield f"  {exported}: autotune run {exported} -- YOUR COMMAND"
         yield f"  in code: autotune.load({exported!r})"

@@ -198,8 +198,8 @@ def _unsteady(known: Evidence) -> Point | None:
     if unsteady <= _MOSTLY * len(known.timed):
         return None
     text = (
-        f"{unsteady} of {len(known.timed)} were unsteady when their warm-up of {known.warmup:g} s "
-        "ended."
+        f"{unsteady} of {len(known.timed)} had not settled when their timing began; a warm-up takes "
+        f"{known.warmup:g} s at most."
     )
     return Point(Trust.CARE, "unsteady", "Runs had not settled", text, "measurement.warmup")
 

@@ -9,7 +9,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Column, Integer, MetaData, Table, text
 
-from autotune.errors import StorageError
+from autotune.errors import BadInput, StorageError
 from storage import Database, Repository, TrialLedger
 from storage.models import Base
 from storage.schema import VERSION_TABLE
@@ -64,10 +64,13 @@ class TestSchema:
                 assert Repository(database).studies.named("first").name == "first"
         assert tables(storage_url) == before
 
-    def test_tables_of_somebody_else_are_left_alone(self, storage_url: str) -> None:
+    def test_tables_of_another_program_are_left_alone(self, storage_url: str) -> None:
         execute(storage_url, "create table mine (id integer)")
         execute(storage_url, "insert into mine values (7)")
-        with opened(storage_url) as database, database.engine.connect() as connection:
+        refuses = storage_url.startswith("sqlite")
+        with pytest.raises(BadInput) if refuses else opened(storage_url):
+            Database(storage_url).engine.dispose()
+        with raw(storage_url) as engine, engine.connect() as connection:
             assert connection.scalars(text("select id from mine")).all() == [7]
 
     def test_a_database_that_optuna_uses_already_is_shared(self, storage_url: str) -> None:

@@ -229,7 +229,7 @@ def test_a_provisional_file_says_so(best_file: Path) -> None:
 def test_attempts_are_of_studies_and_csv(best_file: Path) -> None:
     assert "holds no attempts" in exported(best_file, "--trials", "-", code=2).stderr
     told = exported(best_file, "--trials", "-", "--format", "json", code=2).stderr
-    assert "not json" in told
+    assert "does not write json" in told
 
 
 def test_a_best_yaml_of_another_version_is_refused_as_such(best_file: Path) -> None:

@@ -53,7 +53,7 @@ class TestConnections:
     ) -> None:
         """Another first start, or a plain Optuna study: not yet in WAL mode, and locked."""
         with raw(f"sqlite:///{tmp_path}/x.db") as engine, engine.connect() as other:
-            other.exec_driver_sql("create table theirs (id integer)")
+            other.exec_driver_sql("create table trial_values (id integer)")
             other.commit()
             other.exec_driver_sql("begin immediate")
             with ThreadPoolExecutor(1) as pool:

@@ -52,7 +52,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a study has of a cluster, as shares of all of it.
+    """Slots of a study on a cluster, as shares of all of it.
 
     Attributes:
         slots: number of slots that it has.

@@ -387,7 +387,7 @@ def _step(figures: StudyFigures) -> str:
     return (
         "<h2>Where a step's time goes</h2>"
         f"{bars}<table class='list'><thead><tr><th>ms of a step</th><th class=n>yours</th>{heads}</tr>"
-        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>{step_note(made)}</p>"
+        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>{step_note(made, figures.job)}</p>"
     )
 
 

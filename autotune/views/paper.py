@@ -17,7 +17,7 @@ from autotune.views.figure_text import (
     saving_facts,
     times,
 )
-from autotune.views.figures import Failed, KnobChange, Search, StudyFigures, figures_of
+from autotune.views.figures import Failed, Job, KnobChange, Search, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
 from autotune.views.running import Running
 from autotune.views.trial_figures import TrialFigures
@@ -200,18 +200,22 @@ def _step(figures: StudyFigures) -> Iterator[str]:
         more = "" if kept else f" {after:.4g} | {after - before:+.3g} |"
         yield f"| {label} | {before:.4g} |{more}"
     yield ""
-    yield step_note(made)
+    yield step_note(made, figures.job)
     if figures.traces:
         yield "Traces for https://ui.perfetto.dev:"
         yield from (f"- `{path}`" for path in figures.traces)
 
 
-def step_note(made: StepMade) -> str:
-    """Return what the parts of a step rest on."""
+def step_note(made: StepMade, job: Job) -> str:
+    """Return what the parts of a step rest on, and what a step is where the two differ in it."""
+    before, after = job.batch_before, job.batch_after
+    other = (
+        "" if before == after else f" A tuned step trains {after} samples, one of yours {before}."
+    )
     looks = " and ".join(counted(steps, "step") for steps in made.looks)
     return (
         f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
-        "has no interval: differences of a few per cent may be chance."
+        f"has no interval: differences of a few per cent may be chance.{other}"
     )
 
 

@@ -284,7 +284,7 @@ def _rival(known: Evidence) -> Point | None:
         return None
     rival = max(faster, key=lambda t: t.ratio.value if t.ratio else 0.0)
     assert rival.ratio is not None
-    text = f"Seen once at {ratio_text(rival.ratio)}, not measured again."
+    text = f"Seen once: {ratio_text(rival.ratio)}; not measured again."
     return Point(
         Trust.OPEN,
         "rival",

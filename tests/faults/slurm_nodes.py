@@ -130,16 +130,14 @@ class SlurmStudy(ClusterStudy):
         self.nodes = nodes
         self.job = ""
 
-    def submit(self, *options: str, wait: bool = True) -> None:
-        """Hand it to Slurm; unless told otherwise, wait until its job has begun."""
+    def submit(self, *options: str) -> None:
+        """Hand it to Slurm."""
         told = self.command("submit", "study.yaml", "--", *options)
         self.job = told.split()[-1]
         assert self.job.isdigit(), told
-        if wait:
-            wait_for(self.is_known, f"job {self.job} has begun the study")
+        wait_for(self._is_known, f"job {self.job} has begun the study")
 
-    def is_known(self) -> bool:
-        """Return whether a job has begun it."""
+    def _is_known(self) -> bool:
         with contextlib.suppress(StudyNotFound):
             return self.study() is not None
         return False
@@ -207,12 +205,6 @@ def node_drained(study: SlurmStudy) -> None:
     study.nodes.control.must(*update, "state=resume")
 
 
-def node_frozen(study: SlurmStudy) -> None:
-    """All processes of another node are stopped for 35 s."""
-    with study.other.frozen():
-        time.sleep(35)
-
-
 def requeued(study: SlurmStudy) -> None:
     """An operator requeues the job."""
     study.nodes.control.must("scontrol", "requeue", study.job)
@@ -246,7 +238,6 @@ STRIKES: dict[str, Callable[[SlurmStudy], None]] = {
     "a step cancelled": step_cancelled,
     "agent of another node killed": agent_killed,
     "another node drained for 20 s": node_drained,
-    "another node frozen for 35 s": node_frozen,
     "daemon killed, submitted again": daemon_killed,
     "slurmctld killed, back after 20 s": controller_restarted,
 }

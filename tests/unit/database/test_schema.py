@@ -9,7 +9,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Column, Integer, MetaData, Table, text
 
-from autotune.errors import StorageError
+from autotune.errors import BadInput, StorageError
 from storage import Database, Repository, TrialLedger
 from storage.models import Base
 from storage.schema import VERSION_TABLE
@@ -64,9 +64,13 @@ class TestSchema:
                 assert Repository(database).studies.named("first").name == "first"
         assert tables(storage_url) == before
 
-    def test_tables_of_somebody_else_are_left_alone(self, storage_url: str) -> None:
+    def test_tables_of_another_program_on_a_server_are_left_alone(self, storage_url: str) -> None:
         execute(storage_url, "create table mine (id integer)")
         execute(storage_url, "insert into mine values (7)")
+        if parse(storage_url).get_backend_name() == "sqlite":
+            with pytest.raises(BadInput, match="holds no studies of autotune"):
+                Database(storage_url)
+            return
         with opened(storage_url) as database, database.engine.connect() as connection:
             assert connection.scalars(text("select id from mine")).all() == [7]
 

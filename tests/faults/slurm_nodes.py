@@ -130,14 +130,16 @@ class SlurmStudy(ClusterStudy):
         self.nodes = nodes
         self.job = ""
 
-    def submit(self, *options: str) -> None:
-        """Hand it to Slurm."""
+    def submit(self, *options: str, wait: bool = True) -> None:
+        """Hand it to Slurm; unless told otherwise, wait until its job has begun."""
         told = self.command("submit", "study.yaml", "--", *options)
         self.job = told.split()[-1]
         assert self.job.isdigit(), told
-        wait_for(self._is_known, f"job {self.job} has begun the study")
+        if wait:
+            wait_for(self.is_known, f"job {self.job} has begun the study")
 
-    def _is_known(self) -> bool:
+    def is_known(self) -> bool:
+        """Return whether a job has begun it."""
         with contextlib.suppress(StudyNotFound):
             return self.study() is not None
         return False
@@ -205,6 +207,12 @@ def node_drained(study: SlurmStudy) -> None:
     study.nodes.control.must(*update, "state=resume")
 
 
+def node_frozen(study: SlurmStudy) -> None:
+    """All processes of another node are stopped for 35 s."""
+    with study.other.frozen():
+        time.sleep(35)
+
+
 def requeued(study: SlurmStudy) -> None:
     """An operator requeues the job."""
     study.nodes.control.must("scontrol", "requeue", study.job)
@@ -238,6 +246,7 @@ STRIKES: dict[str, Callable[[SlurmStudy], None]] = {
     "a step cancelled": step_cancelled,
     "agent of another node killed": agent_killed,
     "another node drained for 20 s": node_drained,
+    "another node frozen for 35 s": node_frozen,
     "daemon killed, submitted again": daemon_killed,
     "slurmctld killed, back after 20 s": controller_restarted,
 }

@@ -32,6 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
         (slurm_nodes.step_cancelled, 2),
         (slurm_nodes.agent_killed, 2),
         (slurm_nodes.node_drained, 2),
+        (slurm_nodes.node_frozen, 2),
         (slurm_nodes.daemon_killed, 2),
         (slurm_nodes.controller_restarted, 2),
     ],
@@ -43,6 +44,19 @@ def test_study_in_an_allocation_outlives_it(
     recovery = slurm_nodes.survive(study, strike)
     print(strike.__doc__, recovery)
     assert (recovery.missing, recovery.repeated, recovery.blamed) == (0, 0, 0)
+
+
+def test_study_waits_for_nodes_that_another_job_has(cluster: SlurmNodes, tmp_path: Path) -> None:
+    holder = cluster.told("sbatch", "--parsable", "--nodes=3", "--wrap=sleep 3600", "-o/dev/null")
+    wait_for(lambda: set(cluster.states()) == {"allocated"}, "another job has all nodes")
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=2)
+    study.submit(f"--nodes={len(cluster.workers)}", wait=False)
+    assert study.state == "PENDING"
+    cluster.control.must("scancel", holder)
+    wait_for(study.is_known, "the job has begun the study")
+    study.wait_done()
+    study.check_nothing_is_left()
+    assert study.losses(study.wanted) == (0, 0)
 
 
 def test_study_of_one_node_goes_on_upon_another_one(cluster: SlurmNodes, tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def _of_loader(found: Findings, cpus: int) -> _Offers:
 def _of_process(found: Findings, cpus: int) -> _Offers:
     """Yield knobs of the optimizer and the process, except those that the script sets by itself."""
     seen, on_gpu = found.seen, found.device == "cuda"
-    if seen.optimizer in _FUSED and _kernels(seen) == "default":
+    if seen.optimizer in _FUSED and _kernels(seen) == "default" and not seen.sparse:
         yield "optimizer_kernels", ["default", "fused"]
     if on_gpu and seen.convolutions and "cudnn_benchmark" not in seen.settled:
         yield "cudnn_benchmark", [False, True]
@@ -369,6 +369,8 @@ def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
         yield "optimizer_kernels", f"the script has {_kernels(seen)} by itself"
     elif seen.optimizer not in _FUSED:
         yield "optimizer_kernels", f"{seen.optimizer} has no fused update"
+    elif seen.sparse:
+        yield "optimizer_kernels", "fused updates take no sparse gradients"
 
 
 def _for_devices(seen: SurveyResult) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,7 @@ class SurveyResult:
         scaled: whether a GradScaler scaled the loss.
         optimizer: its class; empty if none has stepped.
         convolutions: whether the model has any.
+        sparse: whether an embedding of it has sparse gradients.
         targets: of knobs that the model has, as the catalogue names them.
         idle: knobs that were to act on it from outside, and have found nothing.
         batch_dependent: what of it computes over the rows of a micro-batch together, in words.
@@ -93,6 +94,7 @@ class SurveyResult:
     scaled: bool = False
     optimizer: str = ""
     convolutions: bool = False
+    sparse: bool = False
     targets: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     batch_dependent: str = ""

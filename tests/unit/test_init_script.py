@@ -157,3 +157,11 @@ def test_options_of_the_script_are_written_with_their_words() -> None:
     assert (baseline["compile"], baseline["precision"]) == ("default", "fp32")
     assert "# Not here: --fused true is not optimizer_kernels" in text
     assert "# Not here: precision" not in text
+
+
+def test_fused_update_is_not_offered_to_a_model_with_sparse_gradients() -> None:
+    _, spec = written(optimizer="SGD")
+    assert spec.values()["optimizer_kernels"] == ["default", "fused"]
+    text, spec = written(optimizer="SGD", sparse=True)
+    assert "optimizer_kernels" not in spec.values()
+    assert "optimizer_kernels: fused updates take no sparse gradients" in text

@@ -219,6 +219,7 @@ class Survey:
             scaled=self._scaled,
             optimizer=type(leader).__name__ if leader else "",
             convolutions=any(map(_has_convolutions, self._models())),
+            sparse=any(map(_has_sparse_gradients, self._models())),
             targets=tuple({target: None for one in self._models() for target in targets_in(one)}),
             idle=tuple(self._idle),
             batch_dependent=self._statistics.found(trained.module if trained else None),
@@ -392,3 +393,8 @@ def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 
 def _has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+
+
+def _has_sparse_gradients(model: nn.Module) -> bool:
+    embeddings = (one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag))
+    return any(embedding.sparse for embedding in embeddings)

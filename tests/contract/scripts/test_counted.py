@@ -644,3 +644,17 @@ def test_lightning_is_seen_with_loaders_that_persist() -> None:
     found = look(_LIGHTNING, steps=9)
     assert sum(found.samples) in (72, 76), "one batch may be drawn ahead"
     assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+
+
+def test_model_with_sparse_gradients_is_seen() -> None:
+    script = f"""{_SET_UP}
+table = nn.Embedding(9, 8, sparse=True)
+optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.01)
+joined = nn.Sequential(table, model)
+while True:
+    joined(torch.tensor([1, 2])).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert look(script).seen.sparse
+    assert not look(_FOREVER).seen.sparse

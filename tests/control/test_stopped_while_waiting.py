@@ -25,7 +25,7 @@ def test_a_stop_is_heard_between_two_renewals_of_the_lease(
     monkeypatch.setattr(service, "_RENEW_SECONDS", 3600.0)
     opening, asked = threading.Event(), threading.Event()
 
-    def never(_: object, __: object, busy: Any) -> ReplayLauncher:
+    def never(_: object, __: object, busy: Any, tenant: object) -> ReplayLauncher:
         opening.set()
         while True:
             busy(rival)

@@ -280,12 +280,15 @@ def test_ratio_of_recorded_configurations_is_that_of_long_runs() -> None:
     ]
     truth = math.log(device.rate(both[0]) / device.rate(both[1]))
     errors = []
-    for seed in range(30):
+    for seed in range(100):
         environment = device.environment
         launcher = ReplayLauncher(
             device.behaviour(script=True), workers=1, environment=environment, seed=seed
         )
-        asked = [interleaved(trial(Path("/w"), knobs=one, world_size=1)) for one in both]
+        asked = [  # by the names it draws, the same every time
+            interleaved(trial(Path("/w"), trial=f"member-{number}", knobs=one, world_size=1))
+            for number, one in enumerate(both)
+        ]
         endless = BlockPlan(0.1, 1, 10_000)
         schedule = InterleavedSchedule([dataclasses.replace(LIMITS, longest=30.0)] * 2)
         launcher.slots[0].run([dataclasses.replace(a, blocks=endless) for a in asked], schedule)

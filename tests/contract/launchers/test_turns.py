@@ -185,7 +185,7 @@ def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
     took = [after[pid] - before[pid] for pid in first]
     assert max(took) < 1.5 * _TICK
     others = [after[pid] - before[pid] for pid in after if pid not in first]
-    assert max(others) > 5 * _TICK
+    assert max(others) >= 2 * _TICK
 
 
 _TICK = 0.01

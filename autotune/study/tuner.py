@@ -329,10 +329,12 @@ class Tuner:
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
             no_gain = ", which is no gain" if self._values.is_no_gain(expected.value) else ""
+            # The baseline's own value is its ratio to its first run.
+            reaches = f", with {self._values.text(expected.value)}{no_gain}"
             text = (
-                f"The model takes {difference(knobs, self._plan.baseline)} for the best, with "
-                f"{self._values.text(expected.value)}{no_gain}, and expects one more trial to bring "
-                f"{expected.gain:.2%}."
+                f"The model takes {difference(knobs, self._plan.baseline)} for the best"
+                f"{'' if knobs == self._plan.baseline else reaches}, and expects one more trial to "
+                f"bring {expected.gain:.2%}."
             )
             data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}
             yield NewMessage(text, MessageCode.EXPECTATION, data)

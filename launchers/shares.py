@@ -71,6 +71,11 @@ class Holding:
         """Share that one of its slots takes."""
         return self.held / self.slots
 
+    def less(self, slots: int) -> "Holding":
+        """Return what is left after so many slots were given back."""
+        left = self.slots - slots
+        return replace(self, slots=left, held=self.slot * left)
+
 
 @dataclass(frozen=True)
 class Gift:
@@ -132,9 +137,7 @@ def gifts(known: Mapping[str, Holding]) -> list[Gift]:
         able = [gift for one in now.values() if (gift := _gift(one, taker, now))]
         if able:
             gift = max(able, key=lambda one: _surplus(now[one.giver], now))
-            giver = now[gift.giver]
-            left = giver.slots - gift.slots
-            now[gift.giver] = replace(giver, slots=left, held=giver.slot * left)
+            now[gift.giver] = now[gift.giver].less(gift.slots)
             now[taker.job] = _served(now[taker.job])
             found.append(gift)
     return found
@@ -187,7 +190,7 @@ def _gift(giver: Holding, taker: Holding, known: Mapping[str, Holding]) -> Gift 
     count = math.ceil(taker.wanted / giver.slot - _TOLERANCE)
     if count >= giver.slots:
         return None
-    left = replace(giver, slots=giver.slots - count, held=giver.slot * (giver.slots - count))
+    left = giver.less(count)
     after = {**known, giver.job: left, taker.job: _served(taker)}
     if giver.tenant.owner == taker.tenant.owner:
         fair = left.held + _TOLERANCE >= after[taker.job].held

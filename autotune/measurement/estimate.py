@@ -75,9 +75,6 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
 def lag_one(runs: Sequence[Sequence[float]]) -> float:
     """Return the correlation of neighbouring values, limited to [0, 0.9].
 
-    Short series underestimate it by (1 + 4 r) / n, because their own mean follows them (Kendall
-    1954; Marriott and Pope 1954 divide the products by n - 1 and have 3 r). That is added.
-
     Args:
         runs: at least one series, none of them empty, each around a mean of its own.
     """
@@ -89,9 +86,22 @@ def lag_one(runs: Sequence[Sequence[float]]) -> float:
         squares += sum(a * a for a in around)
     if not squares:
         return 0.0
-    seen = products / squares
     length = statistics.fmean(map(len, runs))
-    return min(MEASUREMENT.most_block_correlation, max(0.0, seen + (1 + 4 * seen) / length))
+    likely = unbiased_correlation(products / squares, length)
+    return min(MEASUREMENT.most_block_correlation, max(0.0, likely))
+
+
+def unbiased_correlation(seen: float, length: float) -> float:
+    """Return the correlation of neighbouring values without the bias of short series.
+
+    Series underestimate it by (1 + 4 r) / n, because their own mean follows them (Kendall 1954;
+    Marriott and Pope 1954 divide the products by n - 1 and have 3 r). That is added.
+
+    Args:
+        seen: correlation in the series.
+        length: number of values of a series; of several series their mean number.
+    """
+    return seen + (1 + 4 * seen) / length
 
 
 def effective_sample_size(values: int, correlation: float) -> float:

@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from autotune.measurement.contrasts import Variance, shrunk
-from autotune.measurement.estimate import Estimate, effective_sample_size, estimate, student
+from autotune.measurement.estimate import (
+    Estimate,
+    effective_sample_size,
+    estimate,
+    student,
+    unbiased_correlation,
+)
 from autotune.measurement.policy import MEASUREMENT
 from autotune.worker.protocol import BlockReport
 
@@ -125,7 +131,7 @@ class StepSeries:
 
     @property
     def _effective(self) -> float:
-        seen = self.correlation + (1 + 4 * self.correlation) / self.count  # Kendall 1954
+        seen = unbiased_correlation(self.correlation, self.count)
         return effective_sample_size(int(self.count), _likely_correlation(seen, self.pairs))
 
 
@@ -166,8 +172,7 @@ def variance_of_mean_step(runs: Sequence[StepSeries], timed: Sequence[float]) ->
     )
     seen = lagged / pairs / variance if pairs and variance else 0.0
     steps = math.fsum(run.count for run in runs)
-    seen += (1 + 4 * seen) * len(runs) / steps
-    correlation = _likely_correlation(seen, pairs)
+    correlation = _likely_correlation(unbiased_correlation(seen, steps / len(runs)), pairs)
     of_step = variance * (1 + correlation) / (1 - correlation)
     df = max(0.0, steps * (1 - correlation) / (1 + correlation) - len(runs))
     usual = Variance(MEASUREMENT.usual_step_scatter**2, MEASUREMENT.usual_step_df)

@@ -328,13 +328,13 @@ class Tuner:
         """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
-            no_gain = ", which is no gain" if self._values.is_no_gain(expected.value) else ""
-            # The baseline's own value is its ratio to its first run.
-            reaches = f", with {self._values.text(expected.value)}{no_gain}"
+            reaches = ""
+            if knobs != self._plan.baseline:  # its own value is a ratio to its first run
+                no_gain = ", which is no gain" if self._values.is_no_gain(expected.value) else ""
+                reaches = f", with {self._values.text(expected.value)}{no_gain}"
             text = (
-                f"The model takes {difference(knobs, self._plan.baseline)} for the best"
-                f"{'' if knobs == self._plan.baseline else reaches}, and expects one more trial to "
-                f"bring {expected.gain:.2%}."
+                f"The model takes {difference(knobs, self._plan.baseline)} for the best{reaches}, "
+                f"and expects one more trial to bring {expected.gain:.2%}."
             )
             data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}
             yield NewMessage(text, MessageCode.EXPECTATION, data)

@@ -33,7 +33,7 @@ while True:
 
 @dataclass(frozen=True)
 class Shares:
-    """What was measured.
+    """Figures of one measurement of shares by two owners.
 
     Attributes:
         weights: of the owners.

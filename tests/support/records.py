@@ -32,12 +32,15 @@ def in_order(*attempts: StoredAttempt) -> list[StoredAttempt]:
 
 
 def end_lease(repository: Repository, state: LeaseState) -> None:
-    """Have a lease run out at once, unless it has changed hands."""
+    """Have a lease run out at once, unless it has changed hands.
+
+    The heartbeat of a holder that lives in the test's own process cannot renew it.
+    """
     with repository.database.writing() as connection:
         connection.execute(
             update(LeaseRow)
             .where(LeaseRow.key == state.key, LeaseRow.epoch == state.epoch)
-            .values(expires=0.0, boot_expires=0.0)
+            .values(expires=0.0, boot_expires=0.0, epoch=LeaseRow.epoch + 1, token=None)
         )
 
 

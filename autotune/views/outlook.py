@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
-from storage import Attempts, Purpose, StoredAttempt, StoredStudy
+from storage import TRAJECTORIES, Attempts, Purpose, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
@@ -21,6 +21,7 @@ _PHASES = {
     Purpose.CALIBRATE: "measuring the noise between runs",
     Purpose.REPEAT: "measuring your configuration once more, whose runs lie apart",
     Purpose.REFERENCE: "checking numerics: the reference",
+    Purpose.AUTOCAST: "checking numerics: how far rounding deviates gradients",
     Purpose.NUMERICS: "checking numerics",
     Purpose.CONFIRM: "confirming",
     Purpose.EPOCHS: "looking at short epochs",
@@ -95,7 +96,7 @@ def _next(
         # As many again of the chosen one and the baseline alone, once one is chosen.
         return _rounds(every, 2 * spec.measurement.rounds - latest.round, left) + "the verdict"
     proof = f"numerics and confirmation, {_about(FEWEST_ROUNDS * 2 * trial, left)}"
-    if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
+    if purpose in TRAJECTORIES:
         return f"{proof}, then the verdict"
     trials = None if budget.trials is None else budget.trials - len(every.of(Purpose.SEARCH))
     if trials is None:

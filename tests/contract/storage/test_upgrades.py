@@ -167,6 +167,9 @@ update autotune_study set priority = 4, held = true where name = 'second';
     "0014": """
 insert into autotune_quota (owner, studies, device_hours, days) values ('alice', 2, null, 1.0);
 """,
+    "0015": """
+update autotune_quota set weight = 2.0 where owner = 'alice';
+""",
 }
 
 
@@ -338,6 +341,7 @@ def test_upgrade_tells_raw_rate_and_ratio_of_a_trial_beside_the_baseline_apart(
     repository: Repository,
 ) -> None:
     alone, *_, baseline, trial = repository.attempts.of(1)
+    assert baseline.purpose is Purpose.PAIRED
     assert (trial.result.throughput, trial.result.rate, trial.result.ratio) == (120.0, 150.0, 1.5)
     for other in (alone, baseline):
         assert (other.result.raw_throughput, other.result.ratio) == (None, None)

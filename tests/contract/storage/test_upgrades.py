@@ -167,6 +167,9 @@ update autotune_study set priority = 4, held = true where name = 'second';
     "0014": """
 insert into autotune_quota (owner, studies, device_hours, days) values ('alice', 2, null, 1.0);
 """,
+    "0015": """
+update autotune_quota set weight = 2.0 where owner = 'alice';
+""",
 }
 
 
@@ -411,6 +414,12 @@ def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
 ) -> None:
     assert repository.quotas.all() == [Quota("alice", studies=2)]
     assert repository.quotas.weight_of("alice") == 1.0
+
+
+@pytest.mark.parametrize("older", ["0015"], indirect=True)
+def test_study_of_a_version_without_standings_has_none(repository: Repository) -> None:
+    assert repository.studies.named("first").standing is None
+    assert repository.quotas.weight_of("alice") == 2.0
 
 
 @FROM_EACH_VERSION

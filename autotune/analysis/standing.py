@@ -201,5 +201,12 @@ def basis_of(
         harmless: names of the study's own knobs that cannot change what is computed.
         noise: newest run-to-run noise that the study has found; None: none yet.
     """
-    found = [__version__, sorted(baseline.items()), sorted(harmless), noise and vars(noise)]
+    figures = [field.name for field in dataclasses.fields(Standing)]
+    found = [
+        __version__,
+        figures,
+        sorted(baseline.items()),
+        sorted(harmless),
+        noise and vars(noise),
+    ]
     return hashlib.sha256(json.dumps(found, default=repr).encode()).hexdigest()

@@ -221,7 +221,7 @@ class Purpose(StrEnum):
     SEARCH = "search"
     CALIBRATE = "calibrate"
     """The baseline again, to measure how far equal runs lie apart."""
-    PAIRED = "pace"
+    PAIRED = "paired"
     """The baseline interleaved with a trial of the search. Its round is the number of that
     trial."""
     REFERENCE = "reference"

@@ -260,9 +260,9 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
 
 def _restless(moment: LiveMoment, rates: Iterable[float | None]) -> Iterator[Text]:
     """Yield a warning if the rates of the baseline tell that the machine changes its pace."""
-    paces = [rate for rate in rates if rate is not None]
-    if paces and max(paces) > RESTLESS * min(paces):
-        ran = range_text((min(paces), max(paces)), moment.spec.unit)
+    several = [rate for rate in rates if rate is not None]
+    if several and max(several) > RESTLESS * min(several):
+        ran = range_text((min(several), max(several)), moment.spec.unit)
         yield Text(f" ! restless machine: yours ran at {ran}; the ratio counts", "yellow")
 
 

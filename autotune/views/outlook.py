@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.standing import Present
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
+from autotune.measurement.policy import PROOF
 from storage import Purpose, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
@@ -62,10 +62,10 @@ def outlook(study: StoredStudy, spec: StudySpec, present: Present, now: float) -
 
 def _doing(attempt: StoredAttempt, usual: float | None, now: float) -> str:
     what = f"{_PHASES[attempt.purpose]}, "
-    paces = attempt.purpose == Purpose.PAIRED
-    what += f"round {attempt.round}, " if attempt.round and not paces else ""
+    paired = attempt.purpose == Purpose.PAIRED
+    what += f"round {attempt.round}, " if attempt.round and not paired else ""
     takes = f", usually {duration(usual)}" if usual else ""
-    trial = attempt.round if paces else attempt.trial
+    trial = attempt.round if paired else attempt.trial
     return f"{what}trial {trial}, since {duration(now - attempt.started)}{takes}"
 
 
@@ -82,7 +82,7 @@ def _next(present: Present, spec: StudySpec, elapsed: float) -> str:
     if purpose == Purpose.CONFIRM:
         # As many again of the chosen one and the baseline alone, once one is chosen.
         return _rounds(present, 2 * spec.measurement.rounds - round_, left) + "the verdict"
-    proof = f"numerics and confirmation, {_about(FEWEST_ROUNDS * 2 * trial, left)}"
+    proof = f"numerics and confirmation, {_about(PROOF.fewest_rounds * 2 * trial, left)}"
     if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
         return f"{proof}, then the verdict"
     trials = None if budget.trials is None else budget.trials - present.launched

@@ -17,7 +17,7 @@ from scipy import special
 
 from autotune.measurement import gradients
 from autotune.measurement.estimate import lag_one
-from autotune.measurement.gradients import Deviation, FirstSteps, Limits, first_problem
+from autotune.measurement.gradients import Deviation, FirstSteps, Limits, Rounding, first_problem
 from autotune.measurement.policy import PROOF, ProofPolicy
 
 
@@ -204,7 +204,7 @@ def agreement(
     *,
     formats: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[Pair] = (),
-    rounding: Sequence[float] = (),
+    rounding: Sequence[Rounding] = (),
 ) -> Agreement:
     """Compare a trajectory with the reference of the same seed and data.
 

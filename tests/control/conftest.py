@@ -1,5 +1,6 @@
 """A study over a replaying launcher, for every test one."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -36,6 +37,12 @@ def played(tmp_path: Path, database: Database) -> Replayed:
         left.unlink()
     shutil.copy(path.with_suffix(".empty"), path)
     return Replayed(tmp_path, database)
+
+
+@pytest.fixture(autouse=True)
+def shown_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard has a study at its beginning and its end, however slow this machine is."""
+    monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", math.inf)
 
 
 @pytest.fixture

@@ -189,7 +189,9 @@ def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
 
 
 @pytest.mark.parametrize("method", ["AttemptRecords.begin", "AttemptRecords.finish"])
-@pytest.mark.parametrize("call", [8, 9, 10, 11])
+@pytest.mark.parametrize(
+    "call", [8, 9, *(pytest.param(call, marks=pytest.mark.slow) for call in (10, 11))]
+)
 def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
     played: Replayed, method: str, call: int
 ) -> None:

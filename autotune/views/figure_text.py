@@ -121,11 +121,6 @@ def claim(ratio: Ratio, other: str = "yours") -> str:
             return f"{times(ratio.value)} {other} ({bounds_text(ratio)}, {CI})"
 
 
-def precedence(ratio: Ratio) -> tuple[bool, float]:
-    """Return the place of a ratio that was seen once: one that is told apart from 1 comes first."""
-    return ratio.distinguishable, ratio.value
-
-
 def least(ratio: Ratio) -> str:
     """Return what is sure of a speed-up that is known roughly; empty if it is known well."""
     if Known.of(ratio) is not Known.ROUGHLY or not ratio.faster:

@@ -49,6 +49,7 @@ def shown_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard has everything as soon as it is recorded."""
     monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(dashboard_sync, "LARGEST_SHARE", math.inf)
 
 
 def _close(database: Database) -> None:

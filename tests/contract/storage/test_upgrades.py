@@ -170,6 +170,12 @@ update autotune_study set priority = 4, held = true where name = 'second';
     "0014": """
 insert into autotune_quota (owner, studies, device_hours, days) values ('alice', 2, null, 1.0);
 """,
+    "0015": """
+update autotune_quota set weight = 2.0 where owner = 'alice';
+""",
+    "0016": """
+update autotune_attempt set sigma_run = 0.02 where purpose = 'paired';
+""",
 }
 
 
@@ -418,6 +424,7 @@ def test_upgrade_tells_raw_rate_and_ratio_of_a_trial_beside_the_baseline_apart(
     repository: Repository,
 ) -> None:
     alone, *_, baseline, trial = repository.attempts.of(1)
+    assert baseline.purpose is Purpose.PAIRED
     assert (trial.result.throughput, trial.result.rate, trial.result.ratio) == (120.0, 150.0, 1.5)
     for other in (alone, baseline):
         assert (other.result.raw_throughput, other.result.ratio) == (None, None)
@@ -491,6 +498,12 @@ def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
 ) -> None:
     assert repository.quotas.all() == [Quota("alice", studies=2)]
     assert repository.quotas.weight_of("alice") == 1.0
+
+
+@pytest.mark.parametrize("older", ["0015", "0016"], indirect=True)
+def test_study_of_a_version_without_standings_has_none(repository: Repository) -> None:
+    assert repository.studies.named("first").standing is None
+    assert repository.quotas.weight_of("alice") == 2.0
 
 
 @FROM_EACH_VERSION

@@ -2,14 +2,10 @@
 
 import json
 import random
-import shutil
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from sqlalchemy import update
 
 from autotune.service.follow import conclusion
 from autotune.views.block import final_block
@@ -21,7 +17,6 @@ from launchers.replay import Answer, Behaviour, Launch
 from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from launchers.replay.device import read_device
-from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Replayed, rate
 
 WIDTHS = (80, 120)
@@ -67,19 +62,7 @@ def tuned(played: Replayed) -> StudyFigures:
 
     It is run once in a process: later calls copy its records.
     """
-    database = played.repository.database
-    path = Path(str(database.url.database))
-    kept = path.with_suffix(".tuned")
-    if not kept.exists():
-        played.on(noisy(PLAIN, run=0.005, block=0.01), **_UNSTEADY).run(**WHOLE)
-    for engine in (database.engine, database.optuna().engine):
-        engine.dispose()
-    if not kept.exists():
-        shutil.copy(path, kept)
-    else:
-        shutil.copy(kept, path)
-        with database.writing() as connection:
-            connection.execute(update(StudyRow).values(workdir=str(played.folder)))
+    played.on(noisy(PLAIN, run=0.005, block=0.01), **_UNSTEADY).run_once("tuned", **WHOLE)
     return figures_of(played.repository, played.study())
 
 

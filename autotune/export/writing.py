@@ -20,6 +20,7 @@ from search_spaces import CATALOGUE
 _BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
 _OF_A_SCRIPT = "Start your job with it: autotune run FILE -- YOUR COMMAND"
 _OF_A_WORKLOAD = "Load it with autotune.load(...)."
+_UNUSUAL = "# Names of knobs that differ from the defaults of PyTorch or of a plain script:"
 _WIDTH = 100
 """Width of a line that holds several knobs, in characters."""
 _HEAD_BYTES = 512
@@ -55,7 +56,7 @@ def document(
         "knobs": dict(verdict.knobs),
         "world_size": world_size,
         "throughput": {**_rounded(verdict.throughput), "unit": unit},
-        "speedup": _rounded(verdict.speedup) if verdict.speedup else None,
+        **_speedup(verdict),
         "provenance": {
             "study": verdict.study,
             "trial": verdict.trial,
@@ -69,6 +70,13 @@ def document(
     return of_today(content if script is None else content | {"script": dict(script)})
 
 
+def _speedup(verdict: Verdict) -> dict[str, Any]:
+    """Return the speed-up; nothing where there is none, or the baseline is kept."""
+    if verdict.speedup is None or verdict.knobs == verdict.baseline_knobs:
+        return {}
+    return {"speedup": _rounded(verdict.speedup)}
+
+
 def document_of(best: BestConfig) -> dict[str, Any]:
     """Return the content of the file that a configuration was read from."""
     content = {"format": FORMAT, **dataclasses.asdict(best)}
@@ -76,6 +84,8 @@ def document_of(best: BestConfig) -> dict[str, Any]:
         del content["script"]
     if best.own is None:
         del content["own"]
+    if best.speedup is None:
+        del content["speedup"]
     return of_today(content)
 
 
@@ -103,7 +113,8 @@ def as_text(content: Mapping[str, Any]) -> str:
     shown = {name: part for name, part in content.items() if name != "own"}
     is_script = content.get("script")
     use = _OF_A_SCRIPT if is_script else _OF_A_WORKLOAD
-    text = f"# Found by autotune. {use}\n{_yaml({**shown, 'knobs': own})}"
+    lines = _yaml({**shown, "knobs": own}).replace("\nunusual:", f"\n{_UNUSUAL}\nunusual:")
+    text = f"# Found by autotune. {use}\n{lines}"
     if others:
         return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}"
     return text + (_BY_ITSELF if is_script else "")

@@ -53,6 +53,11 @@ class Site:
         return float(self.environment["cores"] * self.nodes / self.ranks)
 
     @property
+    def energy_unreadable(self) -> str:
+        """Return why the energy of a trial cannot be read here; empty if it can, or is not known."""
+        return str(self.environment.get("energy_unreadable", {}).get(self.device, ""))
+
+    @property
     def capability(self) -> tuple[int, int] | None:
         """Return the CUDA compute capability of the oldest device; None on the CPU."""
         return lowest_capability(self.environment) if self.on_device else None

@@ -485,7 +485,7 @@ class Confirmation:
             if (trial, choice) == (alone, self.baseline):
                 return self.gain(alone)
             if (trial, choice) == (self.baseline, alone):
-                return _inverse(self.gain(alone))
+                return self.gain(alone).inverse
         return self.ratio(trial, choice)
 
     def _relative_distance(self, trial: int) -> float | None:
@@ -515,10 +515,6 @@ class Confirmation:
             return 0
         today = self.candidates[self.baseline].knobs
         return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
-
-
-def _inverse(ratio: Ratio) -> Ratio:
-    return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
 
 
 def _out_of_time(run: StoredAttempt) -> bool:

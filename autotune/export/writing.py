@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
 from autotune.export.best import FORMAT, BestConfig, is_best, mapping_in, read
 from autotune.measurement.estimate import Ratio
@@ -42,7 +43,7 @@ def document(
     Args:
         verdict: with throughput and knobs.
         text: the verdict in words.
-        unit: of the throughput.
+        unit: of the rates.
         world_size: ranks that it was measured with.
         environment: that it was measured in.
         created: time, ISO 8601.
@@ -54,8 +55,7 @@ def document(
         "provisional": verdict.provisional,
         "knobs": dict(verdict.knobs),
         "world_size": world_size,
-        "throughput": {**_rounded(verdict.throughput), "unit": unit},
-        "speedup": _rounded(verdict.speedup) if verdict.speedup else None,
+        **_gain(verdict.throughput, verdict.speedup, unit),
         "provenance": {
             "study": verdict.study,
             "trial": verdict.trial,
@@ -69,6 +69,16 @@ def document(
     return of_today(content if script is None else content | {"script": dict(script)})
 
 
+def _gain(rate: Ratio, gain: Ratio | None, unit: str) -> dict[str, Any]:
+    """Return rate and ratio over the baseline: as throughput and speed-up, or as energy of a sample."""
+    terms = Terms.of(unit)
+    ratio = None if gain is None else _rounded(terms.said(gain))
+    if not terms.of_energy:
+        return {"throughput": {**_rounded(rate), "unit": unit}, "speedup": ratio}
+    energy = {**_rounded(rate.inverse), "unit": "J/sample", "ratio": ratio}
+    return {"throughput": {}, "speedup": None, "energy": energy}
+
+
 def document_of(best: BestConfig) -> dict[str, Any]:
     """Return the content of the file that a configuration was read from."""
     content = {"format": FORMAT, **dataclasses.asdict(best)}
@@ -76,6 +86,8 @@ def document_of(best: BestConfig) -> dict[str, Any]:
         del content["script"]
     if best.own is None:
         del content["own"]
+    if best.energy is None:
+        del content["energy"]
     return of_today(content)
 
 

@@ -227,7 +227,7 @@ def _window(
     """
     start, trained, launched, _, trial, _ = this
     inside = [row for row in rows if row is not this and start <= row[0] < following[0]]
-    paired = [row for row in rows if row[3] == "pace" and row[5] == trial]
+    paired = [row for row in rows if row[3] == "paired" and row[5] == trial]
     others = {id(row): row[1] for row in (*inside, *paired)}
     return Window(following[0] - start, trained, sum(others.values()), bool(launched), bool(paired))
 

@@ -1,16 +1,21 @@
 """Do many trials, and many studies, stay quick? Turns of a search and commands, at up to 10,000.
 
-    python benchmarks/scale.py [--json] [--trials 100,1000,10000] [--studies 100,10000] [--turns N]
+    python benchmarks/scale.py [--json] [--trials 100,10000] [--studies 100,10000] [--rounds N]
 
 With `--studies`, a study of a hundred trials is one of so many in its database; a tenth of the others
-wait.
+wait. `queue` prints at most a hundred of these, and so ten times as many rows; `queue, ten rows` reads
+as many in each database.
 
 The trials are written into the tables of Optuna and into ours at once, each with its attempt and its
 blocks; then the real tuner goes on over a replaying launcher. A turn is everything from one launch to
 the next: record, tell, look whether to go on, ask, begin.
+
+The databases take turns, the smallest one twice in each round: the ratio of its two medians (`A/A`)
+tells what the machine's unrest alone makes of a ratio.
 """
 
 import argparse
+import contextlib
 import datetime
 import functools
 import itertools
@@ -21,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +66,8 @@ from storage.models import (
 CLUSTER = "scale"
 COMMANDS = ("status", "list", "queue", "report")
 KIB = 1024
+_AS_TYPED = "autotune "
+_AGAIN = "again"
 OF_ALL = ("list", "queue")
 """Commands that name no study."""
 STUDIES_PER_DAY = 100
@@ -69,6 +76,10 @@ TRIALS_BESIDE = 100
 """Trials of the study that is timed among many others."""
 BLOCKS = 6
 ROUNDS = 3
+TURNS = 10
+ROUNDS_OF_COMMANDS = 5
+"""Each takes a second or two, and scatters less."""
+FEW_ROWS = 10
 SPEC = StudySpec.model_validate(
     {
         "name": "scale",
@@ -112,6 +123,7 @@ class Recorded:
         self.lease, self.study, self.folder = claim.lease, claim.study, folder
         self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
         self._fill(trials)
+        self._job().record_standing()
         self.verdict = recomputed_verdict(self.repository, SPEC.name)
         self.repository.claims.conclude(self.lease, self.study, self.verdict.as_dict())
         self._fill_others(others)
@@ -176,27 +188,29 @@ class Recorded:
 
     # What is timed
 
-    def seconds_per_turn(self, turns: int) -> float:
-        """Median over so many turns of the search, the first one left out."""
+    def turn(self) -> float:
+        """Return the median seconds of a turn over some turns of the search, without the first one."""
         launched: list[float] = []
         signals = Signals()
         behaviour = noisy(running_at(rate), run=0.02, block=0.01)
 
         def watched(launch: Launch) -> Answer:
             launched.append(time.perf_counter())
-            if len(launched) > turns + 1:
+            if len(launched) > TURNS + 1:
                 signals.stop.set()
             return behaviour(launch)
 
-        launcher = ReplayLauncher(watched)
-        environment = launcher.slots[0].environment
-        recorded = self.repository.environments.record(self.lease, environment)
-        job = StudyContext(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
         try:
-            Tuner(job, signals, notes).run()
+            Tuner(self._job(ReplayLauncher(watched)), signals, notes).run()
         except Stopped:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))
+
+    def _job(self, launcher: ReplayLauncher | None = None) -> StudyContext:
+        launcher = launcher or self.launcher
+        environment = launcher.slots[0].environment
+        recorded = self.repository.environments.record(self.lease, environment)
+        return StudyContext(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
 
     def command(self, name: str) -> Callable[[], object]:
         """Return a function that runs a command as it is typed."""
@@ -211,8 +225,8 @@ class Recorded:
     def list(self) -> None:
         list_of(self.repository, MOST_ROWS)
 
-    def queue(self) -> None:
-        queue_of(self.repository, self.repository.studies.order()[:MOST_ROWS])
+    def queue(self, rows: int = MOST_ROWS) -> None:
+        queue_of(self.repository, self.repository.studies.order()[:rows])
 
     def claim(self) -> None:
         """Claim the next study as a daemon does, and put it back."""
@@ -370,54 +384,77 @@ def _blocks(attempt: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _timed(ask: Any) -> float:
-    """Seconds, the best of three: what else the machine does only adds to them."""
-    found = []
-    for _ in range(3):
-        started = time.perf_counter()
-        ask()
-        found.append(time.perf_counter() - started)
-    return min(found)
+def _seconds(ask: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    ask()
+    return time.perf_counter() - started
+
+
+def asks_of(study: Recorded) -> dict[str, Callable[[], float]]:
+    """Return what is timed of a study: each returns seconds."""
+    asked: dict[str, Callable[[], object]] = {
+        "claim": study.claim,
+        "status": study.status,
+        "list": study.list,
+        "queue": study.queue,
+        "queue, ten rows": functools.partial(study.queue, FEW_ROWS),
+        "report": study.report,
+        "page": study.page,
+        **{_AS_TYPED + name: study.command(name) for name in COMMANDS},
+    }
+    timed = {name: functools.partial(_seconds, ask) for name, ask in asked.items()}
+    return {"turn": study.turn, **timed}
+
+
+def compared(studies: Mapping[int, Recorded], rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield for each question its median seconds in each database, and their ratios.
+
+    `ratio` is that of the largest to the smallest; `again` that of the smallest to itself.
+    """
+    fewest, most = min(studies), max(studies)
+    asks = {count: asks_of(study) for count, study in studies.items()}
+    for name in asks[fewest]:
+        slow = name.startswith(_AS_TYPED) or name == "turn"
+        found: dict[str, list[float]] = {}
+        for turn in range(min(rounds, ROUNDS_OF_COMMANDS) if slow else rounds):
+            order = [*map(str, studies), _AGAIN]
+            for which in order if turn % 2 else reversed(order):
+                count = fewest if which == _AGAIN else int(which)
+                found.setdefault(which, []).append(asks[count][name]())
+        medians = {which: statistics.median(each) for which, each in found.items()}
+        again = medians.pop(_AGAIN) / medians[str(fewest)]
+        ratio = medians[str(most)] / medians[str(fewest)]
+        yield name, {"seconds": medians, "ratio": ratio, "again": again}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--trials", default="100,1000,10000")
+    parser.add_argument("--trials", default="100,10000")
     parser.add_argument("--studies", help="instead: numbers of studies in one database")
-    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    found, sizes = {}, {}
-    for count in map(int, (arguments.studies or arguments.trials).split(",")):
-        of_studies = (TRIALS_BESIDE, count - 1) if arguments.studies else (count, 0)
-        with tempfile.TemporaryDirectory() as folder:
-            study = Recorded(Path(folder), *of_studies)
-            found[count] = {
-                "turn": study.seconds_per_turn(arguments.turns),
-                "claim": _timed(study.claim),
-                "status": _timed(study.status),
-                "list": _timed(study.list),
-                "queue": _timed(study.queue),
-                "report": _timed(study.report),
-                "page": _timed(study.page),
-                **{f"autotune {name}": _timed(study.command(name)) for name in COMMANDS},
-            }
-            sizes[count] = len(study.page().encode()) / KIB
-    fewest, most = min(found), max(found)
-    ratios = {name: found[most][name] / found[fewest][name] for name in found[most]}
+    with contextlib.ExitStack() as until_end:
+        studies = {}
+        for count in map(int, (arguments.studies or arguments.trials).split(",")):
+            folder = Path(until_end.enter_context(tempfile.TemporaryDirectory()))
+            of_studies = (TRIALS_BESIDE, count - 1) if arguments.studies else (count, 0)
+            studies[count] = Recorded(folder, *of_studies)
+        found = {}
+        if not arguments.json:
+            print(f"{'':17}{''.join(f'{count:11d}' for count in studies)}  ratio")
+        for name, figures in compared(studies, arguments.rounds):
+            found[name] = figures
+            if not arguments.json:
+                each = "".join(f"{seconds:11.4f}" for seconds in figures["seconds"].values())
+                print(f"{name:17}{each}  {figures['ratio']:5.2f}  A/A {figures['again']:.2f}")
+        sizes = {count: len(study.page().encode()) / KIB for count, study in studies.items()}
     if arguments.json:
-        told = {"seconds": found, "most_over_fewest": ratios, "page_kib": sizes}
-        print(json.dumps(told, indent=2))
-        return
-    print(
-        f"{'studies' if arguments.studies else 'trials':>8}"
-        + "".join(f"{name:>17}" for name in ratios)
-    )
-    for count, seconds in found.items():
-        print(f"{count:8d}" + "".join(f"{value:17.3f}" for value in seconds.values()))
-    print(f"{'ratio':>8}" + "".join(f"{value:17.1f}" for value in ratios.values()))
-    print("page, KiB: " + ", ".join(f"{size:.0f} of {count}" for count, size in sizes.items()))
+        what = "studies" if arguments.studies else "trials"
+        print(json.dumps({"of": what, **found, "page_kib": sizes}, indent=2))
+    else:
+        print("page, KiB: " + ", ".join(f"{size:.0f} of {count}" for count, size in sizes.items()))
 
 
 if __name__ == "__main__":

@@ -34,10 +34,11 @@ import numpy as np
 from scipy import special
 
 from autotune.analysis.conclusion import conclude
-from autotune.analysis.confirmation import ALIKE, Confirmation
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.rounds import replay
 from autotune.analysis.verdict import Kind
+from autotune.measurement.policy import PROOF
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -237,7 +238,7 @@ def _judged(
         width=math.log(printed.high / printed.low) / 2 if printed and printed.low > 0 else math.nan,
         near=chosen >= best - NEAR,
         denied=verdict.kind == Kind.NOTHING_BETTER
-        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(ALIKE),
+        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(PROOF.alike),
         rounds=rounds,
         runs=runs,
     )

@@ -19,7 +19,11 @@ from launchers.slurm_allocation import JOB, OUTSIDE
 
 _AUTO = "auto"
 """Address of the cluster that this machine is in."""
-_CLUSTER = "SLURM_CLUSTER_NAME"
+CLUSTER = "SLURM_CLUSTER_NAME"
+"""Variable with the name of the Slurm cluster, in its jobs."""
+_MOST_PORT = 65_535
+_UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
+"""Errors of name servers that know no such name."""
 
 
 class RaySection(LauncherSection):
@@ -71,6 +75,27 @@ class RaySection(LauncherSection):
         from launchers.ray_cluster import RayLauncher
 
         return functools.partial(RayLauncher, address=self.address, tenant=tenant)
+
+
+def wrong_address(address: str) -> str:
+    """Return why no Ray cluster can be at an address; empty if one may.
+
+    A name server that does not answer says nothing about a name.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) <= _MOST_PORT):
+        return f"{address} must be HOST:PORT with a port from 1 to {_MOST_PORT}, as 10.0.0.1:6379"
+    name = host.rpartition("://")[-1].strip("[]")
+    if not name:
+        return f"{address} must be HOST:PORT, as 10.0.0.1:6379"
+    try:
+        socket.getaddrinfo(name, None)
+    except UnicodeError:
+        return f"{name} is no name of a machine"
+    except socket.gaierror as error:
+        if error.errno in _UNKNOWN:
+            return f"there is no machine {name} ({error.strerror}); an address will do as well"
+    return ""
 
 
 def protection(
@@ -133,7 +158,7 @@ class SlurmSection(LauncherSection):
         """
         if JOB not in os.environ:
             raise BadInput(OUTSIDE)
-        return f"slurm:{os.environ.get(_CLUSTER, '')}"
+        return f"slurm:{os.environ.get(CLUSTER, '')}"
 
     @property
     def meeting_host(self) -> str:

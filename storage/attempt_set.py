@@ -107,8 +107,8 @@ class Attempts:
         before = self._attempts[max(0, place - 1) : place]
         if attempt.purpose != Purpose.SEARCH or not before:
             return None
-        paces = before[0].purpose == Purpose.PAIRED and before[0].round == attempt.trial
-        return before[0] if paces else None
+        beside = before[0].purpose == Purpose.PAIRED and before[0].round == attempt.trial
+        return before[0] if beside else None
 
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
         """Return consecutive earlier launches of the run that lost their agent or daemon.

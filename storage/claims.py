@@ -164,6 +164,16 @@ class Claims:
             own = StudyRow.id == study_id
             session.execute(update(StudyRow).where(own).values(slots=vars(slots)))
 
+    def record_standing(self, lease: Lease, study_id: int, standing: dict[str, Any]) -> None:
+        """Replace what is stored of where a study stands.
+
+        Args:
+            standing: figures, and what they rest on, for the reader to know whether they still hold.
+        """
+        with self._transactions.fenced(lease) as session:
+            own = StudyRow.id == study_id
+            session.execute(update(StudyRow).where(own).values(standing=standing))
+
     def end_search(
         self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str | NewMessage]
     ) -> None:

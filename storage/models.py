@@ -132,6 +132,7 @@ class StudyRow(Base):
     verdict: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
     facts: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # search_spaces.Facts
     slots: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # storage.records.SlotHealth
+    standing: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # figures, with their basis
     search_ended: Mapped[str | None] = mapped_column(AnyText)  # why; None while it goes on
     elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
     retry_at: Mapped[float | None] = mapped_column(Float)  # not before; database time
@@ -156,7 +157,11 @@ class AttemptRow(Base):
     """Execution of a trial, written once as RUNNING and once with its result, both under the lease."""
 
     __tablename__ = "autotune_attempt"
-    __table_args__ = (UniqueConstraint("study_id", "trial", "purpose", "round", "attempt"),)
+    __table_args__ = (
+        UniqueConstraint("study_id", "trial", "purpose", "round", "attempt"),
+        # All that an owner's recent device hours are summed of.
+        Index("ix_autotune_attempt_recent", "ended", "study_id", "wall_seconds"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
@@ -186,10 +191,9 @@ class AttemptRow(Base):
     resident_of: Mapped[int | None] = mapped_column(Integer)  # id of the attempt that launched it
     fault: Mapped[str] = mapped_column(String(16), default="trial", server_default="trial")
     started: Mapped[float] = mapped_column(Float)
-    ended: Mapped[float | None] = mapped_column(Float, index=True)
-    steps: Mapped[int | None] = mapped_column(
-        Integer
-    )  # this and the next: storage.records.RunDigest
+    ended: Mapped[float | None] = mapped_column(Float)
+    # By the blocks that count: storage.records.RunDigest.
+    steps: Mapped[int | None] = mapped_column(Integer)
     disturbed_share: Mapped[float | None] = mapped_column(Float)
     foreign_cpu: Mapped[float | None] = mapped_column(Float)
     clock_mhz: Mapped[float | None] = mapped_column(Float)

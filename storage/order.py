@@ -139,10 +139,12 @@ def place(study: Any, used: Mapping[str, float]) -> tuple[bool, int, float, int]
 
 def recent_hours(session: Session, now: float, days: float = _RECENT_DAYS) -> dict[str, float]:
     """Return the device hours that each owner's attempts took in the last days."""
+    # An expression: SQLite would group by the index of studies, and read the attempts of all time.
+    study = AttemptRow.study_id + 0
     seconds = (
-        select(AttemptRow.study_id, func.sum(AttemptRow.wall_seconds).label("ran"))
+        select(study.label("study_id"), func.sum(AttemptRow.wall_seconds).label("ran"))
         .where(AttemptRow.ended > now - days * _SECONDS_PER_DAY)
-        .group_by(AttemptRow.study_id)
+        .group_by(study)
         .subquery()
     )
     wanted = select(StudyRow.owner, StudyRow.facts, seconds.c.ran).join(

@@ -108,6 +108,8 @@ class StoredStudy:
     """Studies of a higher priority come first."""
     held: bool = False
     """True if no daemon may begin it before it is released."""
+    standing: dict[str, Any] | None = None
+    """Where it stood when its daemon last stored that, with what it rests on; None: it did not."""
 
     @property
     def key(self) -> str:
@@ -219,7 +221,7 @@ class Purpose(StrEnum):
     SEARCH = "search"
     CALIBRATE = "calibrate"
     """The baseline again, to measure how far equal runs lie apart."""
-    PAIRED = "pace"
+    PAIRED = "paired"
     """The baseline interleaved with a trial of the search. Its round is the number of that
     trial."""
     REFERENCE = "reference"

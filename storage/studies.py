@@ -113,6 +113,11 @@ class Studies:
         with self._transactions.reading() as session:
             return session.scalar(select(func.count()).select_from(StudyRow)) or 0
 
+    def queues(self) -> set[str]:
+        """Return the queues that have studies, ended ones among them."""
+        with self._transactions.reading() as session:
+            return set(session.scalars(select(StudyRow.queue).distinct()))
+
     def run_by(self, host: str, pid: int) -> StoredStudy | None:
         """Return the study that a process runs; None if it runs none of this storage.
 

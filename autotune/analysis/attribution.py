@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
@@ -282,14 +281,14 @@ def _tried(
     error: float,
 ) -> tuple[Step | None, bool]:
     """Return the round that tells whether these changes bring nothing, or None and whether they do."""
-    for count in range(min(FEWEST_ROUNDS, most), most + 1):
+    for count in range(min(PROOF.fewest_rounds, most), most + 1):
         seen, step = _measured(attempts, [dict(winner), without], stage, count)
         if step:
             return step, False
         if len(seen) < 2 or any(len(arms) < 2 for arms in seen.values()):
             return None, False  # it does not run
         gain = contrast(seen, 0, 1)
-        looks = looks_after_each_round(FEWEST_ROUNDS, count)
+        looks = looks_after_each_round(PROOF.fewest_rounds, count)
         if gain.value + gain.beyond(look_level(looks, most, error)) < NEGLIGIBLE:
             return None, True
         if gain.value - gain.beyond(PROOF.idle_futile) > NEGLIGIBLE or not _can_tell(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
 from autotune.analysis.batches import compared_batches
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, long_run
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
@@ -29,6 +29,7 @@ from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdi
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.measure import Measure
+from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
 
@@ -47,7 +48,7 @@ class StudyFacts(NamedTuple):
     ended: bool
     left: float | None = None
     selection: Selection | None = None
-    needed: int = FEWEST_ROUNDS
+    needed: int = PROOF.fewest_rounds
     repeats: int = 0
 
     @classmethod
@@ -129,12 +130,12 @@ def _provisional(
     """
     attempts = records.attempts
     rounds = len(confirmation.rounds) if confirmation else 0
-    if confirmation and confirmation.members() and rounds >= FEWEST_ROUNDS:
+    if confirmation and confirmation.members() and rounds >= PROOF.fewest_rounds:
         failure = baseline_failure(attempts)
         found = conclude(confirmation.result(), records.world_size, checks, failure)
     else:
         found = leader(attempts, baseline, checks, records.world_size, records.noise)
-        found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
+        found = dataclasses.replace(found, rounds=rounds if rounds < PROOF.fewest_rounds else 0)
     return dataclasses.replace(found, provisional=True)
 
 
@@ -220,7 +221,7 @@ def _kept(result: ConfirmationResult, missing: float | None, common: dict[str, A
     most = result.most_gain
     assert most is not None  # it is the choice
     common |= {"speedup": Ratio(1, 1, 1), "most_gain": most if math.isfinite(most) else None}
-    if result.contender is None or most <= ALIKE:
+    if result.contender is None or most <= PROOF.alike:
         return Verdict(Kind.NOTHING_BETTER, **common)
     other = result.finalists[result.contender]
     assert other.gain is not None  # it is still in

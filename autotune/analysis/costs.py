@@ -31,7 +31,7 @@ _TIMED = (
 
 
 @dataclass(frozen=True)
-class Pace:
+class RunTimes:
     """Times of a recorded run.
 
     Attributes:
@@ -100,7 +100,7 @@ class Costs:
 
     def __init__(
         self,
-        paces: Sequence[Pace],
+        runs: Sequence[RunTimes],
         in_vain: Sequence[StoredAttempt] = (),
         looked: float = 0.0,
         compilation: Compilation = _ON_PROCESSORS,
@@ -114,7 +114,7 @@ class Costs:
                 known of a launch while nothing else has been launched.
             compilation: price of compilation, as far as it is known.
         """
-        self._paces = paces
+        self._runs = runs
         self._in_vain = in_vain
         self._looked = looked
         self._compilation = compilation
@@ -125,12 +125,12 @@ class Costs:
 
     def once(self, knobs: Knobs) -> "Costs":
         """Return the costs once this configuration has run: what it compiles is kept."""
-        return Costs(self._paces, self._in_vain, self._looked, self._compilation.once(knobs))
+        return Costs(self._runs, self._in_vain, self._looked, self._compilation.once(knobs))
 
     @property
     def known(self) -> bool:
         """True if any run has shown anything."""
-        return bool(self._paces)
+        return bool(self._runs)
 
     @property
     def startup(self) -> float:
@@ -150,19 +150,19 @@ class Costs:
         Those at once with another are part of that one's time.
         """
         at_once = self._compilation.device == "cuda"
-        launched = [p for p in self._paces if not (p.live or (at_once and p.interleaved))]
+        launched = [p for p in self._runs if not (p.live or (at_once and p.interleaved))]
         eager = [p.startup for p in launched if not compiles(p.knobs)]
         return eager or [p.startup for p in launched]
 
     @property
     def switch(self) -> float:
         """Usual time before the first step in warm workers; 0 as long as none took over."""
-        return statistics.median([pace.startup for pace in self._paces if pace.live] or [0.0])
+        return statistics.median([run.startup for run in self._runs if run.live] or [0.0])
 
     @property
     def trained(self) -> float:
         """Seconds of all blocks of a run; 0 as long as none is known."""
-        return statistics.median([pace.trained for pace in self._paces] or [0.0])
+        return statistics.median([run.trained for run in self._runs] or [0.0])
 
     def expected(self, knobs: Knobs, resident: Knobs | None) -> float:
         """Return seconds of a trial of the search from its launch to its end, above 0.
@@ -176,8 +176,8 @@ class Costs:
         if not self.known:
             return MEASUREMENT.unknown_seconds
         live = resident is not None and not why_not_live(resident, knobs)
-        alike = [pace for pace in self._paces if pace.live == live] or self._paces
-        usual = statistics.median(pace.trained - pace.compiling for pace in alike)
+        alike = [run for run in self._runs if run.live == live] or self._runs
+        usual = statistics.median(run.trained - run.compiling for run in alike)
         compiled = live and resident is not None and graph(resident) == graph(knobs)
         usual += 0.0 if compiled else self.compilation(knobs)
         first = self.step(knobs) if compiled and compiles(knobs) else self.first_step(knobs)
@@ -189,25 +189,25 @@ class Costs:
     @property
     def settling(self) -> OnsetBound:
         """Bound on first steps by those of this study in new processes; others tell too little."""
-        alone = [pace for pace in self._paces if not (pace.compiled or pace.live)]
-        return OnsetBound.of([pace.onset for pace in alone])
+        alone = [run for run in self._runs if not (run.compiled or run.live)]
+        return OnsetBound.of([run.onset for run in alone])
 
     def step(self, knobs: Knobs) -> float:
         """Return seconds of a steady step of this configuration.
 
         They are known of it, or else are those of the slowest known one, per sample.
         """
-        own = [pace.onset.steady for pace in self._paces if pace.knobs == knobs]
+        own = [run.onset.steady for run in self._runs if run.knobs == knobs]
         if own or not self.known:
             return statistics.median(own or [0.0])
-        per_sample = [pace.onset.steady / pace.samples for pace in self._paces]
+        per_sample = [run.onset.steady / run.samples for run in self._runs]
         return max(per_sample) * self._samples(knobs)
 
     def first_step(self, knobs: Knobs) -> float:
         """Return seconds of the first step of a run of this configuration."""
         if compiles(knobs):
             return self.step(knobs) + self.compilation(knobs)
-        own = [pace.onset.first for pace in self._paces if pace.knobs == knobs]
+        own = [run.onset.first for run in self._runs if run.knobs == knobs]
         return statistics.median(own) if own else self.step(knobs)
 
     def shortest(self, knobs: Knobs) -> float:
@@ -273,7 +273,7 @@ class Costs:
 
     def _slower(self, knobs: Knobs) -> float:
         """Return the factor by which a number format is slower than those that have been timed."""
-        timed = any(pace.knobs["precision"] == knobs["precision"] for pace in self._paces)
+        timed = any(run.knobs["precision"] == knobs["precision"] for run in self._runs)
         full = self._compilation.device == "cuda" and knobs["precision"] == "fp32"
         return MEASUREMENT.full_precision if full and not timed and self.known else 1.0
 
@@ -282,7 +282,7 @@ class Costs:
         return self.slow_startup + MEASUREMENT.profiled_steps * self.step(knobs)
 
     def _samples(self, knobs: Knobs) -> float:
-        first = self._paces[0]
+        first = self._runs[0]
         return first.samples * _size(knobs) / _size(first.knobs)
 
 
@@ -297,7 +297,7 @@ class CostRecords:
         """Take in the function that reads blocks, and the device, 'cpu' or 'cuda'."""
         self._blocks = blocks
         self._device = device
-        self._paces: dict[int, Pace | None] = {}
+        self._runs: dict[int, RunTimes | None] = {}
         self._looked: float | None = None
 
     def by(self, attempts: Attempts) -> Costs:
@@ -305,18 +305,18 @@ class CostRecords:
         timed = list(attempts.of(*_TIMED).complete())
         looked_at = [*timed[:1], *timed[1:][-MEASUREMENT.runs_looked_at :]]
         for attempt in looked_at:
-            if attempt.id not in self._paces:
-                self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
-        paces = [pace for a in looked_at if (pace := self._paces[a.id]) is not None]
+            if attempt.id not in self._runs:
+                self._runs[attempt.id] = RunTimes.of(attempt, self._blocks(attempt.id))
+        runs = [run for a in looked_at if (run := self._runs[a.id]) is not None]
         looked = self._look(attempts)
-        launch = Costs(paces, looked=looked).startup
+        launch = Costs(runs, looked=looked).startup
         seen = [
             Compiled(p.knobs, seconds)
-            for p in paces
+            for p in runs
             if (seconds := p.compiled_in(launch)) and (p.compiled or not p.live)
         ]
         compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
-        return Costs(paces, _in_vain(attempts), looked, compilation)
+        return Costs(runs, _in_vain(attempts), looked, compilation)
 
     def _look(self, attempts: Attempts) -> float:
         if self._looked is None and (look := attempts.of(Purpose.PROFILE).recorded().first):

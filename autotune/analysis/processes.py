@@ -65,11 +65,18 @@ class Processes:
         """Return whether the processes of a trial's configuration lie far apart."""
         return self.sigma.get(trial, MEASUREMENT.computing_processes) > UNSTEADY
 
-    def arm(self, trial: int, rates: Sequence[float]) -> Arm:
-        """Return the runs of a trial's configuration, with what its steps let expect of them."""
+    def arm(self, trial: int, rates: Sequence[float], baseline: int | None) -> Arm:
+        """Return the runs of a trial's configuration, with what its steps let expect of them.
+
+        Args:
+            trial: number of the trial.
+            rates: rates of its runs in the rounds.
+            baseline: trial of the baseline, whose runs outside the rounds count as well.
+        """
+        alone = self.baseline_runs if trial == baseline else ()
         sigma = self.sigma.get(trial, MEASUREMENT.computing_processes)
         between = Variance(sigma**2, MEASUREMENT.processes_df)
-        return Arm(rates, between, self.within.get(trial, NO_VARIANCE))
+        return Arm([*rates, *alone], between, self.within.get(trial, NO_VARIANCE))
 
 
 Told = Mapping[int, StepSeries]

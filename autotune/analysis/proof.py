@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import ranked
 from autotune.analysis.outcomes import Failure
@@ -47,7 +47,7 @@ class Proof:
     costs: Costs
     baseline: Knobs
     barred: Mapping[int, str] = field(default_factory=dict)
-    needed: int = FEWEST_ROUNDS
+    needed: int = PROOF.fewest_rounds
     repeats: int = 0
     at_once: bool = False
 
@@ -162,7 +162,7 @@ def shortfall(
         return Shortfall(_for_rounds(confirmation, proof, wall_time))
     if rivals := proof.rivals():
         another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
-        needed = another + proof.finals([rivals[0].knobs], FEWEST_ROUNDS)
+        needed = another + proof.finals([rivals[0].knobs], PROOF.fewest_rounds)
         return Shortfall(_asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left))
     if hindrance := _hindrance(proof):
         return Shortfall(None, hindrance)
@@ -192,7 +192,7 @@ def _for_trials(proof: Proof, wall_time: WallTime) -> float:
     The search leaves a share of the whole wall time, which grows with what is asked for.
     """
     trials = PROOF.trials_asked * proof.costs.shortest(proof.baseline) + _replacement(proof)
-    needed = PROOF.time_asked * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
+    needed = PROOF.time_asked * (trials + proof.finals([proof.baseline], PROOF.fewest_rounds))
     shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
     return _asked(max(needed - wall_time.left, shared))
 
@@ -279,15 +279,15 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
     Rounds are taken to scatter as they did. None: no number of rounds would show it.
     """
     if confirmation.baseline is None:
-        return FEWEST_ROUNDS
+        return PROOF.fewest_rounds
     # Once one is chosen only rounds after that tell by how much.
     alone = confirmation.chosen is not None and not confirmation.measured_alone
     done = len(confirmation.fresh if alone else confirmation.basis)
     logs = _differences(confirmation)
     if not confirmation.members() or len(logs) < 2:
-        return max(1, FEWEST_ROUNDS - done)
+        return max(1, PROOF.fewest_rounds - done)
     seen = _Seen(float(np.mean(logs)), float(np.std(logs, ddof=1)))
-    needed = max(FEWEST_ROUNDS, done + 1)
+    needed = max(PROOF.fewest_rounds, done + 1)
     while needed < PROOF.most_rounds and not _would_tell(confirmation, seen, needed):
         needed += 1
     return None if needed == PROOF.most_rounds else needed - done
@@ -312,9 +312,9 @@ class _Seen(NamedTuple):
 def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
     """Return whether so many rounds would tell, by the test that is to decide."""
     if confirmation.chosen is None:
-        level = confirmation.level(rounds)
+        level = confirmation.choosing.level(rounds)
         beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)
-        if seen.mean + beyond <= math.log1p(ALIKE):
+        if seen.mean + beyond <= math.log1p(PROOF.alike):
             return True
     else:
         beyond = half_width_of(seen.spread, rounds)

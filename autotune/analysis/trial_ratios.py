@@ -73,6 +73,11 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
     return found
 
 
+def precedence(ratio: Ratio) -> tuple[bool, float]:
+    """Return the place of a ratio that was seen once: one that is told apart from 1 comes first."""
+    return ratio.distinguishable, ratio.value
+
+
 def rate_range(rates: Sequence[float]) -> tuple[float, float] | None:
     """Return the lowest and the highest of some rates; None if there are none."""
     return (min(rates), max(rates)) if rates else None

@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Any, Self
 
 from autotune.analysis.batches import BatchChange
-from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.gate import Refusal
 from autotune.analysis.memory import Memory, Outgrown
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.policy import PROOF
 
 VERSION = 2
 """Version of the stored data. Version 1 had a sentence in place of the data that tell it."""
@@ -209,7 +209,7 @@ class Verdict:
     @property
     def confirmed(self) -> bool:
         """True if rounds of the confirmation support the answer, and not only trials of the search."""
-        return not self.provisional or self.rounds >= FEWEST_ROUNDS
+        return not self.provisional or self.rounds >= PROOF.fewest_rounds
 
     def telling(self, finalist: Finalist) -> tuple[float, ...]:
         """Return a finalist's throughput in the rounds that the figures rest on.

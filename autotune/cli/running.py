@@ -282,12 +282,13 @@ def daemon(
     metrics_port: _MetricsPort = None,
 ) -> None:
     """Run what you queue with this Python and these devices. `start` starts one by itself."""
-    from autotune.service.queues import checked, owned, this_queue
+    from autotune.service.queues import checked, owned, place_of, this_queue
 
     _log_on_standard_error()
     url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
-    place = None if cluster is None else checked(cluster)
-    repository, queue = open_storage(url), owned(place) if place else this_queue()
+    repository = open_storage(url)
+    known = {place_of(queue) for queue in repository.studies.queues()} if cluster else set()
+    queue = owned(checked(cluster, known)) if cluster is not None else this_queue()
     if studies == 1:
         _serve(repository, queue, idle_exit, metrics_port, idle_only=idle_only)
     else:

@@ -73,12 +73,12 @@ class Metrics:
         server.set_app(ThisMachine(make_wsgi_app(self._registry)))  # and not from web pages
         return int(server.server_port)
 
-    def block(self, pace: SpeedReport) -> None:
+    def block(self, report: SpeedReport) -> None:
         """Take in a rank's report of a block."""
-        rank = str(pace.rank)
-        self._step.labels(rank).set(pace.seconds / pace.steps)
-        self._steps.labels(rank).inc(pace.steps)
-        self._samples.labels(rank).inc(pace.samples)
+        rank = str(report.rank)
+        self._step.labels(rank).set(report.seconds / report.steps)
+        self._steps.labels(rank).inc(report.steps)
+        self._samples.labels(rank).inc(report.samples)
 
     def check(self, rate: float, drifted: bool) -> None:
         """Take in the result of a check.

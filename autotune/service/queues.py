@@ -10,16 +10,19 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.worker.processes import VISIBLE_DEVICES
+from launchers.sections import CLUSTER, wrong_address
 from storage import StoredStudy
 from storage.holders import user_name
 
 PLACES = ("host", "ray", "slurm")
 """Kinds of places that have queues: machines, and the clusters of launchers."""
+_RAY = "ray"
 _DIGITS = 8
 _FIRST_PROCESS = 1
 VARIABLE = "AUTOTUNE_MACHINE"
@@ -57,8 +60,11 @@ def owned(place: str) -> str:
     return f"{place} {user_name()} {hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
 
 
-def checked(place: str) -> str:
+def checked(place: str, known: Collection[str]) -> str:
     """Return a place where studies may run.
+
+    Args:
+        known: places of the studies in the storage, which are right whatever they look like.
 
     Raises:
         BadInput: no study is ever in a queue of that place.
@@ -69,7 +75,24 @@ def checked(place: str) -> str:
             f"no study runs at {place!r}: say host:NAME, ray:HOST:PORT as in the study file, or "
             "slurm:CLUSTER; without --cluster the daemon serves this machine"
         )
+    if place in known:
+        return place
+    if kind == _RAY:
+        if wrong := wrong_address(name):
+            raise BadInput(f"no study runs at {place!r}: {wrong}")
+    elif place not in _here():
+        there = ", ".join(sorted(known)) or "none yet"
+        raise BadInput(
+            f"no study runs at {place!r}: this is {' and '.join(_here())}, and the storage has studies "
+            f"for {there}. Another name for this machine: {VARIABLE}={name}, here and for autotune start"
+        )
     return place
+
+
+def _here() -> list[str]:
+    """Return the places that are here: this machine, and the Slurm cluster of this job."""
+    cluster = os.environ.get(CLUSTER)
+    return [f"host:{this_machine()}", *([f"slurm:{cluster}"] if cluster else [])]
 
 
 def place_of(queue: str) -> str:

@@ -149,6 +149,7 @@ class StudyRun:
         tuner = Tuner(context, self._signals, notes)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)
+        context.record_standing()
         if verdict.trial is not None:
             self._export(verdict, plan.launcher)
         return verdict

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.analysis import attribution
 from autotune.analysis.attribution import Step, attribution_rounds, spared
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.rounds import confirmed_alone
 from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
@@ -61,7 +61,7 @@ class Ablation:
         kept += repeats * prices.costs.brief(self._plan.baseline)
         order = self._runner.drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
-        rounds = max(1, FEWEST_ROUNDS + 1 - step.round) if confirmation.processes else 1
+        rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.processes else 1
         # That many variants seldom fit in memory together: then each is launched by itself.
         one_by_one = replace(prices, at_once=False)
         if self._time.left < kept + rounds * one_by_one.round(missing):
@@ -96,7 +96,7 @@ class Ablation:
             rounds: number of such rounds that may follow; a few interleaved ones tell more than many.
             proof: number of later runs that are to have as much time each.
         """
-        few = min(rounds, FEWEST_ROUNDS - 1)
+        few = min(rounds, PROOF.fewest_rounds - 1)
         self._attribute_in_turn(chosen, missing, number, few * len(missing) + proof)
         after = rounds * len(missing) + proof
         for index, knobs in enumerate(missing):

@@ -11,6 +11,8 @@ from typing import Any
 
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.analysis.run_digest import run_digest
+from autotune.analysis.standing import StoredStanding
+from autotune.config import StudySpec
 from autotune.paths import StudyPaths
 from autotune.runs.plan import Plan
 from search_spaces.constraints import why_not_live
@@ -203,6 +205,20 @@ class StudyContext:
             workload=self.workload,
             world_size=self.plan.launcher.ranks,
         )
+
+    def record_standing(self) -> None:
+        """Store where the study stands, so that commands need not read all attempts."""
+        spec = self._as_stored
+        baseline = spec.full_baseline()
+        attempts = Attempts(self.attempts(), baseline, spec.harmless)
+        noise = self.repository.noise.of(self.study.id)
+        found = StoredStanding.of(attempts, baseline, noise)
+        self.repository.claims.record_standing(self.lease, self.study.id, found.as_dict())
+
+    @functools.cached_property
+    def _as_stored(self) -> StudySpec:
+        """Settings as commands read them: without what is withheld or was found out."""
+        return StudySpec.model_validate(self.study.spec)
 
     def costs(self) -> Costs:
         """Return what runs cost, as far as known by now."""

@@ -1,4 +1,4 @@
-"""Values, notes and attributes of a study for Optuna and optuna-dashboard.
+"""What other programs see of a running study: values, notes and attributes in Optuna, and its standing.
 
 The value of a trial is its rate over that of the first trial that was measured: throughput, or samples
 per joule where energy is the objective. That trial is the baseline, unless it fails or another one
@@ -25,6 +25,8 @@ has rates, and goes on with them."""
 _YOURS = "yours"
 EVERY_SECONDS = 1.0
 """Shortest interval: each update takes some ten milliseconds of a short trial."""
+LARGEST_SHARE = 0.1
+"""Of the search's time that updates take; in a study of ten thousand trials one takes longer."""
 
 
 class ObjectiveValues:
@@ -109,7 +111,7 @@ class DashboardTexts(Protocol):
 
 
 class DashboardSync:
-    """Notes and attributes of one study, written when they have changed."""
+    """Notes, attributes and standing of one study, written when they have changed."""
 
     def __init__(self, context: StudyContext, ledger: TrialLedger, texts: DashboardTexts) -> None:
         self._context = context
@@ -117,7 +119,7 @@ class DashboardSync:
         self._texts = texts
         self._unit = context.plan.spec.unit
         self._note = ""
-        self._updated = -EVERY_SECONDS
+        self._next = -math.inf
         self._behind = False
 
     def update(self, recorded: int) -> None:
@@ -127,18 +129,21 @@ class DashboardSync:
             recorded: number of attempts recorded since the last call.
         """
         self._behind |= recorded > 0
-        if time.monotonic() - self._updated >= EVERY_SECONDS:
+        if time.monotonic() >= self._next:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Show what has been recorded since the last time."""
         if not self._behind:
             return
-        self._updated, self._behind = time.monotonic(), False
+        began, self._behind = time.monotonic(), False
         context = self._context
         records = Records.of(context.repository, context.attempts(), context.study.id)
         facts = StudyFacts(context.study.name, ended=False)
         self.show(build_verdict(records, context.plan.spec, facts))
+        context.record_standing()
+        took = time.monotonic() - began
+        self._next = began + max(EVERY_SECONDS, took / LARGEST_SHARE)
 
     def show(self, verdict: Verdict) -> None:
         """Show an answer; a verdict also in the notes of those that were measured again for it."""

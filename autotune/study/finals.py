@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.rounds import replay
@@ -20,9 +20,9 @@ from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import FitMonitor, ProfileMonitor, TimedMonitor, TrajectoryMonitor
 from autotune.study.ablation import Ablation
+from autotune.study.finals_plan import FinalsPlan
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
-from autotune.study.time_budget import FinalsPlan
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
 
@@ -246,7 +246,7 @@ class Finals:
         baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
         if baseline is None or not confirmation.waits or confirmation.to_prove:
             return False
-        if confirmation.precise or confirmation.vain or len(again) >= PROOF.most_repeats:
+        if confirmation.settled or len(again) >= PROOF.most_repeats:
             return False
         rounds_first = len(again) >= PROOF.repeats_if_unsteady and not confirmation.decided()
         if rounds_first and self._has_time(confirmation, confirmation.members()):
@@ -274,7 +274,7 @@ class Finals:
         members = [PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, number) for one in chosen]
         knobs = [one.knobs for one in chosen]
         # A few rounds in turn tell more than many one by one.
-        to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
+        to_come = confirmation.runs_to_come(PROOF.fewest_rounds)
         least = self._runner.prices.round(knobs)
         others = self._needed(confirmation, order) - least
         limit = self._time.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
@@ -293,7 +293,7 @@ class Finals:
         if len(missing) < len(confirmation.members()):
             one_by_one = replace(prices, at_once=False)
             return self._time.may_end(one_by_one.usual_round(knobs))
-        if confirmation.to_prove in (0, FEWEST_ROUNDS):
+        if confirmation.to_prove in (0, PROOF.fewest_rounds):
             return self._time.may_end(prices.rounds(knobs, rounds))
         return self._time.may_end(rounds * prices.usual_round(knobs))
 

@@ -6,18 +6,13 @@ that is not there, the search ends as soon as there is something to compare the 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.compilation import graph
-from autotune.analysis.confirmation import ALIKE, FEWEST_ALONE, FEWEST_ROUNDS
 from autotune.analysis.finalists import (
     may_be_faster,
-    most_promising_first,
-    of_same_batch,
-    rivals,
-    timed_trials,
 )
 from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
@@ -31,11 +26,21 @@ from autotune.study.pairing import Residency
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
-from storage import Attempts, SearchEndCause, StoredAttempt
+from storage import Attempts, SearchEndCause
 
 
 class TimeBudget:
-    """Time budget of one study, some of which an earlier daemon may have spent."""
+    """Time budget of one study, some of which an earlier daemon may have spent.
+
+    Five amounts of seconds are told apart:
+
+    - `left`: until the wall time is over; no run is planned beyond it.
+    - `_until_late_end`: the same and a small share of the wall time, within which what has begun may
+      end.
+    - the price of the proof (`Proof.shortest`): what finals of the fastest rival cost at least.
+    - `_free`: what is left without that, and without the share that is reserved for the proof at least.
+    - `_for_search`: the same; all that is left, where there is no rival yet and no time for both.
+    """
 
     def __init__(self, context: StudyContext) -> None:
         """Go on counting from what has elapsed, by the clock of the launcher."""
@@ -73,7 +78,7 @@ class TimeBudget:
 
     def may_end(self, seconds: float) -> bool:
         """Return whether what has begun may take this long."""
-        return seconds <= self._most
+        return seconds <= self._until_late_end
 
     def share(self, of_what_is_left: float, at_least: float = 0.0) -> TimeLimit:
         """Return the time limit of a run that has this share of what is left.
@@ -96,7 +101,7 @@ class TimeBudget:
             return NO_LIMIT
         looks = SEARCH.opening_share * self._wall_time
         built = SEARCH.first_trial_most * self._wall_time if self._context.profile_stays else 0.0
-        return TimeLimit(looks, min(built + looks, self._most))
+        return TimeLimit(looks, min(built + looks, self._until_late_end))
 
     def pays_to_look(self) -> bool:
         """Return whether there is time for a profile before the search.
@@ -120,7 +125,7 @@ class TimeBudget:
             measured = SEARCH.first_trial_share * self._wall_time
             wanted = measured + proof.costs.startup
             most = max(SEARCH.first_trial_most * self._wall_time, wanted)
-            return TimeLimit(wanted, min(most, self._most))
+            return TimeLimit(wanted, min(most, self._until_late_end))
         to_come = max(1, SEARCH.trials_in_short - len(attempts.searched()))
         costs = proof.costs
         compiling = costs.compilation(knobs or self._baseline) - costs.compilation(self._baseline)
@@ -172,7 +177,7 @@ class TimeBudget:
         if self._wall_time is None or not costs.known or not dearer:
             return 0.0
         trial = max(costs.shortest(knobs), costs.expected(knobs, None))
-        for_proof = trial + proof.of(knobs) - self._most
+        for_proof = trial + proof.of(knobs) - self._until_late_end
         # Part of any further wall time is reserved for the proof: the rest of it helps the search.
         in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
         return max(for_proof, in_search)
@@ -192,14 +197,14 @@ class TimeBudget:
             return "" if self.left > vain else f"{spent}, and no trial has come to its first step"
         if self._for_search(proof) - self._wished(proof) >= proof.costs.shortest(self._baseline):
             return ""
-        if not self.may_end(proof.shortest(self._most)):
+        if not self.may_end(proof.shortest(self._until_late_end)):
             return f"{spent}, and the rest is too short for another trial and its proof"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
 
     def may_calibrate(self, attempts: Attempts) -> bool:
         """Return whether the baseline may run once more to show the noise."""
         proof = self.proof(attempts)
-        if proof.needed == FEWEST_ALONE and len(self._context.plan.launcher.slots) == 1:
+        if proof.needed == PROOF.fewest_alone and len(self._context.plan.launcher.slots) == 1:
             return False  # its steps tell the noise, and the proof runs it again as often as needed
         share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
@@ -210,7 +215,7 @@ class TimeBudget:
         On a CUDA device it tells more of the gain than another trial adds to it.
         """
         own, first = proof.attempts.baseline(), next(iter(proof.rivals()), None)
-        if proof.needed >= FEWEST_ROUNDS or proof.repeats or own is None or first is None:
+        if proof.needed >= PROOF.fewest_rounds or proof.repeats or own is None or first is None:
             return 0.0
         return 0.0 if may_be_faster(own, first) else proof.usual_round([own.knobs, first.knobs])
 
@@ -218,7 +223,7 @@ class TimeBudget:
         """Return seconds that the proof leaves to the search."""
         if self._wall_time is None:
             return math.inf
-        needed = proof.shortest(self._most) + proof.further_steps()
+        needed = proof.shortest(self._until_late_end) + proof.further_steps()
         return self.left - max(RESERVED * self._wall_time, needed)
 
     def _for_search(self, proof: Proof) -> float:
@@ -241,7 +246,7 @@ class TimeBudget:
             return proof
         repeats = PROOF.repeats_if_unsteady if processes.unsteady(BASELINE) else 0
         at_once = self._may_be_resident(proof)
-        return replace(proof, needed=FEWEST_ALONE, repeats=repeats, at_once=at_once)
+        return replace(proof, needed=PROOF.fewest_alone, repeats=repeats, at_once=at_once)
 
     def _may_be_resident(self, proof: Proof) -> bool:
         """Return whether the fastest rival and the baseline may be resident at once."""
@@ -275,9 +280,9 @@ class TimeBudget:
         if not self.limited:
             return NO_LIMIT
         wanted = max(share * self.left, shortest)
-        most = max(MEASUREMENT.overrun * wanted, self._most - others)
+        most = max(MEASUREMENT.overrun * wanted, self._until_late_end - others)
         # A run that is begun has what shows something: the study may end a little later for it.
-        return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._most))
+        return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._until_late_end))
 
     @property
     def elapsed(self) -> float:
@@ -285,82 +290,10 @@ class TimeBudget:
         return self._clock() - self._started
 
     @property
-    def _most(self) -> float:
+    def _until_late_end(self) -> float:
         """Seconds that anything may still take."""
         return max(0.0, self.left + MEASUREMENT.late_end * (self._wall_time or 0.0))
 
     def _limit(self, seconds: float) -> TimeLimit:
         wanted = min(seconds, max(0.0, self.left))
-        return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._most))
-
-
-@dataclass(frozen=True)
-class FinalsPlan:
-    """Plan of the finals, as far as there is time for them.
-
-    Attributes:
-        finalists: how many, besides the baseline.
-        unaffordable: trials that would have to be checked, and for that there is no time.
-        same_batch: there is time for one more, where all finalists have other global batches than the
-            baseline.
-    """
-
-    finalists: int
-    unaffordable: tuple[int, ...] = ()
-    same_batch: bool = True
-
-    @classmethod
-    def of(cls, context: StudyContext, time: TimeBudget) -> "FinalsPlan":
-        """Return the plan with as many finalists as the rounds leave time for, at least one.
-
-        Finalists with a check to come are among them if there is time for it.
-        """
-        wanted = context.plan.spec.measurement.finalists
-        if not time.limited:
-            return cls(wanted)
-        attempts = context.attempts()
-        proof = time.proof(attempts)
-        every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
-        timed = worth_checking(every, proof)
-        for those in (timed, proof.checked(timed)):
-            trials = most_promising_first(those)
-            if proof.needed == FEWEST_ALONE:
-                trials = rivals(trials, ALIKE)
-            # Rounds of what is surely slower than the best trial cost time and show nothing.
-            trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
-            for count, own_batch in _sizes(min(wanted, len(trials))):
-                members = trials[:count]
-                if own_batch:
-                    members += of_same_batch(attempts.baseline(), those, members)
-                rounds = time.rounds if len(members) > 1 else proof.needed
-                finalists = [trial.knobs for trial in members]
-                if time.may_end(proof.finals(finalists, rounds)):
-                    return cls(count, _others(every, trials), own_batch)
-        return cls(1, _others(every, proof.checked(timed)), same_batch=False)
-
-
-def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[StoredAttempt]:
-    """Return trials without those that need a check and are surely slower than the baseline.
-
-    A check of these would prove nothing. All trials are returned where no other one is left.
-    """
-    own = proof.attempts.baseline()
-    checked = {attempt.trial for attempt in proof.checked(trials)}
-    left = [
-        attempt
-        for attempt in trials
-        if attempt.trial in checked or own is None or may_be_faster(attempt, own)
-    ]
-    return left or list(trials)
-
-
-def _sizes(most: int) -> Iterator[tuple[int, bool]]:
-    """Yield numbers of finalists, each with and without one more of the same batch; the most first."""
-    for count in range(most, 0, -1):
-        yield count, True
-        yield count, False
-
-
-def _others(all_: Iterable[StoredAttempt], those: Iterable[StoredAttempt]) -> tuple[int, ...]:
-    kept = {attempt.trial for attempt in those}
-    return tuple(attempt.trial for attempt in all_ if attempt.trial not in kept)
+        return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._until_late_end))

@@ -147,11 +147,6 @@ def claim(ratio: Ratio, other: str = "yours", terms: Terms = SPEED) -> str:
             return f"{times(said.value)} {whose} ({bounds_text(said)}, {CI})"
 
 
-def precedence(ratio: Ratio) -> tuple[bool, float]:
-    """Return the place of a ratio that was seen once: one that is told apart from 1 comes first."""
-    return ratio.distinguishable, ratio.value
-
-
 def least(ratio: Ratio, terms: Terms = SPEED) -> str:
     """Return what is sure of a gain that is known roughly; empty if it is known well."""
     if Known.of(ratio) is not Known.ROUGHLY or not ratio.faster:

@@ -9,13 +9,13 @@ from rich.console import Group
 from rich.text import Text
 
 from autotune.analysis.rounds import Round, Stage, rounds_of
-from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
+from autotune.analysis.standing import Present
+from autotune.analysis.trial_ratios import TrialRatio, precedence, trial_ratios
 from autotune.analysis.wording import Terms, counted, difference, duration, quantity
 from autotune.config import StudySpec
 from autotune.views.figure_text import (
     MIB,
     UNKNOWN,
-    precedence,
     range_text,
     said_ratio,
     short_ratio,
@@ -106,6 +106,7 @@ class LiveView:
         self._baseline = self._spec.full_baseline()
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._known: tuple[int, int] = (-1, -1)
+        self._present = Present.of(Attempts([], self._baseline), {})
         self._ratios: Mapping[int, TrialRatio] = {}
         self._rounds: Sequence[Round] = ()
 
@@ -123,8 +124,9 @@ class LiveView:
             self._known = known
             noise = self._repository.noise.of(study.id)
             self._ratios = trial_ratios(attempts, noise)
+            self._present = Present.of(attempts, self._ratios)
             self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
-        seen = outlook(study, self._spec, attempts, time.time())
+        seen = outlook(study, self._spec, self._present, time.time())
         doing = self._repository.messages.status(study.id) if seen.running else None
         return LiveMoment(
             study,
@@ -258,9 +260,9 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
 
 def _restless(moment: LiveMoment, rates: Iterable[float | None]) -> Iterator[Text]:
     """Yield a warning if the rates of the baseline tell that the machine changes its pace."""
-    paces = [rate for rate in rates if rate is not None]
-    if paces and max(paces) > RESTLESS * min(paces):
-        ran = range_text((min(paces), max(paces)), moment.spec.unit)
+    several = [rate for rate in rates if rate is not None]
+    if several and max(several) > RESTLESS * min(several):
+        ran = range_text((min(several), max(several)), moment.spec.unit)
         yield Text(f" ! restless machine: yours ran at {ran}; the ratio counts", "yellow")
 
 

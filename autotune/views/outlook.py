@@ -1,13 +1,12 @@
 """Present work of a study, what comes next, and about how long that takes. Pure, over records."""
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.analysis.standing import Present
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
-from storage import Attempts, Purpose, StoredAttempt, StoredStudy
+from autotune.measurement.policy import PROOF
+from storage import Purpose, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
@@ -45,59 +44,48 @@ class Outlook:
     next: str
 
 
-def outlook(study: StoredStudy, spec: StudySpec, every: Attempts, now: float) -> Outlook:
+def outlook(study: StoredStudy, spec: StudySpec, present: Present, now: float) -> Outlook:
     """Return the outlook that the records give.
 
     Args:
-        every: attempts of the study, those under way among them.
         now: seconds since the epoch.
     """
-    running = [attempt for attempt in every if attempt.running]
-    spent = sum(a.result.wall_seconds for a in every)
-    spent += sum(max(0.0, now - a.started) for a in running)
+    spent = present.standing.seconds + sum(max(0.0, now - a.started) for a in present.running)
     workers = (study.facts or {}).get("world_size", 1)
+    usual = present.standing.usual
     return Outlook(
         spent * workers / _SECONDS_PER_HOUR,
-        tuple(_doing(a, every, now) for a in running[:_MOST_SHOWN]),
-        _next(every, running, spec, study.elapsed),
+        tuple(_doing(a, usual.get(a.purpose), now) for a in present.running[:_MOST_SHOWN]),
+        _next(present, spec, study.elapsed),
     )
 
 
-def _doing(attempt: StoredAttempt, every: Attempts, now: float) -> str:
+def _doing(attempt: StoredAttempt, usual: float | None, now: float) -> str:
     what = f"{_PHASES[attempt.purpose]}, "
-    paces = attempt.purpose == Purpose.PAIRED
-    what += f"round {attempt.round}, " if attempt.round and not paces else ""
-    usual = _usual(every, attempt.purpose)
+    paired = attempt.purpose == Purpose.PAIRED
+    what += f"round {attempt.round}, " if attempt.round and not paired else ""
     takes = f", usually {duration(usual)}" if usual else ""
-    trial = attempt.round if paces else attempt.trial
+    trial = attempt.round if paired else attempt.trial
     return f"{what}trial {trial}, since {duration(now - attempt.started)}{takes}"
 
 
-def _next(
-    every: Attempts,
-    running: Sequence[StoredAttempt],
-    spec: StudySpec,
-    elapsed: float,
-) -> str:
-    budget = spec.budget
+def _next(present: Present, spec: StudySpec, elapsed: float) -> str:
+    budget, now = spec.budget, present.standing
     left = None if budget.wall_time is None else max(0.0, budget.wall_time - elapsed)
-    latest = running[-1] if running else every.last
-    purpose = latest.purpose if latest else None
-    told = every.of(Purpose.CONFIRM)
-    if purpose in (Purpose.ATTRIBUTE, Purpose.LONG) or (purpose == Purpose.PROFILE and told):
+    purpose, round_ = present.last or (None, 0)
+    confirms = bool(present.finalists)
+    if purpose in (Purpose.ATTRIBUTE, Purpose.LONG) or (purpose == Purpose.PROFILE and confirms):
         return "the verdict"
-    trial = _usual(every, Purpose.SEARCH, Purpose.CALIBRATE)
-    if trial and (beside := _usual(every, Purpose.PAIRED)):
-        trial += beside
-    if not trial:
+    if not now.usual_trial:
         return "the baseline's own trial, then the search"
-    if purpose == Purpose.CONFIRM and latest:
+    trial = now.usual_trial + now.usual.get(Purpose.PAIRED, 0.0)
+    if purpose == Purpose.CONFIRM:
         # As many again of the chosen one and the baseline alone, once one is chosen.
-        return _rounds(every, 2 * spec.measurement.rounds - latest.round, left) + "the verdict"
-    proof = f"numerics and confirmation, {_about(FEWEST_ROUNDS * 2 * trial, left)}"
+        return _rounds(present, 2 * spec.measurement.rounds - round_, left) + "the verdict"
+    proof = f"numerics and confirmation, {_about(PROOF.fewest_rounds * 2 * trial, left)}"
     if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
         return f"{proof}, then the verdict"
-    trials = None if budget.trials is None else budget.trials - len(every.of(Purpose.SEARCH))
+    trials = None if budget.trials is None else budget.trials - present.launched
     if trials is None:
         return f"more trials of {duration(trial)} each, then {proof}"
     if trials <= 0:
@@ -105,21 +93,14 @@ def _next(
     return f"up to {counted(trials, 'more trial')}, {_about(trials * trial, left)}, then {proof}"
 
 
-def _rounds(every: Attempts, rounds: int, left: float | None) -> str:
+def _rounds(present: Present, rounds: int, left: float | None) -> str:
     if rounds <= 0:
         return ""
-    runs = every.of(Purpose.CONFIRM)
-    members = len({a.trial for a in runs})
-    seconds = rounds * members * (_usual(every, Purpose.CONFIRM) or 0.0)
+    usual = present.standing.usual.get(Purpose.CONFIRM, 0.0)
+    seconds = rounds * len(present.finalists) * usual
     about = f", {_about(seconds, left)}" if seconds else ""
     return f"up to {counted(rounds, 'more round')}{about}, then "
 
 
 def _about(seconds: float, left: float | None) -> str:
     return f"about {duration(seconds if left is None else min(seconds, left))}"
-
-
-def _usual(every: Attempts, *purposes: Purpose) -> float | None:
-    """Return seconds of such a run; None while none has ended."""
-    ended = [a.result.wall_seconds for a in every.of(*purposes).recorded()]
-    return statistics.median(ended) if ended else None

@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.analysis.standing import Present, Standing
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms, duration
 from autotune.config import StudySpec
@@ -13,9 +13,9 @@ from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import over_yours, short_ratio
 from autotune.views.figures import as_json, gain_as_json
 from autotune.views.outlook import Outlook, outlook
-from autotune.views.progress import Standing, standing
+from autotune.views.progress import present
 from autotune.views.verdict_text import shown
-from storage import Attempts, MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
+from storage import MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 
 _NO_SIGNS = {"progress_seconds": None, "slots": None}
@@ -53,14 +53,13 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
     spec = StudySpec.model_validate(study.spec)
     lease = repository.leases.serving(study)
     served = study.state == StudyState.RUNNING and lease is not None
-    attempts = repository.attempts.of(study.id)
-    known = Attempts(attempts, spec.full_baseline(), spec.harmless)
-    now = standing(known, repository.noise.of(study.id))
-    seen = _outlook(study, spec, known, served=served)
+    found = present(repository, study, spec)
+    now = found.standing
+    seen = _outlook(study, spec, found, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
     waiting = waiting_of(repository, study, quota)
     runs = served and not waiting
-    signs = _signs_of(repository, study.id, attempts, time.time()) if runs else _NO_SIGNS
+    signs = _signs_of(repository, study.id, found, time.time()) if runs else _NO_SIGNS
     return {
         "study": study.name,
         "state": study.state.value,
@@ -125,12 +124,12 @@ def _postponed(study: StoredStudy, quota: str) -> str | None:
 
 
 def _outlook(
-    study: StoredStudy, spec: StudySpec, attempts: Attempts, *, served: bool
+    study: StoredStudy, spec: StudySpec, found: Present, *, served: bool
 ) -> Outlook | None:
     """Return what a study does, and what comes next; None before it has run."""
     if study.facts is None:
         return None
-    seen = outlook(study, spec, attempts, time.time())
+    seen = outlook(study, spec, found, time.time())
     return seen if served else replace(seen, running=(), next="")
 
 
@@ -220,13 +219,10 @@ def _state(row: dict[str, Any]) -> str:
     return "WAITING" if row["waiting"] else str(row["state"])
 
 
-def _signs_of(
-    repository: Repository, study_id: int, attempts: Sequence[StoredAttempt], now: float
-) -> dict[str, Any]:
+def _signs_of(repository: Repository, study_id: int, found: Present, now: float) -> dict[str, Any]:
     """Return the signs of life, ready for JSON.
 
     Args:
-        attempts: of the study, those under way among them.
         now: seconds since the epoch.
 
     Returns:
@@ -235,7 +231,8 @@ def _signs_of(
         None as long as nothing is known of it.
     """
     doing = repository.messages.status(study_id)
-    moments = [a.ended or a.started for a in attempts] + ([doing.at] if doing else [])
+    known = [found.standing.moved, doing.at if doing else None]
+    moments = [at for at in known if at is not None] + [a.started for a in found.running]
     return {
         "progress_seconds": round(max(0.0, now - max(moments)), 1) if moments else None,
         "slots": _slots(repository, study_id, now),

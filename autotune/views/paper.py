@@ -52,7 +52,7 @@ CHOICES = {
 """Why a trial was measured again or not."""
 PURPOSES = {
     "search": "trials of the search",
-    "pace": "yours beside a trial",
+    "paired": "yours beside a trial",
     "calibrate": "yours again",
     "reference": "numerics: the fp32 reference",
     "numerics": "numerics: losses against it",

@@ -6,15 +6,14 @@ of a round.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.rounds import Round, Stage, rounds_of
+from autotune.analysis.standing import Present, StoredStanding, basis_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import Terms, difference, quantity
 from autotune.config import StudySpec
-from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import MIB, over_yours, precedence, ratio_text, short_ratio, times
+from autotune.views.figure_text import MIB, over_yours, ratio_text, short_ratio, times
 from autotune.views.outlook import outlook
 from storage import (
     UNTIMED,
@@ -26,7 +25,6 @@ from storage import (
     Repository,
     StoredAttempt,
     StoredMessage,
-    StoredNoise,
     StoredStudy,
     StudyState,
 )
@@ -44,41 +42,19 @@ _A_PAIR = 2
 """Members of a round that does not choose: one finalist and the baseline."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a study stands, in figures.
+def present(repository: Repository, study: StoredStudy, spec: StudySpec) -> Present:
+    """Return where a study stands, and what runs.
 
-    Attributes:
-        trials: recorded trials of the search.
-        by_state: their number by state.
-        baseline: rate of the baseline's own trial; None while unknown.
-        leading: trial that was seen fastest; None while none was compared with the baseline.
-        ratio: its speed-up over the baseline, seen once; None likewise.
+    That is read as its daemon has stored it, unless attempts have ended since.
     """
-
-    trials: int
-    by_state: dict[str, int]
-    baseline: float | None
-    leading: int | None
-    ratio: Ratio | None
-
-
-def standing(attempts: Attempts, noise: StoredNoise | None) -> Standing:
-    """Return where a study stands by these attempts."""
-    searched, own = attempts.searched(), attempts.baseline()
-    by_state: dict[str, int] = {}
-    for one in searched:
-        by_state[one.result.state.value] = by_state.get(one.result.state.value, 0) + 1
-    ratios = trial_ratios(attempts, noise)
-    complete = {one.trial: ratios[one.trial] for one in searched.complete() if one.trial in ratios}
-    leading = max(complete, key=lambda trial: precedence(complete[trial].ratio), default=None)
-    return Standing(
-        trials=len(searched),
-        by_state=by_state,
-        baseline=own.result.rate if own else None,
-        leading=leading,
-        ratio=None if leading is None else complete[leading].ratio,
-    )
+    baseline, noise = spec.full_baseline(), repository.noise.of(study.id)
+    basis = basis_of(baseline, spec.harmless, noise)
+    if known := StoredStanding.from_dict(study.standing, basis):
+        since = repository.attempts.since(study.id, known.last, known.running)
+        if known.holds(since):
+            return Present(known.standing, since)
+    attempts = Attempts(repository.attempts.of(study.id), baseline, spec.harmless)
+    return Present.of(attempts, trial_ratios(attempts, noise))
 
 
 class ProgressLines:
@@ -110,19 +86,17 @@ class ProgressLines:
 
     def headline(self) -> str:
         """Return where the study stands, in one line: trials, time, what runs, the leading trial."""
-        recorded = self._feed.read()
-        attempts = Attempts(recorded, self._baseline, self._spec.harmless)
-        now = standing(attempts, self._repository.noise.of(self._study.id))
         study = self._repository.studies.named(self._study.name)
-        budget = self._spec.budget
+        found = present(self._repository, study, self._spec)
+        budget, now = self._spec.budget, found.standing
         trials = f"/{budget.trials}" if budget.trials else ""
         time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""
         text = f"{study.name}: {now.trials}{trials} trials, {study.elapsed:.0f}{time_} s"
         if now.ratio and now.ratio.low != now.ratio.high:
             known = over_yours(now.ratio, Terms.of(self._unit))
             text += f", leading: trial {now.leading}, {known}, seen once"
-        seen = outlook(study, self._spec, attempts, time.time())
-        doing_now = seen.running[:1] or _before(study, recorded)
+        seen = outlook(study, self._spec, found, time.time())
+        doing_now = seen.running[:1] or _before(study, found)
         text += "".join(f"; {running}" for running in doing_now)
         doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
@@ -220,9 +194,9 @@ class ProgressLines:
         return f"{'study':8} {_NO_NUMBER:>3}  {waits}{message.text}"
 
 
-def _before(study: StoredStudy, recorded: Sequence[StoredAttempt]) -> tuple[str, ...]:
+def _before(study: StoredStudy, found: Present) -> tuple[str, ...]:
     """Return what is going on before the first run, in words; empty once there was one."""
-    if recorded:
+    if found.last:
         return ()
     queued = study.state == StudyState.QUEUED
     return ("queued" if queued else "starting the processes of the trials",)

@@ -89,9 +89,9 @@ def _at_pace(
     attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[cycles.TurnBlock]]
 ) -> StoredAttempt:
     """Return a paired trial with its rate referred to the baseline's own trial."""
-    own, pacer = every.baseline(), every.paired_baseline_of(attempt)
+    own, paired = every.baseline(), every.paired_baseline_of(attempt)
     known = (
-        ratio_to_baseline(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
+        ratio_to_baseline(beside.get(attempt.id, ()), beside.get(paired.id, ())) if paired else None
     )
     if own is None or own.result.throughput is None or known is None:
         return attempt

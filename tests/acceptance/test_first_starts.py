@@ -203,6 +203,7 @@ print(json.dumps({"killed": killed, "findings": findings}))
 """
 
 
+@pytest.mark.sample
 @pytest.mark.fault(13)
 @pytest.mark.slow
 def test_a_first_start_that_is_killed_before_any_write_is_made_good(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A study over a replaying launcher, for every test one."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def played(tmp_path: Path, database: Database) -> Replayed:
 def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard has everything as soon as it is recorded."""
     monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(dashboard_sync, "LARGEST_SHARE", math.inf)
 
 
 def _close(database: Database) -> None:

@@ -13,10 +13,10 @@ from optuna.trial import Trial
 from optuna_dashboard import get_note
 
 import autotune
-from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.export import publish
+from autotune.measurement.policy import PROOF
 from autotune.service.daemon import Daemon
 from autotune.service.follow import conclusion
 from autotune.service.queues import this_queue
@@ -109,7 +109,7 @@ def assert_agrees(verdict: Verdict, played: Records) -> None:
         # A round that is under way counts once it is complete, those after the choice once they are
         # enough.
         assert list(finalist.rates) == rates[finalist.trial][: len(finalist.rates)]
-        pending = FEWEST_ROUNDS if purpose == "confirm" else 0
+        pending = PROOF.fewest_rounds if purpose == "confirm" else 0
         assert len(finalist.rates) >= len(rates[finalist.trial]) - pending
     shown = {f.trial: mean(told_from(verdict, f.rates)) for f in verdict.finalists}
     assert verdict.throughput is not None

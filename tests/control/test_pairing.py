@@ -56,12 +56,12 @@ def spread(values: list[float]) -> float:
 def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     alone = Replayed(played.folder, played.repository.database, "alone")
     restless(alone).run(**ASKED | {"measurement": {"baseline_runs": 1}})
-    assert alone.attempts("pace") == []
+    assert alone.attempts("paired") == []
     restless(played).run(**ASKED)
     played.assert_complete(trials=TRIALS)
-    trials, pacers = played.attempts("search")[BY_THEMSELVES:], played.attempts("pace")
-    assert [one.round for one in pacers] == [one.trial for one in trials]
-    assert {(one.trial, one.result.state) for one in pacers} == {(0, "COMPLETE")}
+    trials, baselines = played.attempts("search")[BY_THEMSELVES:], played.attempts("paired")
+    assert [one.round for one in baselines] == [one.trial for one in trials]
+    assert {(one.trial, one.result.state) for one in baselines} == {(0, "COMPLETE")}
     assert len(errors(played)) >= 4
     assert 3 * spread(errors(played)) < spread(errors(alone))
     assert played.said().count("Each trial takes turns with the baseline from now on") == 1
@@ -73,15 +73,15 @@ def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> Non
     uneven = noisy(PLAIN, run=0.005, block=0.5)
     played.on(uneven, seed=2).run(**ASKED)
     played.assert_complete(trials=TRIALS)
-    paced = [one.round for one in played.attempts("pace")]
-    assert paced == [*range(1, TRIALS)]
+    paired = [one.round for one in played.attempts("paired")]
+    assert paired == [*range(1, TRIALS)]
     assert played.attempts("calibrate") == []
 
 
 def test_a_baseline_that_is_not_to_run_again_sets_no_pace(played: Replayed) -> None:
     uneven = noisy(PLAIN, run=0.005, block=0.5)
     played.on(uneven, seed=2).run(**ASKED | {"measurement": {"baseline_runs": 1}})
-    assert played.attempts("pace") == played.attempts("calibrate") == []
+    assert played.attempts("paired") == played.attempts("calibrate") == []
 
 
 def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
@@ -101,18 +101,18 @@ def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
 
 def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
     restless(played, variation=SpeedVariation()).run(**ASKED)
-    assert played.attempts("pace") == []
+    assert played.attempts("paired") == []
     assert "takes turns with the baseline" not in played.said()
 
 
 def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Replayed) -> None:
     behaviour = where(PLAIN, lambda _: True, startup=3.0)
     restless(played, behaviour=behaviour).run(**ASKED)
-    first, *others = played.attempts("pace")
+    first, *others = played.attempts("paired")
     assert first.result.resident_of is None
     assert {one.result.resident_of for one in others} == {first.id}
-    paced = {one.round for one in played.attempts("pace")}
-    began, *later = [a for a in played.attempts("search") if a.trial in paced]
+    paired = {one.round for one in played.attempts("paired")}
+    began, *later = [a for a in played.attempts("search") if a.trial in paired]
     assert {one.result.resident_of for one in later} == {began.id}
 
 
@@ -121,7 +121,7 @@ def test_where_launches_are_dear_trials_run_in_processes_that_are_there(played: 
     behaviour = where(PLAIN, lambda _: True, startup=1000.0)
     restless(played, behaviour=behaviour, variation=SpeedVariation(0.4, 5.0)).run(**ASKED)
     played.assert_complete(trials=TRIALS)
-    assert played.attempts("pace") == []
+    assert played.attempts("paired") == []
     assert played.said().count("Trials run by themselves, though ") == 1
     assert "to launch one and the baseline beside it would take 33 min" in played.said()
 
@@ -135,7 +135,7 @@ def test_who_cannot_catch_up_is_stopped(played: Replayed) -> None:
     slow = [a for a in played.attempts("search")[1:] if a.knobs["micro_batch"] in (1, 4)]
     assert slow
     assert {a.result.state for a in slow} == {"PRUNED"}
-    early = [a.result for a in played.attempts("pace") if a.result.state == "PRUNED"]
+    early = [a.result for a in played.attempts("paired") if a.result.state == "PRUNED"]
     assert {result.cause for result in early} <= {"its trial was over before it had a turn"}
 
 
@@ -202,9 +202,9 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
     every = Attempts(played.attempts(), {})
     again = {a.trial for a in played.attempts("search") if a.result.state == "ABANDONED"}
     for one in played.recorded("search")[BY_THEMSELVES:]:
-        pacer = every.paired_baseline_of(one)
-        assert (pacer is None) == (one.trial in again)
-        assert pacer is None or pacer.recorded
+        beside = every.paired_baseline_of(one)
+        assert (beside is None) == (one.trial in again)
+        assert beside is None or beside.recorded
 
 
 def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed) -> None:
@@ -212,7 +212,7 @@ def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed
     restless(played, behaviour=behaviour).run(**ASKED)
     played.assert_complete(trials=TRIALS)
     searched = played.attempts("search")
-    assert [a.result.state for a in searched].count("LOST") == len(played.attempts("pace")) == 2
+    assert [a.result.state for a in searched].count("LOST") == len(played.attempts("paired")) == 2
 
 
 def test_a_machine_that_has_become_slower_stops_nobody(played: Replayed) -> None:
@@ -235,7 +235,7 @@ def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     played: Replayed,
 ) -> None:
     restless(played).run(**ASKED)
-    before = [a for a in played.attempts() if a.purpose in ("search", "pace", "calibrate")]
+    before = [a for a in played.attempts() if a.purpose in ("search", "paired", "calibrate")]
     baseline = before[0].knobs
     found = leader(Attempts(before, baseline), baseline, GateRecord(), 2, None)
     own = before[0].result.throughput
@@ -247,13 +247,13 @@ def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
 def test_who_differs_in_its_processors_runs_by_itself(played: Replayed) -> None:
     space = {"micro_batch": [2, 4, 8], "cpu_affinity": ["none", "share"]}
     restless(played).run(**ASKED | {"search_space": space, "budget": {"trials": 6}})
-    paced = {a.round for a in played.attempts("pace")}
-    assert paced
+    paired = {a.round for a in played.attempts("paired")}
+    assert paired
     for one in played.attempts("search")[BY_THEMSELVES:]:
-        assert (one.trial in paced) == (one.knobs["cpu_affinity"] == "none")
+        assert (one.trial in paired) == (one.knobs["cpu_affinity"] == "none")
 
 
 def test_where_there_is_no_memory_for_two_each_runs_by_itself(played: Replayed) -> None:
     large = where(PLAIN, lambda _: True, peak_bytes=5 * 2**30)
     restless(played, behaviour=large).run(**ASKED)
-    assert played.attempts("pace") == []
+    assert played.attempts("paired") == []

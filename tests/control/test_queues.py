@@ -1,6 +1,7 @@
 """On a database that several share, a study runs for whom it was asked for: user, Python, devices,
 processors."""
 
+import socket
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.service import queues
 from autotune.service.daemon import LEASE_SECONDS, Daemon
-from autotune.service.queues import this_queue
+from autotune.service.queues import checked, place_of, this_queue
 from autotune.service.submission import DaemonSupervisor, resume_study
 from storage import LeaseHolder
 from tests.control.replayed import Replayed
@@ -108,3 +109,31 @@ def test_a_daemon_that_stays_is_found_while_it_has_nothing_to_do(played: Replaye
         daemon.shut_down()
         thread.join()
     assert played.lease() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [(socket.EAI_NONAME, True), (socket.EAI_NODATA, True), (socket.EAI_AGAIN, False)],
+)
+def test_unknown_machine_of_a_cluster_is_refused_unless_no_name_server_answers(
+    error: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*given: object) -> None:
+        raise socket.gaierror(error, "as the name server says")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    place = "ray:gpu-haed:6379"
+    if refused:
+        with pytest.raises(BadInput, match="there is no machine gpu-haed"):
+            checked(place, ())
+    assert checked(place, () if not refused else {place}) == place
+
+
+def test_place_of_this_machine_or_of_a_stored_study_is_served(played: Replayed) -> None:
+    played.submit(**SHORT)
+    queue = played.study().queue
+    assert played.repository.studies.queues() == {queue}
+    assert checked(place_of(this_queue()), ()) == place_of(this_queue())
+    assert checked("host:elsewhere", {"host:elsewhere"}) == "host:elsewhere"
+    with pytest.raises(BadInput, match="AUTOTUNE_MACHINE=elsewhere"):
+        checked("host:elsewhere", {place_of(queue)})

@@ -83,7 +83,7 @@ def test_calibration_finds_the_noise_between_runs(
     played.run(budget={"trials": 10}, measurement={"baseline_runs": 8, "longest": 3.0})
     played.assert_complete(trials=10)
     assert len(played.recorded("calibrate")) == 7 + again
-    assert bool(played.attempts("pace")) != again
+    assert bool(played.attempts("paired")) != again
     found = played.repository.noise.of(played.study().id)
     assert found is not None
     assert 0.4 * sigma < found.sigma_run < 1.8 * sigma

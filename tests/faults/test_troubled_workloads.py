@@ -72,6 +72,7 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and knobs["micro_batch"] >= other["micro_batch"]
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(17)
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
@@ -112,6 +113,7 @@ def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     assert all("nan" in a.result.cause for a in large)
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("trouble", ["hang", "stop"])

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.analysis.compilation import Compilation, Compiled
-from autotune.analysis.costs import Costs, Pace
+from autotune.analysis.costs import Costs, RunTimes
 from autotune.measurement.step_series import Onset
 from autotune.worker.protocol import Knobs
 from search_spaces import defaults
@@ -51,14 +51,14 @@ def test_planned_compilation_leaves_a_warm_graph() -> None:
 
 
 def test_trial_that_compiles_costs_its_compilation_besides() -> None:
-    pace = Pace(PLAIN, 5.0, Onset(0.5, 0.2), False, 8.0, 2.0)
-    costs = Costs([pace], compilation=ON_DEVICE)
+    times = RunTimes(PLAIN, 5.0, Onset(0.5, 0.2), False, 8.0, 2.0)
+    costs = Costs([times], compilation=ON_DEVICE)
     assert costs.expected(PLAIN, None) == pytest.approx(7.0)
     assert costs.expected(compiled(), None) == pytest.approx(7.0 + 15.0)
     assert costs.shortest(compiled()) > 20.0
 
 
 def test_first_step_of_a_compiled_run_raises_the_price_of_no_plain_one() -> None:
-    plain = Pace(PLAIN, 5.0, Onset(0.5, 0.2), False, 8.0, 2.0)
-    dear = Pace(compiled(), 5.0, Onset(40.0, 0.2), True, 8.0, 42.0)
+    plain = RunTimes(PLAIN, 5.0, Onset(0.5, 0.2), False, 8.0, 2.0)
+    dear = RunTimes(compiled(), 5.0, Onset(40.0, 0.2), True, 8.0, 42.0)
     assert Costs([plain, dear, dear]).expected(PLAIN, None) < 8.0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.analysis.compilation import Compilation
-from autotune.analysis.costs import CostRecords, Costs, Pace
+from autotune.analysis.costs import CostRecords, Costs, RunTimes
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import Onset
 from search_spaces import defaults
@@ -17,8 +17,8 @@ BUCKETS = {**BASELINE, "bucket_cap_mb": 1}
 LAUNCH, SWITCH, TRAINED = 30.0, 0.1, 8.0
 
 
-def pace(startup: float, trained: float = TRAINED, *, live: bool = False) -> Pace:
-    return Pace(BASELINE, startup, Onset(0.5, 0.2), False, 8.0, trained, live)
+def times(startup: float, trained: float = TRAINED, *, live: bool = False) -> RunTimes:
+    return RunTimes(BASELINE, startup, Onset(0.5, 0.2), False, 8.0, trained, live)
 
 
 def test_before_anything_is_known_all_trials_cost_the_same() -> None:
@@ -27,18 +27,18 @@ def test_before_anything_is_known_all_trials_cost_the_same() -> None:
 
 
 def test_a_trial_costs_its_launch_and_what_trials_take() -> None:
-    costs = Costs([pace(LAUNCH)])
+    costs = Costs([times(LAUNCH)])
     assert costs.expected(BATCHES, None) == LAUNCH + TRAINED
 
 
 def test_a_launch_is_spared_where_a_resident_can_take_it_over() -> None:
-    costs = Costs([pace(LAUNCH)])
+    costs = Costs([times(LAUNCH)])
     assert costs.expected(BATCHES, BASELINE) == TRAINED
     assert costs.expected(BUCKETS, BASELINE) == LAUNCH + TRAINED
 
 
 def test_a_switch_costs_what_switches_have_cost() -> None:
-    costs = Costs([pace(LAUNCH), *[pace(SWITCH, 2.0, live=True)] * 3])
+    costs = Costs([times(LAUNCH), *[times(SWITCH, 2.0, live=True)] * 3])
     assert costs.startup == LAUNCH
     assert costs.expected(BATCHES, BASELINE) == pytest.approx(SWITCH + 2.0)
     assert costs.expected(BATCHES, None) == LAUNCH + TRAINED
@@ -46,7 +46,7 @@ def test_a_switch_costs_what_switches_have_cost() -> None:
 
 def test_change_of_the_graph_in_warm_workers_costs_its_compilation_and_no_launch() -> None:
     compiled = {**BASELINE, "compile": "default"}
-    costs = Costs([pace(LAUNCH), pace(SWITCH, live=True)], compilation=Compilation("cuda"))
+    costs = Costs([times(LAUNCH), times(SWITCH, live=True)], compilation=Compilation("cuda"))
     cold = MEASUREMENT.compile_default
     assert costs.expected(compiled, BASELINE) == pytest.approx(SWITCH + TRAINED + cold)
     again = {**compiled, "log_interval": 1}
@@ -57,22 +57,22 @@ def test_change_of_the_graph_in_warm_workers_costs_its_compilation_and_no_launch
 
 def test_compilation_before_the_first_step_is_no_launch_of_what_does_not_compile() -> None:
     compiled = {**BASELINE, "compile": "default"}
-    evaluating = Pace(compiled, LAUNCH + 40.0, Onset(20.2, 0.2), True, 8.0, TRAINED)
-    costs = Costs([pace(LAUNCH), evaluating])
+    evaluating = RunTimes(compiled, LAUNCH + 40.0, Onset(20.2, 0.2), True, 8.0, TRAINED)
+    costs = Costs([times(LAUNCH), evaluating])
     assert costs.startup == costs.slow_startup == LAUNCH
     assert evaluating.compiled_in(LAUNCH) == pytest.approx(60.0)
     assert Costs([evaluating]).startup == LAUNCH + 40.0
 
 
 def test_long_steps_take_as_long_as_they_take() -> None:
-    costs = Costs([pace(LAUNCH)])
+    costs = Costs([times(LAUNCH)])
     long = {**BASELINE, "micro_batch": 800}
     assert costs.expected(long, None) == pytest.approx(LAUNCH + 3 * 20.0)
 
 
 def test_first_steps_in_processes_that_are_there_tell_nothing_of_others() -> None:
-    slow = Pace(BASELINE, LAUNCH, Onset(4.0, 0.2), False, 8.0, TRAINED)
-    costs = Costs([slow, *[pace(SWITCH, live=True)] * 9])
+    slow = RunTimes(BASELINE, LAUNCH, Onset(4.0, 0.2), False, 8.0, TRAINED)
+    costs = Costs([slow, *[times(SWITCH, live=True)] * 9])
     assert costs.settling == Costs([slow]).settling
 
 
@@ -131,5 +131,5 @@ def test_a_look_that_has_shown_nothing_tells_nothing() -> None:
 
 
 def test_launches_that_were_timed_tell_more() -> None:
-    assert Costs([pace(LAUNCH)], looked=99.0).startup == LAUNCH
-    assert Costs([pace(SWITCH, live=True)], looked=LAUNCH).startup == LAUNCH
+    assert Costs([times(LAUNCH)], looked=99.0).startup == LAUNCH
+    assert Costs([times(SWITCH, live=True)], looked=LAUNCH).startup == LAUNCH

@@ -55,10 +55,16 @@ def test_the_baseline_stays_what_others_look_up():
 
 
 def test_a_trial_beside_the_baseline_says_nothing_of_runs_by_themselves():
-    pacer = attempt(Purpose.PAIRED, FOUND, round_=2)
-    paced = attempt(Purpose.SEARCH, FOUND / 2, trial=2, micro_batch=16)
+    beside_it = attempt(Purpose.PAIRED, FOUND, round_=2)
+    paired = attempt(Purpose.SEARCH, FOUND / 2, trial=2, micro_batch=16)
     again = attempt(Purpose.CALIBRATE, ASSUMED)
-    assert noise(such(*FIRST, again, pacer, paced)) == [ASSUMED, FOUND, ASSUMED, FOUND, FOUND / 2]
+    assert noise(such(*FIRST, again, beside_it, paired)) == [
+        ASSUMED,
+        FOUND,
+        ASSUMED,
+        FOUND,
+        FOUND / 2,
+    ]
 
 
 def test_who_has_shown_no_speed_stays_as_it_is():
@@ -70,17 +76,22 @@ def test_who_has_shown_no_speed_stays_as_it_is():
 
 @pytest.mark.parametrize("beside", [80.0, 125.0])
 def test_who_ran_by_itself_may_be_off_by_what_turns_make_of_the_baseline(beside):
-    pacer = attempt(Purpose.PAIRED, ASSUMED, round_=2, rate=beside)
-    paced = attempt(Purpose.SEARCH, ASSUMED / 2, trial=2, micro_batch=16)
+    beside_it = attempt(Purpose.PAIRED, ASSUMED, round_=2, rate=beside)
+    paired = attempt(Purpose.SEARCH, ASSUMED / 2, trial=2, micro_batch=16)
     off = math.hypot(ASSUMED, math.log(1.25))
-    assert noise(such(*FIRST, pacer, paced)) == [ASSUMED, pytest.approx(off), ASSUMED, ASSUMED / 2]
+    assert noise(such(*FIRST, beside_it, paired)) == [
+        ASSUMED,
+        pytest.approx(off),
+        ASSUMED,
+        ASSUMED / 2,
+    ]
 
 
 def test_a_trial_beside_the_baseline_from_the_start_is_what_it_was_told_to_be():
-    pacer = attempt(Purpose.PAIRED, ASSUMED, round_=1, rate=80.0)
-    paced = attempt(Purpose.SEARCH, ASSUMED / 2, trial=1, micro_batch=16)
-    assert noise(such(FIRST[0], pacer, paced)) == [ASSUMED, ASSUMED, ASSUMED / 2]
-    assert errors_of_early(such(FIRST[0], pacer, paced)) == {}
+    beside_it = attempt(Purpose.PAIRED, ASSUMED, round_=1, rate=80.0)
+    paired = attempt(Purpose.SEARCH, ASSUMED / 2, trial=1, micro_batch=16)
+    assert noise(such(FIRST[0], beside_it, paired)) == [ASSUMED, ASSUMED, ASSUMED / 2]
+    assert errors_of_early(such(FIRST[0], beside_it, paired)) == {}
 
 
 def test_the_sampler_hears_of_the_errors_of_early_trials_alone():

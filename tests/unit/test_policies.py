@@ -54,6 +54,7 @@ OF_A_MESSAGE = {
 """Numbers that decide what is printed, and nothing of a study."""
 OF_A_LOOP = {
     "EVERY_SECONDS",
+    "LARGEST_SHARE",
     "_ALL_BLOCKS",
     "_END_AGAIN_SECONDS",
     "_FASTEST_STEP",

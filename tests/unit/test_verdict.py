@@ -249,7 +249,7 @@ def test_a_slower_finalist_drops_out_after_three_rounds():
     for number in range(3):
         rates = {0: 100 + number, 1: 150 + number, 2: 120 + number}
         confirmation.close_round({t: rates[t] for t in confirmation.members()})
-    assert confirmation.dropped == {2: 3}
+    assert confirmation.choosing.dropped == {2: 3}
 
 
 def test_a_finalist_that_fails_when_run_again_is_not_recommended():
@@ -289,7 +289,7 @@ def test_who_is_looked_at_early_is_further_behind_at_most():
         confirmation = Confirmation(candidates, None, most)
         for rates in ((100, 101, 99.5), (102, 100, 101), (99, 102, 100)):
             confirmation.close_round(dict(enumerate(map(float, rates))))
-        behind.append(confirmation.behind(confirmation.leader()))
+        behind.append(confirmation.choosing.behind(confirmation.choosing.leader()))
     assert 1.2 * behind[0] < behind[1]
 
 
@@ -316,7 +316,7 @@ def test_the_leader_is_taken_where_that_loses_next_to_nothing_on_average():
     """It may be more than 2 % slower than the other one, but hardly is."""
     confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))
     assert confirmation.chosen == 1
-    assert confirmation.behind(1) > 0.02
+    assert confirmation.choosing.behind(1) > 0.02
 
 
 def test_two_that_may_each_be_the_faster_one_run_on():

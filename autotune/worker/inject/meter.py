@@ -151,9 +151,9 @@ def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> 
 
     def tell(steps: int, seconds: float, samples: float, tokens: float) -> None:
         rank, world_size = _place()
-        pace = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
+        report = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
         with contextlib.suppress(OSError):
-            line.send(pace.to_bytes())
+            line.send(report.to_bytes())
 
     probe.watch_speed(Meter(probe, tell, step_samples=samples, always=always).taken)
 

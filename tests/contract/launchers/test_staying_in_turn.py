@@ -34,13 +34,13 @@ def living(site: Site) -> dict[int, psutil.Process]:
 
 @sites("local", "pair", slow=["ray", "slurm", "cluster"])
 def test_each_takes_over_who_had_its_place(site: Site) -> None:
-    first = in_turn(site, Forth(2, 3), asked(site), pacer := asked(site))
+    first = in_turn(site, Forth(2, 3), asked(site), beside := asked(site))
     before = {*living(site)}
     larger = asked(site, knobs=knobs(micro_batch=4))
     second = in_turn(site, Forth(2, 4), larger, again := asked(site))
     assert {*living(site)} == before
     assert [report.resident_of for report in first] == ["", ""]
-    assert second[1].resident_of == pacer.trial
+    assert second[1].resident_of == beside.trial
     assert [report.trial for report in second] == [larger.trial, again.trial]
     for report, size in zip(second, (4, 2), strict=True):
         assert (report.outcome, report.cause, len(report.blocks)) == (None, "", 4)
@@ -51,11 +51,11 @@ def test_each_takes_over_who_had_its_place(site: Site) -> None:
 
 @sites("local", slow=["pair", "ray", "slurm"])
 def test_who_cannot_be_taken_over_is_ended_and_the_other_one_waits_on(site: Site) -> None:
-    first = in_turn(site, Forth(2, 3), asked(site), pacer := asked(site))
+    first = in_turn(site, Forth(2, 3), asked(site), beside := asked(site))
     before = {*living(site)}
     other = asked(site, knobs=knobs(**BESIDE))
     second = in_turn(site, Forth(2, 3), other, asked(site))
-    assert [report.resident_of for report in second] == ["", pacer.trial]
+    assert [report.resident_of for report in second] == ["", beside.trial]
     assert len(living(site).keys() & before) == len(before) // 2
     assert [len(report.blocks) for report in (*first, *second)] == [3] * 4
 
@@ -63,10 +63,10 @@ def test_who_cannot_be_taken_over_is_ended_and_the_other_one_waits_on(site: Site
 @sites("local", slow=["pair"])
 def test_who_fails_is_launched_anew_beside_the_one_that_waits(site: Site) -> None:
     failing = asked(site, args={"trouble": "raise", "at": 3})
-    failed, kept = in_turn(site, Forth(2, 5), failing, pacer := asked(site))
+    failed, kept = in_turn(site, Forth(2, 5), failing, beside := asked(site))
     assert (failed.outcome, kept.outcome) == (Outcome.ERROR, None)
     second = in_turn(site, Forth(2, 3), asked(site), asked(site))
-    assert [report.resident_of for report in second] == ["", pacer.trial]
+    assert [report.resident_of for report in second] == ["", beside.trial]
     assert [(r.outcome, len(r.blocks)) for r in second] == [(None, 3)] * 2
 
 
@@ -83,12 +83,12 @@ def test_before_a_trial_by_itself_all_of_them_are_ended(site: Site) -> None:
 @sites("local", slow=["pair", "ray", "slurm"])
 def test_one_that_dies_while_it_waits_is_launched_anew(site: Site) -> None:
     larger = {"knobs": knobs(micro_batch=4)}
-    in_turn(site, Forth(2, 3), asked(site, **larger), pacer := asked(site))
+    in_turn(site, Forth(2, 3), asked(site, **larger), beside := asked(site))
     assert site.slot.resident == larger["knobs"]
     living(site)[min(living(site))].kill()
     wait_for(lambda: site.slot.resident == knobs(), "only the other one to wait")
     second = in_turn(site, Forth(2, 3), asked(site, **larger), asked(site))
-    assert [report.resident_of for report in second] == ["", pacer.trial]
+    assert [report.resident_of for report in second] == ["", beside.trial]
     assert [(r.outcome, len(r.blocks)) for r in second] == [(None, 3)] * 2
 
 

@@ -80,7 +80,8 @@ def test_accumulation_and_an_earlier_optimizer_are_kept(bench: Bench, sync: str)
     ("kind", "library", "alone", "ranked"),
     [
         ("trainer", "transformers", "", ""),
-        ("accelerated", "accelerate", "", ""),
+        # The Trainer of transformers wraps its model by this library.
+        pytest.param("accelerated", "accelerate", "", "", marks=pytest.mark.errand),
         ("lit", "lightning", "devices=1", 'devices=2, strategy="ddp"'),
     ],
 )

@@ -4,10 +4,11 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import event, text, update
 
 from autotune.errors import BadInput, StaleLease, StudyNotFound
 from search_spaces import Facts
@@ -544,3 +545,34 @@ class TestWhyAnAttemptIsGivenUp:
         repository.studies.move(study.name, "host:elsewhere")
         assert claim(repository, taken(repository, "host:elsewhere")) is not None
         assert self.fault(repository, study) is Fault.DAEMON
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("read", "index"),
+    [
+        (lambda repository: repository.studies.order(), "ix_autotune_attempt_recent (ended>?)"),
+        (
+            lambda repository: repository.attempts.since(1, 7, [6]),
+            "ix_autotune_attempt_study_id (study_id=? AND rowid>?)",
+        ),
+    ],
+)
+def test_read_of_new_attempts_goes_by_an_index_and_not_through_all_of_them(
+    repository: Repository, read: Callable[[Repository], object], index: str
+) -> None:
+    engine = repository.database.engine
+    asked: list[tuple[str, object]] = []
+
+    def note(_: object, __: object, statement: str, given: object, *___: object) -> None:
+        asked.append((statement, given))
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        read(repository)
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    statement, given = next(one for one in asked if "FROM autotune_attempt" in one[0])
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"explain query plan {statement}", given)
+        assert index in "\n".join(str(row.detail) for row in plan)

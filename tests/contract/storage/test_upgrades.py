@@ -1,8 +1,11 @@
 """A database of an older version is read as it is; brought to this one, it keeps what it held."""
 
+import itertools
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -172,6 +175,12 @@ update autotune_study set priority = 4, held = true where name = 'second';
 insert into autotune_quota (owner, studies, device_hours, days) values ('alice', 2, null, 1.0);
 """,
     "0015": """
+update autotune_quota set weight = 2.0 where owner = 'alice';
+""",
+    "0016": """
+update autotune_attempt set sigma_run = 0.02 where purpose = 'paired';
+""",
+    "0017": """
 insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
         state, cause, log_tail, throughput, steady, contended, peak_bytes, wall_seconds, started, ended)
     values (1, 1, 7, 'search', 0, 1, 3, '{"micro_batch": 8}', 'COMPLETE', '', '', 80.0, true, false,
@@ -203,36 +212,113 @@ insert into autotune_message (study_id, at, kind, text, code, data)
 }
 
 
+class Sqlite:
+    """Files of SQLite in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def url(self, name: str) -> str:
+        return f"sqlite:///{self._folder}/{name}.db"
+
+    def copy(self, source: str, name: str) -> None:
+        """Copy a database that no process has open."""
+        shutil.copy(self._folder / f"{source}.db", self._folder / f"{name}.db")
+
+
+class Postgres:
+    """Databases of a PostgreSQL server."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        server.psql('create database "grown"')
+
+    def url(self, name: str) -> str:
+        return str(self._server.get_uri(database=name))
+
+    def copy(self, source: str, name: str) -> None:
+        """Copy a database that no process has open."""
+        self._server.psql(f'create database "{name}" template "{source}"')
+
+
+class Frozen:
+    """Databases of one kind, of each older version and as upgraded from it; each is made once."""
+
+    def __init__(self, databases: Sqlite | Postgres) -> None:
+        self._databases = databases
+        self._copies = itertools.count()
+        config = Config()
+        migrations = Path(storage.__file__).parent / "migrations"
+        config.set_main_option("script_location", str(migrations))
+        url = databases.url("grown")
+        RDBStorage(parse(url).render_as_string(hide_password=False)).engine.dispose()
+        engine = create_engine(parse(url))
+        for version, written in FROZEN.items():
+            with engine.begin() as connection:
+                config.attributes["connection"] = connection
+                command.upgrade(config, version)
+                for statement in written.strip().split(";\n"):
+                    connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
+            engine.dispose()
+            databases.copy("grown", version)
+        self._versions: dict[str, str] = {}
+        self._upgraded: set[str] = set()
+
+    def older(self, version: str) -> str:
+        """Return the URL of a new copy of the database of a version."""
+        url = self._copied(version)
+        self._versions[url] = version
+        return url
+
+    def upgraded(self, older: str) -> str:
+        """Return the URL of a new copy of what a database of `older` is upgraded to."""
+        version = self._versions[older]
+        upgraded = f"upgraded_{version}"
+        if version not in self._upgraded:
+            self._databases.copy(version, upgraded)
+            database = Database(self._databases.url(upgraded))
+            database.upgrade()
+            database.engine.dispose()
+            database.optuna().engine.dispose()
+            self._upgraded.add(version)
+        return self._copied(upgraded)
+
+    def _copied(self, source: str) -> str:
+        name = f"{source}_{next(self._copies)}"
+        self._databases.copy(source, name)
+        return self._databases.url(name)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(kind, marks=pytest.mark.xdist_group(f"older {kind}"))
+        for kind in ("sqlite", "postgresql")
+    ],
+)
+def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    if request.param == "sqlite":
+        return Frozen(Sqlite(tmp_path_factory.mktemp("older")))
+    return Frozen(Postgres(request.getfixturevalue("postgres_server")))
+
+
 @pytest.fixture
-def engine(storage_url: str) -> Iterator[Engine]:
-    opened = create_engine(parse(storage_url))
+def older(frozen: Frozen, request: pytest.FixtureRequest) -> str:
+    """The URL of a database of an older version."""
+    return frozen.older(request.param)
+
+
+@pytest.fixture
+def engine(older: str) -> Iterator[Engine]:
+    opened = create_engine(parse(older))
     yield opened
     opened.dispose()
 
 
 @pytest.fixture
-def older(storage_url: str, engine: Engine, request: pytest.FixtureRequest) -> str:
-    """The URL of a database of an older version."""
-    config = Config()
-    migrations = Path(storage.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(migrations))
-    RDBStorage(engine.url.render_as_string(hide_password=False)).engine.dispose()
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        for version, written in FROZEN.items():
-            if version > request.param:
-                break
-            command.upgrade(config, version)
-            for statement in written.strip().split(";\n"):
-                connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
-    return storage_url
-
-
-@pytest.fixture
-def repository(older: str) -> Iterator[Repository]:
+def repository(frozen: Frozen, older: str) -> Iterator[Repository]:
     """The newest version, over the database of an older one."""
-    database = Database(older)
-    database.upgrade()
+    database = Database(frozen.upgraded(older))
     yield Repository(database)
     database.engine.dispose()
 
@@ -371,6 +457,7 @@ def test_upgrade_tells_raw_rate_and_ratio_of_a_trial_beside_the_baseline_apart(
     repository: Repository,
 ) -> None:
     alone, *_, baseline, trial = repository.attempts.of(1)
+    assert baseline.purpose is Purpose.PAIRED
     assert (trial.result.throughput, trial.result.rate, trial.result.ratio) == (120.0, 150.0, 1.5)
     for other in (alone, baseline):
         assert (other.result.raw_throughput, other.result.ratio) == (None, None)
@@ -446,7 +533,7 @@ def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
     assert repository.quotas.weight_of("alice") == 1.0
 
 
-@pytest.mark.parametrize("older", ["0015"], indirect=True)
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
 def test_upgrade_gives_attempts_what_their_blocks_tell_of_the_run(repository: Repository) -> None:
     *others, last = repository.attempts.of(1)
     assert last.digest == RunDigest(
@@ -465,13 +552,19 @@ def test_upgrade_gives_attempts_what_their_blocks_tell_of_the_run(repository: Re
     assert others[1].digest == RunDigest(), "it runs"
 
 
-@pytest.mark.parametrize("older", ["0015"], indirect=True)
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
 def test_upgrade_from_choices_in_messages_keeps_the_newest(repository: Repository) -> None:
     assert repository.choices.newest_of(1) == [
         FinalistChoice(7, ChoiceReason.FINALIST, expected=1.4),
         FinalistChoice(1, ChoiceReason.REFUSED, "another loss"),
     ]
     assert repository.messages.of(1)[-1].data == {}
+
+
+@pytest.mark.parametrize("older", ["0015", "0016"], indirect=True)
+def test_study_of_a_version_without_standings_has_none(repository: Repository) -> None:
+    assert repository.studies.named("first").standing is None
+    assert repository.quotas.weight_of("alice") == 2.0
 
 
 @FROM_EACH_VERSION

@@ -1,6 +1,6 @@
 """How far apart do equal trials of one search lie, with the baseline beside them and without?
 
-    python benchmarks/pace.py [--json] [--rounds N] [--trials N] [--busy SHARE]
+    python benchmarks/pairing.py [--json] [--rounds N] [--trials N] [--busy SHARE]
 
 Studies whose trials all train the same: what they vary changes nothing. How far apart they lie is to be
 what their standard errors claim. Pairs of studies on two ranks, one of each kind, in turn, in databases
@@ -71,7 +71,7 @@ def neighbour(share: float) -> Iterator[None]:
             process.kill()
 
 
-def searched(folder: Path, trials: int, seed: int, *, paced: bool) -> dict[str, Any]:
+def searched(folder: Path, trials: int, seed: int, *, paired: bool) -> dict[str, Any]:
     """How far apart the trials of one study lie, and what they took."""
     study = {
         "name": "equal",
@@ -87,7 +87,7 @@ def searched(folder: Path, trials: int, seed: int, *, paced: bool) -> dict[str, 
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
     repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
     submit(repository, load(folder / "study.yaml"), folder)
-    if paced:
+    if paired:
         why = mock.patch("autotune.study.pairing.unrest", lambda *_: "it is asked for")
     else:
         why = mock.patch.object(PairingPolicy, "baseline_rate", lambda *_: None)
@@ -118,8 +118,8 @@ def _between(attempt: StoredAttempt) -> float:
 
 
 def _beside(trial: int, every: Any) -> float:
-    pace = (a for a in every if a.purpose == Purpose.PAIRED and a.round == trial)
-    return math.fsum(a.result.wall_seconds for a in pace)
+    beside = (a for a in every if a.purpose == Purpose.PAIRED and a.round == trial)
+    return math.fsum(a.result.wall_seconds for a in beside)
 
 
 def main() -> None:
@@ -129,14 +129,14 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=9)
     parser.add_argument("--busy", type=float, default=0.0, metavar="SHARE")
     given = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {"paced": [], "alone": []}
+    found: dict[str, list[dict[str, Any]]] = {"paired": [], "alone": []}
     with neighbour(given.busy):
         for round_ in range(given.rounds):
             kinds = list(found)
             random.Random(round_).shuffle(kinds)
             for kind in kinds:
                 with tempfile.TemporaryDirectory() as folder:
-                    one = searched(Path(folder), given.trials, round_, paced=kind == "paced")
+                    one = searched(Path(folder), given.trials, round_, paired=kind == "paired")
                     found[kind].append(one)
     report = {kind: _summary(several) for kind, several in found.items()} | {"studies": found}
     if given.json:

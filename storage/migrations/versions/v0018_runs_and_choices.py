@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0016"
-down_revision = "0015"
+revision = "0018"
+down_revision = "0017"
 
 _FLOATS = (
     *("disturbed_share", "foreign_cpu", "clock_mhz", "watts", "sample_joules"),

@@ -1,0 +1,122 @@
+"""Fresh rounds of the choice and the baseline alone, which tell by how much it is faster. Pure.
+
+The choice flatters the rounds that chose, so these count instead. Where the spread between processes is
+known each of the two has a variance of its own; else the differences within the rounds tell.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from autotune.analysis.choice_rounds import Rounds
+from autotune.analysis.processes import Processes
+from autotune.measurement.contrasts import ONE_SIDED, Contrast, welch_contrast
+from autotune.measurement.estimate import Ratio, half_width_of, paired_ratio
+from autotune.measurement.policy import PROOF
+
+
+@dataclass
+class GainRounds:
+    """Rounds of a pair.
+
+    Attributes:
+        chosen: trial of the choice.
+        baseline: trial of the baseline.
+        most: most rounds that are allowed.
+        wanted: number of rounds that are planned at least.
+        least: number of rounds from which on they tell.
+        processes: spread between the processes of each configuration; None: it is not known.
+        rounds: complete rounds.
+    """
+
+    chosen: int
+    baseline: int
+    most: int
+    wanted: int
+    least: int
+    processes: Processes | None
+    rounds: Rounds = field(default_factory=dict)
+
+    @property
+    def enough(self) -> bool:
+        """True if there are enough rounds to tell by how much the choice is faster."""
+        return len(self.rounds) >= max(1, min(self.least, self.wanted))
+
+    def gain(self) -> Ratio:
+        """Return the speed-up of the choice over the baseline, with Student's or Welch's interval."""
+        if self.processes is not None:
+            both = self.chosen, self.baseline
+            arms = (self.processes.arm(t, self.rates(t), self.baseline) for t in both)
+            return welch_contrast(*arms).ratio(ONE_SIDED)
+        return paired_ratio(self.rates(self.chosen), self.rates(self.baseline))
+
+    def rates(self, trial: int) -> list[float]:
+        """Return the throughput of one of the two, round by round."""
+        return [rates[trial] for rates in self.rounds.values()]
+
+    def decided(self) -> bool:
+        """Return whether another round would change nothing that matters, or is not allowed."""
+        if len(self.rounds) < self.wanted:
+            return False
+        if len(self.rounds) >= self.most:
+            return True
+        if self.processes is None:
+            return not self.gain().vague
+        return (self.vain or self._knows_rate) if self.waits else self.precise
+
+    @property
+    def contradicted(self) -> bool:
+        """True if the rounds contradict the choice.
+
+        Enough of them do not show it faster than the baseline, or the few so far show it slower.
+        """
+        if self.enough:
+            return not self.gain().faster
+        both = zip(self.rates(self.chosen), self.rates(self.baseline), strict=True)
+        return bool(self.rounds) and math.fsum(math.log(c / b) for c, b in both) <= 0
+
+    @property
+    def waits(self) -> bool:
+        """Return whether more processes of the baseline would tell more than more rounds."""
+        return self.processes is not None and self.processes.unsteady(self.baseline)
+
+    @property
+    def precise(self) -> bool:
+        """Return whether the gain is known as exactly as is wanted where each arm has a variance."""
+        if self.processes is None or not self.enough:
+            return False
+        gain = self.gain()
+        most = PROOF.coarsest if self.waits else PROOF.finest
+        wanted = max(PROOF.finest, min(PROOF.share_of_unsteady * math.log(gain.value), most))
+        return math.log(gain.high / gain.low) / 2 <= wanted
+
+    @property
+    def vain(self) -> bool:
+        """Return whether the rounds leave no gain that is worth more runs."""
+        return self.enough and math.log(self.gain().high) <= PROOF.no_gain
+
+    @property
+    def _knows_rate(self) -> bool:
+        """Return whether more rounds would tell little of the choice's own rate.
+
+        It is known as exactly as is wanted, or its processes lie apart.
+        """
+        if self.processes is None or self.processes.unsteady(self.chosen):
+            return True
+        rate = self.processes.arm(self.chosen, self.rates(self.chosen), self.baseline).rate
+        return math.log(rate.high / rate.low) / 2 <= PROOF.own_rate
+
+
+def rounds_wanted(seen: Contrast, rounds: int, most: int) -> int:
+    """Return the number of fresh rounds that a gain needs, by the scatter of those that chose.
+
+    Args:
+        seen: gain by these rounds.
+        rounds: number of them.
+        most: most fresh rounds that are allowed.
+    """
+    target = max(PROOF.finest, min(PROOF.share_of_gain * seen.value, PROOF.coarsest))
+    spread = seen.error * math.sqrt(rounds)  # of one pair
+    wanted = min(PROOF.fewest_rounds, most)
+    while wanted < most and half_width_of(spread, wanted) > target:
+        wanted += 1
+    return wanted

@@ -1,4 +1,4 @@
-"""What was observed in a run besides its rate: its steps, its machine and who disturbed it. Pure."""
+"""Digest of a run: its steps, the clocks and power of its devices, disturbance by others. Pure."""
 
 import statistics
 from collections.abc import Sequence

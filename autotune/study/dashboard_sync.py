@@ -1,4 +1,4 @@
-"""What other programs see of a running study: values, notes and attributes in Optuna, and its standing.
+"""Values, notes and attributes of a running study in Optuna, and its standing, for other programs.
 
 The value of a trial is its rate over that of the first trial that was measured: throughput, or samples
 per joule where energy is the objective. That trial is the baseline, unless it fails or another one
@@ -26,7 +26,7 @@ _YOURS = "yours"
 EVERY_SECONDS = 1.0
 """Shortest interval: each update takes some ten milliseconds of a short trial."""
 LARGEST_SHARE = 0.1
-"""Of the search's time that updates take; in a study of ten thousand trials one takes longer."""
+"""Largest share of the search's time for updates; one of ten thousand trials takes longer."""
 
 
 class ObjectiveValues:

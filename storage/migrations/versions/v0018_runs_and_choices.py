@@ -1,4 +1,4 @@
-"""What was observed in a run, as columns of its attempt; choices of finalists in a table."""
+"""Digests of runs as columns of attempts; choices of finalists in a table."""
 
 import itertools
 import json

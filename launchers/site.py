@@ -16,6 +16,8 @@ class Site:
         devices_per_rank: CUDA devices of a rank; below one, ranks share a device.
         environment: fingerprint of the node as the launcher opened, see
             autotune.worker.node.environment. Later agents of a slot may be elsewhere.
+        energy_unreadable: reason why the energy of a trial cannot be read there; empty if it can, or is
+            not known.
     """
 
     device: str
@@ -23,6 +25,7 @@ class Site:
     nodes: int
     devices_per_rank: float
     environment: dict[str, Any]
+    energy_unreadable: str = ""
 
     @property
     def on_device(self) -> bool:
@@ -51,11 +54,6 @@ class Site:
     def cores_of_rank(self) -> float:
         """Return the processors that a rank has for itself."""
         return float(self.environment["cores"] * self.nodes / self.ranks)
-
-    @property
-    def energy_unreadable(self) -> str:
-        """Return why the energy of a trial cannot be read here; empty if it can, or is not known."""
-        return str(self.environment.get("energy_unreadable", {}).get(self.device, ""))
 
     @property
     def capability(self) -> tuple[int, int] | None:

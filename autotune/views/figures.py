@@ -261,7 +261,9 @@ class StudyFigures:
     def as_dict(self) -> dict[str, Any]:
         """Return the data for JSON."""
         body: dict[str, Any] = as_json(self)
-        body["answer"] |= gain_as_json(self.answer.speedup, self.unit)
+        gain = gain_as_json(self.answer.speedup, self.unit)
+        body["answer"] |= gain
+        body["verdict"] |= gain
         body["messages"] = [message.text for message in self.messages]
         body["verdict"]["sentence"] = self.answer.text
         return body

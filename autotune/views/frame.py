@@ -24,7 +24,7 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     ratio, ratio_low, ratio_high: over the baseline, of a trial of the search with its 95 % interval by
     what is known now, of a run of the confirmation that of its round; in_turn, reference and
     reference_rate: whether they took turns, the baseline's attempt that it is over, and its rate;
-    rate: as measured, per second; so_far, so_far_low, so_far_high: the running result of a
+    rate: as measured, per second or joule; so_far, so_far_low, so_far_high: the running result of a
     confirmation; then cause, suggested_by, steady, contended, peak_bytes, wall_seconds, resident_of
     (trial whose processes it took over; empty: it had its own); then what was observed in the run (see
     storage.RunDigest): steps, disturbed_share, foreign_cpu, clock_mhz, watts, sample_joules, step_mean,

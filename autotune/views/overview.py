@@ -87,14 +87,15 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
 def _figures_of(study: StoredStudy, spec: StudySpec, now: Standing) -> dict[str, Any]:
     """Return what the trials of a study have shown so far, for JSON."""
     verdict = Verdict.from_dict(study.verdict) if study.verdict else None
+    gain = gain_as_json(verdict.speedup if verdict else None, spec.unit)
     return {
         "metric": spec.objective.metric,
         "unit": spec.unit,
         "baseline_rate": now.baseline,
         "leading_trial": now.leading,
         "leading_ratio": as_json(now.ratio),
-        **gain_as_json(verdict.speedup if verdict else None, spec.unit),
-        "verdict": shown(verdict) if verdict else None,
+        **gain,
+        "verdict": {**shown(verdict), **gain} if verdict else None,
     }
 
 

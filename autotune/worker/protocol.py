@@ -359,6 +359,8 @@ class Hello(Message):
     """Why nothing should be forked from what the agent has imported; empty if all is well."""
     protocol: int = 0
     """Version of the agent's protocol; 0 for an agent older than version numbers."""
+    energy_unreadable: dict[str, str] = field(default_factory=dict)
+    """Reason why the energy of trials cannot be read there, by 'cpu' and 'cuda'; empty where it can."""
 
 
 class Observed(TypedDict, total=False):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.worker.observers import energy
 
 _GIB = 1 << 30
 _MODEL = "Model:"
@@ -40,8 +39,7 @@ def describe() -> dict[str, Any]:
 
     Returns:
         JSON-ready. `devices` has one entry per visible CUDA device with name, memory_bytes and
-        capability (e.g. [9, 0]); it is empty where there is none. `energy_unreadable` has the reason
-        why the energy of trials cannot be read, by 'cpu' and 'cuda'; empty where it can.
+        capability (e.g. [9, 0]); it is empty where there is none.
     """
     import torch
 
@@ -58,7 +56,6 @@ def describe() -> dict[str, Any]:
         "driver": _driver_version(),
         "devices": _devices(),
         "autotune": autotune.__version__,
-        "energy_unreadable": energy.unreadable(),
     }
 
 

@@ -44,7 +44,7 @@ class RunMonitor(Protocol):
 
 
 class TimedMonitor:
-    """Monitor of a run whose speed is measured."""
+    """Monitor of a run whose rate is measured."""
 
     def __init__(self, limits: Limits, rule: StopRule | None = None) -> None:
         """Use these limits, or a stop rule that another object calls."""
@@ -56,7 +56,7 @@ class TimedMonitor:
         return self._rule(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE or PRUNED with the throughput, or the failure.
+        """Return COMPLETE or PRUNED with the throughput, POWER, or the failure.
 
         A script that came to its end counts by its blocks, if there are enough.
         """
@@ -76,6 +76,8 @@ class TimedMonitor:
             )
         if rule.uncounted:
             return AttemptResult(AttemptState.ERROR, rule.uncounted, **common)
+        if excess := rule.excess_power:
+            return AttemptResult(AttemptState.POWER, excess, **common)
         timed = rule.estimate()
         known = math.isfinite(timed.half_width)
         half_width, sigma_run = timed.half_width if known else 1.0, rule.sigma_run

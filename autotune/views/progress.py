@@ -199,7 +199,7 @@ class ProgressLines:
 def _seen_once(ratio: Ratio) -> str:
     """Return the ratio of a trial to the baseline; one that is not told apart from 1 is labelled."""
     told = short_ratio(ratio)
-    return f"speed-up {told}" if Known.of(ratio) is Known.UNKNOWN else told
+    return f"ratio {told}" if Known.of(ratio) is Known.UNKNOWN else told
 
 
 def _before(study: StoredStudy, found: Present) -> tuple[str, ...]:

@@ -15,7 +15,14 @@ from autotune.worker.protocol import Knobs, Outcome
 from benchmarks import gpu_policy
 from launchers.replay import Answer, Behaviour, Launch
 from launchers.replay.answers import SpeedVariation
-from launchers.replay.behaviours import noisy, running_at, where, within_memory
+from launchers.replay.behaviours import (
+    by_utilisation,
+    drawing,
+    noisy,
+    running_at,
+    where,
+    within_memory,
+)
 from launchers.replay.device import read_device
 from tests.control.replayed import PLAIN, Replayed, rate
 
@@ -161,6 +168,27 @@ def _remembering(behaviour: Behaviour, limit: float = 4e9) -> Behaviour:
     return within_memory(behaviour, _bytes, limit)
 
 
+def _watts(knobs: Knobs) -> float:
+    """Return the power of all devices: it rises with the rate, less so in bf16."""
+    power = by_utilisation(_scaling, fastest=130.0, idle=90.0, full=420.0)(knobs)
+    return power * (0.85 if knobs["precision"] == "bf16" else 1.0)
+
+
+def _energy(played: Replayed) -> Shown:
+    """Return a study whose objective is the energy of a sample."""
+    behaviour = drawing(_remembering(noisy(_SCALING, run=0.01, block=0.02)), _watts)
+    objective = {"metric": "samples_per_joule"}
+    played.on(behaviour, seed=3).run(**SAME_BATCH, objective=objective)
+    return _ended(played)
+
+
+def _power(played: Replayed) -> Shown:
+    """Return a study under a power limit, which some trials exceed."""
+    behaviour = drawing(_remembering(noisy(_SCALING, run=0.01, block=0.02)), _watts)
+    played.on(behaviour, seed=3).run(**SAME_BATCH, objective={"power_limit": 300.0})
+    return _ended(played)
+
+
 def _done(played: Replayed) -> Shown:
     """Return a study that found a gain."""
     behaviour = _remembering(noisy(_SCALING, run=0.01, block=0.02))
@@ -261,6 +289,8 @@ STATES: dict[str, Callable[[Replayed], Shown]] = {
     "undecided": _undecided,
     "no-result": _no_result,
     "script": _script,
+    "energy": _energy,
+    "power": _power,
     "one-trial": _one_trial,
     "many-trials": _many_trials,
 }

@@ -226,6 +226,9 @@ class Purpose(StrEnum):
     trial."""
     REFERENCE = "reference"
     """A loss trajectory of the baseline in fp32."""
+    AUTOCAST = "autocast"
+    """First steps of that reference under torch.autocast in bf16: how far rounding deviates its
+    gradient."""
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be compared with a reference."""
     CONFIRM = "confirm"
@@ -295,7 +298,7 @@ class Fault(StrEnum):
         return self in (Fault.WORKER, Fault.NODE)
 
 
-TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
+TRAJECTORIES = (Purpose.REFERENCE, Purpose.AUTOCAST, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
 UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)

@@ -36,7 +36,8 @@ class BestConfig(Mapping[str, Any]):
         world_size: ranks that it was measured with.
         throughput: value, low, high and unit of the recommended configuration; empty where energy was
             the objective.
-        speedup: over the baseline with low and high; None if there was none to compare with.
+        speedup: over the baseline with low and high; None if there was none to compare with, or
+            it is the baseline.
         provenance: study, trial, environment, verdict and time.
         script: of a study over a script: its path, the knobs that it sets by itself and how, and
             those that are changed from outside; or the command, with its placeholders. None for a
@@ -168,7 +169,7 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
             f"{path}: format {layout!r}, but this autotune reads up to {FORMAT}; "
             "export it again, or upgrade autotune"
         )
-    parts = ("world_size", "throughput", "speedup", "provenance")
+    parts = ("world_size", "throughput", "provenance")
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     knobs = content["knobs"]
@@ -176,7 +177,7 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         knobs=dict(sorted({**content.get("defaults", {}), **knobs}.items())),
         world_size=content["world_size"],
         throughput=content["throughput"],
-        speedup=content["speedup"],
+        speedup=content.get("speedup"),
         provenance=content["provenance"],
         unusual=tuple(content["unusual"]) if "unusual" in content else None,
         script=content.get("script"),

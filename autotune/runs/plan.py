@@ -20,6 +20,7 @@ from autotune.worker import interpreter
 from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
+    STEPS_WITHOUT_DROPOUT,
     BlockPlan,
     Deadlines,
     TimeLimit,
@@ -376,6 +377,11 @@ def stepwise(asked: TrialRequest) -> TrialRequest:
     longest = max(asked.deadlines.startup, asked.deadlines.step)
     deadlines = dataclasses.replace(asked.deadlines, step=longest)
     return dataclasses.replace(asked, trajectory=PROOF.most_steps, deadlines=deadlines)
+
+
+def under_autocast(asked: TrialRequest) -> TrialRequest:
+    """Return the first steps of the trial's loss trajectory, under torch.autocast in bf16."""
+    return dataclasses.replace(stepwise(asked), trajectory=STEPS_WITHOUT_DROPOUT, autocast=True)
 
 
 def facts_of(site: Site) -> Facts:

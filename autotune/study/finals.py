@@ -18,7 +18,14 @@ from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
-from autotune.runs.monitors import FitMonitor, ProfileMonitor, TimedMonitor, TrajectoryMonitor
+from autotune.runs.monitors import (
+    FirstStepsMonitor,
+    FitMonitor,
+    ProfileMonitor,
+    RunMonitor,
+    TimedMonitor,
+    TrajectoryMonitor,
+)
 from autotune.study.ablation import Ablation
 from autotune.study.finals_plan import FinalsPlan
 from autotune.study.run_planner import PlannedAttempt
@@ -161,8 +168,7 @@ class Finals:
         if check is None:
             return False
         attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, check.seed)
-        monitor = TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier)
-        self._runner.run_monitored(attempt, monitor)
+        self._runner.run_monitored(attempt, _monitor(check))
         return True
 
     def _may_win(self, confirmation: Confirmation, trial: int) -> bool:
@@ -326,6 +332,15 @@ class Finals:
                 return
             attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
             self._runner.run_monitored(attempt, ProfileMonitor())
+
+
+def _monitor(check: gate.Check) -> RunMonitor:
+    """Return the monitor of a run of the numerics gate."""
+    if check.purpose is Purpose.AUTOCAST:
+        return FirstStepsMonitor()
+    return TrajectoryMonitor(
+        check.reference, formats=check.formats, earlier=check.earlier, rounding=check.rounding
+    )
 
 
 class SoakPair:

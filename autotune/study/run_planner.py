@@ -20,6 +20,7 @@ from autotune.runs.plan import (
     on_longest,
     profiled,
     stepwise,
+    under_autocast,
     within,
 )
 from autotune.study.context import BASELINE, StudyContext
@@ -31,6 +32,7 @@ from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
 
 _SHAPES: dict[Purpose, Shape] = {
     Purpose.REFERENCE: stepwise,
+    Purpose.AUTOCAST: under_autocast,
     Purpose.NUMERICS: stepwise,
     Purpose.PROFILE: profiled,
     Purpose.FIT: few_steps,

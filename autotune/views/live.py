@@ -44,6 +44,7 @@ _PHASE_OF = {
     Purpose.PAIRED: "search",
     Purpose.CALIBRATE: "search",
     Purpose.REFERENCE: "check",
+    Purpose.AUTOCAST: "check",
     Purpose.NUMERICS: "check",
     Purpose.EPOCHS: "check",
     Purpose.LONGEST: "check",

@@ -88,7 +88,10 @@ def _nothing_better(verdict: Verdict) -> str:
     if not others:
         return (
             f"Nothing else was measured again, so keep your configuration: it ran at {_rate(verdict)}, "
-            f"measured {rounds} times more." + _failed(verdict) + _refused(verdict)
+            f"measured {rounds} times more, for this rate alone."
+            + _left_out(verdict)
+            + _failed(verdict)
+            + _refused(verdict)
         )
     how = f"times in turn with {counted(others, 'finalist')}"
     most = verdict.most_gain or 0.0
@@ -97,6 +100,17 @@ def _nothing_better(verdict: Verdict) -> str:
         f"Nothing that was measured again beats your configuration{left}: it ran at {_rate(verdict)}, "
         f"measured {rounds} {how}." + _failed(verdict) + _refused(verdict)
     )
+
+
+def _left_out(verdict: Verdict) -> str:
+    """Return why the trial that looked fastest was not measured again."""
+    if (one := verdict.left_out) is None:
+        return ""
+    changed = difference(one.knobs, verdict.baseline_knobs)
+    seen = f"Trial {one.trial}, seen once at {times(one.gain.value)} yours, was left out"
+    if one.gain.faster:
+        return f" {seen} for want of time: {changed}."
+    return f" {seen}, as the {CI} of that is {bounds_text(one.gain)}: {changed}."
 
 
 def _undecided(verdict: Verdict) -> str:

@@ -210,6 +210,8 @@ class TrialRequest:
 
     Each block reports loss, gradient norm and how far the replicas of the model lie apart.
     """
+    autocast: bool = False
+    """True if forward and loss run under torch.autocast in bf16, which is no effect of `knobs`."""
     profile: int = 0
     """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
     limit: TimeLimit = NO_LIMIT
@@ -427,6 +429,8 @@ class Observed(TypedDict, total=False):
 
     Every entry is name, elements, norm and the buckets of its sketch (rank.sketch).
     """
+    convolutions: int
+    """1 if a parameter of the model has more than two dimensions; with its first gradient."""
     start: str
     """Digest of the first weights and rows; a script may begin with others in each run."""
     parts: dict[str, list[float]]

@@ -42,6 +42,7 @@ def searched(tiny: StudyFolder, state: str) -> list[StoredAttempt]:
     return [a for a in tiny.attempts("search") if a.result.state == state]
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(8)
 def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFolder) -> None:

@@ -65,8 +65,11 @@ class Shown:
 
 
 def tuned(played: Replayed) -> StudyFigures:
-    """Run a whole study on a machine whose speed wanders; its trials take turns with the baseline."""
-    played.on(noisy(PLAIN, run=0.005, block=0.01), **_UNSTEADY).run(**WHOLE)
+    """Run a whole study on a machine whose speed wanders; its trials take turns with the baseline.
+
+    It is run once in a process: later calls copy its records.
+    """
+    played.on(noisy(PLAIN, run=0.005, block=0.01), **_UNSTEADY).run_once("tuned", **WHOLE)
     return figures_of(played.repository, played.study())
 
 

@@ -160,6 +160,8 @@ def _head(moment: LiveMoment, width: int) -> Iterator[Text]:
     ranks = (study.facts or {}).get("world_size")
     if ranks:
         left.append(f"   {counted(ranks, 'rank')}", "dim")
+    if Terms.of(moment.spec.unit).of_energy:
+        left.append("   ratios in samples/J", "dim")
     limit = f" of {duration(budget.wall_time)}" if budget.wall_time else ""
     right = f"{duration(study.elapsed)}{limit}   Ctrl-C leaves it running"
     left.append(" " * max(2, width - len(left) - len(right)))

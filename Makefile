@@ -44,8 +44,8 @@ test-versions:  ## unit and control tests on each supported Python that this mac
 faults: $(READY)  ## the table of faults, and what else has a full count
 	$(TEST) 4 -m "fault or slow" --fault-table=faults.json
 
-fault-sample: $(READY)  ## each test of the table of faults once
-	$(TEST) 4 -m slow --first-of-each --fault-table tests/faults
+fault-sample: $(READY)  ## each line of the table of faults once
+	$(TEST) 4 -m sample --first-of-each --fault-table
 
 errands: $(READY)  ## what users do with the command, each with real studies, as far as `make test` leaves it out
 	$(TEST) 4 -m errand

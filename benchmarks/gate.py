@@ -2,7 +2,7 @@
 
     python benchmarks/gate.py [--json] [--runs N] [--only MODEL] [--ranks N]
 
-Three models. Every run has a seed of its own: a reference, then faults that are planted in the training,
+Four models. Every run has a seed of its own: a reference, then faults that are planted in the training,
 and changes that do no harm. Each is judged as a finalist of a study is: its first steps, then the
 course of its loss, with further seeds while the answer is open. Shown are shares that were refused,
 with their 95 % interval (Clopper and Pearson 1934), by what, and the largest errors of gradients that
@@ -39,11 +39,11 @@ from autotune.measurement.numerics import (
     trajectory,
 )
 from autotune.measurement.policy import PROOF
-from autotune.runs.monitors import TrajectoryMonitor
-from autotune.worker.protocol import BlockReport, TrialRequest
+from autotune.runs.monitors import FirstStepsMonitor, RunMonitor, TrajectoryMonitor
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
 from search_spaces import defaults
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -68,6 +68,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "factory": "autotune.workloads.convnet:build",
         "args": {"size": 16, "width": 8, "blocks": 2},
     },
+    "deep_convnet": {
+        "factory": "autotune.workloads.convnet:build",
+        "args": {"size": 16, "width": 8, "blocks": 16},
+    },
 }
 TRAINED = {"micro_batch": 8, "accumulation_steps": 2}
 _RUNS_OF_A_PROCESS = 5
@@ -81,6 +85,9 @@ FAULTS: dict[str, Case] = {
     "wrong mask": ("mask", {}),
     "stale gradients": ("stale", {}),
     "dropped micro-batch": ("dropped", {}),
+    "gradients of seven tenths": ("shrunk", {}),
+    "gradients summed up": ("summed", {}),
+    "silent layer": ("silent", {}),
 }
 HARMLESS: dict[str, Case] = {
     "kernels": (
@@ -92,13 +99,20 @@ HARMLESS: dict[str, Case] = {
     "fsdp": ("", {"parallelism": "fsdp"}),
     "bf16": ("", {"precision": "bf16"}),
 }
+NARROW: dict[str, Case] = {
+    f"{name}, bf16": (fault, {"precision": "bf16"}) for name, (fault, _) in FAULTS.items()
+}
+"""The faults in a run whose gradients may deviate further."""
+FAULTS |= NARROW
 FORMATS: dict[str, Case] = {
     "fp16": ("", {"precision": "fp16"}),
     "pure_bf16": ("", {"precision": "pure_bf16"}),
+    "bf16, channels_last": ("", {"precision": "bf16", "channels_last": True}),
 }
 """Only where they are asked for."""
-AMONG_RANKS = ("dropped sync", "fsdp")
+AMONG_RANKS = ("dropped sync", "dropped sync, bf16", "fsdp")
 """Cases that a single rank cannot have."""
+ERRORS = ("first", "tensor", "second", "norm", "norm of tensor")
 
 
 class Bench:
@@ -112,8 +126,9 @@ class Bench:
         self._context = RankContext(rank, rank, dist.get_world_size(), (torch.device("cpu"),))
         self._model = model
         self._references: dict[int, Trajectory] = {}
+        self._rounding: dict[int, tuple[float, ...]] = {}
         self._kept: list[TrainingLoop] = []
-        self.errors: dict[str, list[float]] = {"first": [], "tensor": [], "second": []}
+        self.errors: dict[str, list[float]] = {name: [] for name in ERRORS}
 
     def judge(self, case: Case, run: int) -> Agreement:
         """Return the gate's answer on a configuration."""
@@ -121,11 +136,15 @@ class Bench:
         knobs = {**defaults(), **TRAINED, **changes}
         formats = (knobs, {**defaults(), **TRAINED})
         earlier: list[Pair] = []
+        rounding = self._rounding_of(run * PROOF.most_seeds)
         while True:
             seed = run * PROOF.most_seeds + len(earlier)
             reference = self._reference(seed)
-            found = self._train(seed, knobs, fault, TrajectoryMonitor(reference, formats=formats))
-            answer = agreement(found, reference, formats=formats, earlier=earlier)
+            monitor = TrajectoryMonitor(reference, formats=formats, rounding=rounding)
+            found = self._train(seed, knobs, fault, monitor)
+            answer = agreement(
+                found, reference, formats=formats, earlier=earlier, rounding=rounding
+            )
             if fault in ("", "other_dropout"):
                 self._note(found, reference, formats)
             if answer.problem or not answer.open:
@@ -134,10 +153,23 @@ class Bench:
 
     def _note(self, run: Trajectory, reference: Trajectory, formats: Sequence[Any]) -> None:
         assert run.first is not None and reference.first is not None
-        limit = gradients.tolerance(*formats)
-        found = gradients.deviations(run.first, reference.first, limit)
-        for name, one in zip(self.errors, found[:-1], strict=True):
-            self.errors[name].append(one.size)
+        limits = gradients.limits(formats)
+        found = gradients.deviations(run.first, reference.first, limits)
+        first, tensor, norm, norm_of_tensor, second, *_ = (one.size for one in found)
+        sizes = first, tensor, second, norm, norm_of_tensor
+        for errors, size in zip(self.errors.values(), sizes, strict=True):
+            errors.append(size)
+
+    def _rounding_of(self, seed: int) -> tuple[float, ...]:
+        """Return the errors under plain autocast, where a study would have run it."""
+        if "convnet" not in self._model["factory"]:
+            return ()
+        if seed not in self._rounding:
+            plain = {**defaults(), **TRAINED}
+            with plain_autocast("cpu"):
+                run = self._train(seed, plain, "", FirstStepsMonitor(), STEPS_WITHOUT_DROPOUT)
+            self._rounding[seed] = gradients.rounding(run.first, self._reference(seed).first)
+        return self._rounding[seed]
 
     def _reference(self, seed: int) -> Trajectory:
         if seed not in self._references:
@@ -146,11 +178,16 @@ class Bench:
         return self._references[seed]
 
     def _train(
-        self, seed: int, knobs: dict[str, Any], fault: str, judge: TrajectoryMonitor
+        self,
+        seed: int,
+        knobs: dict[str, Any],
+        fault: str,
+        judge: RunMonitor,
+        most: int = PROOF.most_steps,
     ) -> Trajectory:
         """Both ranks have the same blocks, and so come to the same end."""
         ranks = self._context.world_size
-        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=PROOF.most_steps)
+        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=most)
         random.seed(seed)
         torch.manual_seed(seed)
         attend = functional.scaled_dot_product_attention

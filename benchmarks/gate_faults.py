@@ -47,6 +47,33 @@ def scale(built: autotune.Workload, _: int) -> autotune.Workload:
     return dataclasses.replace(built, loss=loss)
 
 
+def shrunk(built: autotune.Workload, _: int) -> autotune.Workload:
+    """Gradients of seven tenths; the logged loss is right."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        value = built.loss(model, batch)
+        return value * 0.7 + (value * 0.3).detach()
+
+    return dataclasses.replace(built, loss=loss)
+
+
+def summed(built: autotune.Workload, accumulation: int) -> autotune.Workload:
+    """Gradients of micro-batches are summed up, not averaged; the logged loss is right."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        value = built.loss(model, batch)
+        return value * accumulation - (value * (accumulation - 1)).detach()
+
+    return dataclasses.replace(built, loss=loss)
+
+
+def silent(built: autotune.Workload, _: int) -> autotune.Workload:
+    """One matrix in the middle gets a gradient of zeros."""
+    matrices = [p for p in built.model.parameters() if p.dim() > 1]
+    matrices[len(matrices) // 2].register_hook(torch.zeros_like)
+    return built
+
+
 def sync(built: autotune.Workload, _: int) -> autotune.Workload:
     """Let the forward pass go around DDP, so that gradients are not exchanged."""
 
@@ -143,5 +170,8 @@ def other_dropout(built: autotune.Workload, _: int) -> autotune.Workload:
 
 FAULTS: dict[str, Callable[[autotune.Workload, int], autotune.Workload]] = {
     one.__name__: one
-    for one in (scale, sync, frozen, half_rate, mask, stale, dropped, other_dropout)
+    for one in (
+        *(scale, shrunk, summed, silent, sync, frozen),
+        *(half_rate, mask, stale, dropped, other_dropout),
+    )
 }

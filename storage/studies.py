@@ -19,6 +19,7 @@ from storage.leases import is_held, revoke
 from storage.models import (
     AttemptRow,
     BlockRow,
+    ChoiceRow,
     LeaseRow,
     MessageRow,
     NoiseRow,
@@ -391,10 +392,10 @@ class Studies:
 
 
 def _delete(session: Session, row: StudyRow) -> None:
-    """Delete a study with its attempts, trials, messages, noise and recommendations."""
+    """Delete a study with its attempts, choices, trials, messages, noise and recommendations."""
     own = select(AttemptRow.id).where(AttemptRow.study_id == row.id)
     session.execute(delete(BlockRow).where(BlockRow.attempt_id.in_(own)))
-    for kept in (AttemptRow, MessageRow, NoiseRow, RecommendationRow):
+    for kept in (AttemptRow, ChoiceRow, MessageRow, NoiseRow, RecommendationRow):
         session.execute(delete(kept).where(kept.study_id == row.id))
     trials = StudyModel.find_by_name(row.name, session)
     if trials is not None:  # they may have been deleted in the dashboard

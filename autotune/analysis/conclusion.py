@@ -25,9 +25,11 @@ from autotune.analysis.proof import Proof, Shortfall, WallTime, lacks_time, shor
 from autotune.analysis.provenance import Records
 from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Rules
+from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
@@ -68,7 +70,7 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
         attempts,
         most_rounds=spec.measurement.rounds,
         barred=out,
-        blocks=records.blocks,
+        blocks=Measure.of(spec).step_blocks(records.blocks),
         **selection._asdict(),
     )
     if facts.ended:
@@ -114,7 +116,20 @@ def _final(
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
     failure = baseline_failure(attempts)
-    return conclude(confirmation.result(), records.world_size, checks, failure, lacking)
+    found = conclude(confirmation.result(), records.world_size, checks, failure, lacking)
+    if found.kind is not Kind.NOTHING_BETTER or len(found.finalists) > 1:
+        return found
+    return dataclasses.replace(found, left_out=left_out(proof))
+
+
+def left_out(proof: Proof) -> Contender | None:
+    """Return the trial that looked fastest, and faster than the baseline; None if none did."""
+    ratios = trial_ratios(proof.attempts, None)
+    looked = [one for one in proof.rivals() if one.trial in ratios]
+    first = max(looked, key=lambda one: ratios[one.trial].ratio.value, default=None)
+    if first is None or ratios[first.trial].ratio.value <= 1:
+        return None
+    return Contender(first.trial, first.knobs, ratios[first.trial].ratio)
 
 
 def _provisional(

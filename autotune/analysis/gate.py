@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.sameness import Comparison, Rules
+from autotune.measurement import gradients
 from autotune.measurement.numerics import (
     Agreement,
     Pair,
@@ -36,6 +37,7 @@ class Check:
         reference: trajectory to compare it with; None: the run is the reference.
         formats: configurations of both.
         earlier: pairs of runs with other seeds.
+        rounding: errors of gradients under plain autocast; empty if not known.
     """
 
     purpose: Purpose
@@ -45,6 +47,7 @@ class Check:
     reference: Trajectory | None = None
     formats: tuple[dict[str, Any], ...] = ()
     earlier: tuple[Pair, ...] = ()
+    rounding: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,42 @@ def next_check(
     candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """Return the run that is missing before these candidates may be confirmed; None if none is."""
-    unproven = [schedule for schedule, _ in _unproven(attempts, blocks)]
+    unproven = [training for training, _ in _unproven(attempts, blocks)]
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(candidate.knobs, baseline, _references(attempts))
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
-        if reference.result.state != AttemptState.COMPLETE or _trained(checked) in unproven:
+        if reference.result.state != AttemptState.COMPLETE or _training(checked) in unproven:
             continue
         check = _next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
+        if check is not None and _lacks_rounding(reference, attempts, blocks):
+            return Check(Purpose.AUTOCAST, candidate.trial, reference.knobs)
         if check is not None:
             return check
     return None
+
+
+def _lacks_rounding(reference: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool:
+    """Return whether a run must tell how far plain autocast deviates the gradient of a model.
+
+    Convolutional networks with normalisation amplify rounding.
+    """
+    if attempts.of(Purpose.AUTOCAST).recorded().with_knobs(reference.knobs):
+        return False
+    return any(block.observed.get("convolutions") for block in blocks(reference.id))
+
+
+def _rounding(safe: Knobs, attempts: Attempts, blocks: Blocks) -> tuple[float, ...]:
+    """Return how far plain autocast deviates the gradient of a reference; empty if not known."""
+    run = attempts.of(Purpose.AUTOCAST).complete().with_knobs(safe).first
+    reference = _references(attempts).complete().with_knobs(safe).first
+    if run is None or reference is None:
+        return ()
+    return gradients.rounding(
+        trajectory(blocks(run.id)).first, trajectory(blocks(reference.id)).first
+    )
 
 
 def _next_seed(
@@ -115,6 +141,7 @@ def _next_seed(
                 trajectory(blocks(reference.id)),
                 (checked, safe),
                 tuple(_pair(a, attempts, blocks)[0] for a in done),
+                _rounding(safe, attempts, blocks),
             )
     return None
 
@@ -161,19 +188,27 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
             found[trial.trial] = (
                 f"the reference ended in {reference.result.state}: {reference.result.cause}"
             )
-        elif why := next((why for own, why in unproven if own == _trained(checked)), ""):
+        elif why := next((why for own, why in unproven if own == _training(checked)), ""):
             found[trial.trial] = why
     return found
 
 
-def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[dict[str, Any], str]]:
+_Training = tuple[dict[str, Any], float]
+"""Samples of a step, and the rounding of the number formats."""
+
+
+def _training(knobs: Knobs) -> _Training:
+    return _trained(knobs), gradients.null_of(knobs)
+
+
+def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[_Training, str]]:
     """Return the trainings that could not be compared with their reference, each with the reason.
 
     Other runs of the same training cannot be compared either.
     """
     runs = attempts.of(Purpose.NUMERICS).recorded().complete()
-    reasons = [(_trained(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
-    return [(trained, why) for trained, why in reasons if why]
+    reasons = [(_training(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
+    return [(training, why) for training, why in reasons if why]
 
 
 def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> GateRecord:
@@ -240,7 +275,8 @@ def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agre
     (run, reference), formats = _pair(attempt, attempts, blocks)
     own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
     earlier = [_pair(a, attempts, blocks)[0] for a in own if a.round < attempt.round]
-    return agreement(run, reference, formats=formats, earlier=earlier)
+    rounding = _rounding(formats[-1], attempts, blocks)
+    return agreement(run, reference, formats=formats, earlier=earlier, rounding=rounding)
 
 
 def _pair(

@@ -160,6 +160,8 @@ class Verdict:
         outgrown: trials refused for their memory; None if there are none.
         outcomes: ends of the attempts; None if something was measured.
         search_best: fastest trial of the search where nothing was confirmed; None elsewhere.
+        left_out: trial of the search that looked fastest and was not measured again, where nothing
+            was; None elsewhere.
         unchecked: faster configuration that may compute something else; None if there is none.
         long_failure: failure of the long run; None if it did not fail.
         version: version of these data.
@@ -201,6 +203,7 @@ class Verdict:
     outgrown: Outgrown | None = None
     outcomes: Outcomes | None = None
     search_best: SearchBest | None = None
+    left_out: Contender | None = None
     unchecked: Unchecked | None = None
     long_failure: Failure | None = None
     version: int = VERSION
@@ -278,6 +281,7 @@ _READERS: dict[str, Any] = {
     "outgrown": lambda part: Outgrown(**part),
     "outcomes": lambda part: Outcomes.from_dict(part),
     "search_best": lambda part: SearchBest(**part),
+    "left_out": lambda part: Contender(**{**part, "gain": _ratio(part["gain"])}),
     "unchecked": lambda part: Unchecked(**{**part, "touched": tuple(part["touched"])}),
 }
 """Field of a stored verdict -> function that restores its value from JSON."""

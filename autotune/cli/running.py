@@ -62,7 +62,8 @@ def init(
     """Write a commented study.yaml to start from.
 
     With your launch command after `--`, which is run for a few steps and observed, it is a study of
-    that command; else an example, with one of a workload of your own.
+    that command; else an example, with one of a workload of your own. How long the study may take
+    stands there under `budget: wall_time`.
     """
     from autotune.standalone.starter import write_study, write_workload
 
@@ -114,7 +115,10 @@ def start(
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a study, or continue it. Ctrl-C only stops following; the study runs on."""
+    """Run a study, or continue it. Ctrl-C only stops following; the study runs on.
+
+    It ends after `budget: wall_time` of its file, for example 30m, if that is given.
+    """
     from autotune.config import load
 
     _refuse_both(foreground, detach)

@@ -34,8 +34,10 @@ class BestConfig(Mapping[str, Any]):
         knobs: a value for every knob of the catalogue; of a script or a command for those of its study
             alone, as it sets all others by itself.
         world_size: ranks that it was measured with.
-        throughput: value, low, high and unit of the recommended configuration.
-        speedup: over the baseline with low and high; None if there was none to compare with.
+        throughput: value, low, high and unit of the recommended configuration; empty where energy was
+            the objective.
+        speedup: over the baseline with low and high; None if there was none to compare with, or
+            it is the baseline.
         provenance: study, trial, environment, verdict and time.
         script: of a study over a script: its path, the knobs that it sets by itself and how, and
             those that are changed from outside; or the command, with its placeholders. None for a
@@ -45,6 +47,8 @@ class BestConfig(Mapping[str, Any]):
         provisional: whether the study had not ended, and nothing has confirmed the configuration.
         own: knobs that the file names, as they belong to the job; None: all. The others have their
             defaults.
+        energy: of a sample with low, high and unit, and `ratio` over the baseline; None where throughput
+            was the objective.
     """
 
     knobs: dict[str, Any]
@@ -56,6 +60,7 @@ class BestConfig(Mapping[str, Any]):
     script: dict[str, Any] | None = None
     provisional: bool = False
     own: tuple[str, ...] | None = None
+    energy: dict[str, Any] | None = None
 
     @property
     def is_of_command(self) -> bool:
@@ -164,7 +169,7 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
             f"{path}: format {layout!r}, but this autotune reads up to {FORMAT}; "
             "export it again, or upgrade autotune"
         )
-    parts = ("world_size", "throughput", "speedup", "provenance")
+    parts = ("world_size", "throughput", "provenance")
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     knobs = content["knobs"]
@@ -172,10 +177,11 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         knobs=dict(sorted({**content.get("defaults", {}), **knobs}.items())),
         world_size=content["world_size"],
         throughput=content["throughput"],
-        speedup=content["speedup"],
+        speedup=content.get("speedup"),
         provenance=content["provenance"],
         unusual=tuple(content["unusual"]) if "unusual" in content else None,
         script=content.get("script"),
         provisional=bool(content.get("provisional", False)),
         own=None if layout == _FULL else tuple(content.get("own") or knobs),
+        energy=content.get("energy"),
     )

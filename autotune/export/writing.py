@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
 from autotune.export.best import FORMAT, BestConfig, is_best, mapping_in, read
 from autotune.measurement.estimate import Ratio
@@ -20,6 +21,7 @@ from search_spaces import CATALOGUE
 _BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
 _OF_A_SCRIPT = "Start your job with it: autotune run FILE -- YOUR COMMAND"
 _OF_A_WORKLOAD = "Load it with autotune.load(...)."
+_UNUSUAL = "# Names of knobs that differ from the defaults of PyTorch or of a plain script:"
 _WIDTH = 100
 """Width of a line that holds several knobs, in characters."""
 _HEAD_BYTES = 512
@@ -42,7 +44,7 @@ def document(
     Args:
         verdict: with throughput and knobs.
         text: the verdict in words.
-        unit: of the throughput.
+        unit: of the rates.
         world_size: ranks that it was measured with.
         environment: that it was measured in.
         created: time, ISO 8601.
@@ -54,8 +56,7 @@ def document(
         "provisional": verdict.provisional,
         "knobs": dict(verdict.knobs),
         "world_size": world_size,
-        "throughput": {**_rounded(verdict.throughput), "unit": unit},
-        "speedup": _rounded(verdict.speedup) if verdict.speedup else None,
+        **_gain(verdict, unit),
         "provenance": {
             "study": verdict.study,
             "trial": verdict.trial,
@@ -69,6 +70,22 @@ def document(
     return of_today(content if script is None else content | {"script": dict(script)})
 
 
+def _gain(verdict: Verdict, unit: str) -> dict[str, Any]:
+    """Return rate and ratio over the baseline: as throughput and speed-up, or as energy of a sample.
+
+    There is no ratio where the baseline is kept, or could not be compared with.
+    """
+    terms, rate, gain = Terms.of(unit), verdict.throughput, verdict.speedup
+    assert rate is not None
+    kept = gain is None or verdict.knobs == verdict.baseline_knobs
+    ratio = None if gain is None or kept else _rounded(terms.said(gain))
+    if terms.of_energy:
+        energy = {**_rounded(rate.inverse), "unit": "J/sample"}
+        return {"throughput": {}, "energy": energy | ({"ratio": ratio} if ratio else {})}
+    found = {"throughput": {**_rounded(rate), "unit": unit}}
+    return found | ({"speedup": ratio} if ratio else {})
+
+
 def document_of(best: BestConfig) -> dict[str, Any]:
     """Return the content of the file that a configuration was read from."""
     content = {"format": FORMAT, **dataclasses.asdict(best)}
@@ -76,6 +93,10 @@ def document_of(best: BestConfig) -> dict[str, Any]:
         del content["script"]
     if best.own is None:
         del content["own"]
+    if best.speedup is None:
+        del content["speedup"]
+    if best.energy is None:
+        del content["energy"]
     return of_today(content)
 
 
@@ -103,7 +124,8 @@ def as_text(content: Mapping[str, Any]) -> str:
     shown = {name: part for name, part in content.items() if name != "own"}
     is_script = content.get("script")
     use = _OF_A_SCRIPT if is_script else _OF_A_WORKLOAD
-    text = f"# Found by autotune. {use}\n{_yaml({**shown, 'knobs': own})}"
+    lines = _yaml({**shown, "knobs": own}).replace("\nunusual:", f"\n{_UNUSUAL}\nunusual:")
+    text = f"# Found by autotune. {use}\n{lines}"
     if others:
         return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}"
     return text + (_BY_ITSELF if is_script else "")

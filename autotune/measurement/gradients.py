@@ -107,18 +107,79 @@ def first_problem(several: Iterable[Deviation]) -> str:
     return next((one.problem for one in several if one.problem), "")
 
 
-def tolerance(*configurations: Mapping[str, Any]) -> float:
-    """Return the largest allowed relative error of the whole gradient.
+class Limits(NamedTuple):
+    """Largest allowed deviations of the gradient in a step, each relative to the reference's norm.
 
-    It depends on the number formats of both configurations.
+    Attributes:
+        whole: norm of the difference of the whole gradients.
+        tensor: the same of a tensor.
+        norm: difference of the norms of the whole gradients.
+        norm_of_tensor: the same of a tensor.
     """
-    nulls = [
-        NULL.get((name, value), 0.0)
-        for knobs in configurations
-        for name, value in knobs.items()
-        if isinstance(value, str)
+
+    whole: float
+    tensor: float
+    norm: float = math.inf
+    norm_of_tensor: float = math.inf
+
+    @property
+    def blind(self) -> bool:
+        """True if the direction of the gradient tells nothing."""
+        return math.isinf(self.whole)
+
+
+def limits(
+    configurations: Iterable[Mapping[str, Any]], rounding: Sequence[float] = ()
+) -> list[Limits]:
+    """Return the limits in the first and in the second step.
+
+    They depend on the number formats of both configurations, and on the model, which may amplify
+    rounding.
+
+    Args:
+        configurations: the two that are compared.
+        rounding: result of the function of that name, for the model.
+    """
+    null = math.hypot(NULL["precision", "fp32"], *map(null_of, configurations))
+    factors = 1.0, PROOF.limit_of_second
+    plain = [_by_format(factor * PROOF.limit * null) for factor in factors]
+    if not rounding:
+        return plain
+    wide = [
+        _amplified(null / PROOF.null_bf16 * error, factor * PROOF.limit_of_norm)
+        for error, factor in zip(rounding, factors, strict=True)
     ]
-    return min(PROOF.largest_limit, PROOF.limit * math.hypot(NULL["precision", "fp32"], *nulls))
+    return [max(both) for both in zip(plain, wide, strict=True)]
+
+
+def _by_format(size: float) -> Limits:
+    largest = PROOF.largest_limit
+    return Limits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
+
+
+def _amplified(error: float, norm: float) -> Limits:
+    """Return the limits where rounding by itself causes this error of the whole gradient."""
+    norms = norm, PROOF.limit_of_tensor * norm
+    if error > PROOF.largest_limit:
+        return Limits(math.inf, math.inf, *norms)
+    whole, ceiling = (PROOF.limit_of_rounding * size for size in (error, PROOF.largest_limit))
+    return Limits(whole, min(ceiling, PROOF.limit_of_tensor * whole), *norms)
+
+
+def null_of(knobs: Mapping[str, Any]) -> float:
+    """Return the relative error that all number formats of a configuration cause together."""
+    return math.hypot(*(null for (name, value), null in NULL.items() if knobs.get(name) == value))
+
+
+def rounding(autocast: FirstSteps | None, reference: FirstSteps | None) -> tuple[float, ...]:
+    """Return by how much plain autocast in bf16 deviates the whole gradient, step by step.
+
+    Empty if nothing is known of it.
+    """
+    if autocast is None or reference is None or not comparable(autocast, reference):
+        return ()
+    steps = ((one.gradients[place] for one in (autocast, reference)) for place in (0, -1))
+    return tuple(_error(run, plain) for run, plain in steps)
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
@@ -131,42 +192,51 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
     return [t.size for t in own] == [t.size for t in other]
 
 
-def deviations(run: FirstSteps, reference: FirstSteps, limit: float) -> list[Deviation]:
+def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits]) -> list[Deviation]:
     """Compare the first steps of a run with those of its reference.
 
     Return, for the first step and for the last, the deviation of the whole gradient and of the
     tensor that is furthest off. A wrong update shows in the gradient of the step after it.
 
     Args:
-        limit: largest relative error of the whole gradient.
+        limits: of both steps.
     """
-    last = PROOF.limit_of_second * limit
+    first, last = limits
     return [
-        *_of_gradient("first", run.gradients[0], reference.gradients[0], limit),
+        *_of_gradient("first", run.gradients[0], reference.gradients[0], first),
         *_of_gradient("second", run.gradients[-1], reference.gradients[-1], last),
     ]
 
 
 def _of_gradient(
-    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limit: float
+    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: Limits
 ) -> Iterator[Deviation]:
     whole = max(_norm(reference), _TINY)
+    sizes = [max(tensor.norm, PROOF.negligible * whole) for tensor in reference]
     errors = [a.distance(b) for a, b in zip(run, reference, strict=True)]
-    relative = [
-        error / max(tensor.norm, PROOF.negligible * whole)
-        for error, tensor in zip(errors, reference, strict=True)
-    ]
-    place = _furthest(relative)
-    name = reference[place].name
-    what = f"its gradient in the {step} step, most of all in {name},"
-    yield Deviation(what, math.hypot(*errors) / whole, min(PROOF.largest_limit, limit))
-    what = f"its gradient of {name} in the {step} step"
-    yield Deviation(what, relative[place], min(PROOF.largest_limit, PROOF.limit_of_tensor * limit))
+    longer = [abs(a.norm - b.norm) for a, b in zip(run, reference, strict=True)]
+    place, error = _furthest(errors, sizes)
+    its, name = f"gradient in the {step} step", reference[place].name
+    of = f"gradient of {name} in the {step} step"
+    yield Deviation(f"its {its}, most of all in {name},", math.hypot(*errors) / whole, limits.whole)
+    yield Deviation(f"its {of}", error, limits.tensor)
+    place, error = _furthest(longer, sizes)
+    of = f"gradient of {reference[place].name} in the {step} step"
+    yield Deviation(f"the norm of its {its}", abs(_norm(run) - whole) / whole, limits.norm)
+    yield Deviation(f"the norm of its {of}", error, limits.norm_of_tensor)
 
 
-def _furthest(sizes: Sequence[float]) -> int:
-    """Return the index of the largest number; one that is none counts as infinite."""
-    return max(range(len(sizes)), key=lambda i: math.inf if math.isnan(sizes[i]) else sizes[i])
+def _error(run: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Return the relative error of the whole gradient."""
+    errors = (a.distance(b) for a, b in zip(run, reference, strict=True))
+    return math.hypot(*errors) / max(_norm(reference), _TINY)
+
+
+def _furthest(errors: Sequence[float], sizes: Sequence[float]) -> tuple[int, float]:
+    """Return the index of the largest relative error, and that; one that is none is infinite."""
+    found = [error / size for error, size in zip(errors, sizes, strict=True)]
+    place = max(range(len(found)), key=lambda i: math.inf if math.isnan(found[i]) else found[i])
+    return place, found[place]
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -17,7 +17,7 @@ from scipy import special
 
 from autotune.measurement import gradients
 from autotune.measurement.estimate import lag_one
-from autotune.measurement.gradients import Deviation, FirstSteps, first_problem
+from autotune.measurement.gradients import Deviation, FirstSteps, Limits, first_problem
 from autotune.measurement.policy import PROOF, ProofPolicy
 
 
@@ -204,6 +204,7 @@ def agreement(
     *,
     formats: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[Pair] = (),
+    rounding: Sequence[float] = (),
 ) -> Agreement:
     """Compare a trajectory with the reference of the same seed and data.
 
@@ -212,11 +213,13 @@ def agreement(
     Args:
         formats: configurations of both; the tolerance of gradients depends on their number formats.
         earlier: pairs of runs of the same configurations with other seeds.
+        rounding: errors of gradients under plain autocast, see measurement.gradients.
     """
     run = _cut(run, len(reference.losses))
     losses = reference.losses[: len(run.losses)]
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
-    early = _of_first_steps(run, reference, formats)
+    limits = gradients.limits(formats, rounding)
+    early = _of_first_steps(run, reference, limits)
     ratio = _median_norm(run) / _median_norm(reference)
     curve = _LossComparison([*earlier, (run, reference)]) if whole else None
     problem = first_problem([_of_replicas(run), *early]) or (
@@ -230,18 +233,22 @@ def agreement(
         steps=len(run.losses),
         gradient_error=early[0].size if early else None,
         share_of_progress=curve.share if curve else None,
-        unproven=_unproven(reference) if not early and not reference.fallen else "",
+        unproven=_unproven(reference, blind=bool(early) and limits[0].blind)
+        if not reference.fallen and (not early or limits[0].blind)
+        else "",
     )
 
 
-def _unproven(reference: Trajectory) -> str:
-    began = "the checked run began with other weights or rows than the reference"
-    return f"{_hardly_fallen(reference)}, and {began}"
+def _unproven(reference: Trajectory, *, blind: bool) -> str:
+    why = "the checked run began with other weights or rows than the reference"
+    if blind:
+        why = f"plain autocast deviates its gradient by more than {PROOF.largest_limit:.0%}"
+    return f"{_hardly_fallen(reference)}, and {why}"
 
 
-def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:
+def refuted(run: Trajectory, reference: Trajectory, limits: Sequence[Limits]) -> str:
     """Return why a run need not go on, by its first steps; empty if it must."""
-    return first_problem([_of_replicas(run), *_of_first_steps(run, reference, formats)])
+    return first_problem([_of_replicas(run), *_of_first_steps(run, reference, limits)])
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:
@@ -250,14 +257,14 @@ def _cut(run: Trajectory, steps: int) -> Trajectory:
 
 
 def _of_first_steps(
-    run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]
+    run: Trajectory, reference: Trajectory, limits: Sequence[Limits]
 ) -> list[Deviation]:
     """Return the deviations of gradients; none where they cannot be compared."""
     if run.first is None or reference.first is None:
         return []
     if not gradients.comparable(run.first, reference.first):
         return []
-    return gradients.deviations(run.first, reference.first, gradients.tolerance(*formats))
+    return gradients.deviations(run.first, reference.first, limits)
 
 
 def _of_replicas(run: Trajectory) -> Deviation:

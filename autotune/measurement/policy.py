@@ -72,6 +72,12 @@ class MeasurementPolicy:
         "of a block on a CUDA device where the study does not say",
         "steps that compute scatter by 0.03 to 1 %, so eight blocks take two seconds, H200",
     )
+    energy_block: float = judgement(
+        1.0,
+        "seconds",
+        "of a block on a CUDA device whose energy counts, interleaved or not",
+        "NVML's counter moves about ten times a second, so the two ends of a block err by a tenth of it",
+    )
     steps_on_device: int = judgement(2, "steps", "fewest of such a block")
     startup_compiling: float = judgement(
         3.0,
@@ -451,7 +457,24 @@ class ProofPolicy:
         "largest error in the second step",
         "its weights differ by the first",
     )
-    largest_limit: float = judgement(0.5, "relative error", "largest limit of any number format")
+    largest_limit: float = judgement(
+        0.5,
+        "relative error",
+        "largest limit of any number format, and largest error of plain autocast with which the "
+        "direction of a gradient tells anything",
+    )
+    limit_of_rounding: float = judgement(
+        1.5,
+        "errors of plain autocast",
+        "largest error of the whole gradient where the model amplifies rounding",
+        "other kernels round elsewhere: channels_last 0.98 to 1.01, five convolutional networks",
+    )
+    limit_of_norm: float = judgement(
+        0.1,
+        "relative error",
+        "largest error of the gradient's norm where the model amplifies rounding",
+        "rounding turns a gradient and hardly changes its norm: 5 % at most, five such networks",
+    )
     negligible: float = judgement(
         0.02, "share of the gradient", "least norm that the error of a tensor is relative to"
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from autotune.measurement import gradients
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import (
     Pair,
@@ -43,7 +44,7 @@ class RunMonitor(Protocol):
 
 
 class TimedMonitor:
-    """Monitor of a run whose speed is measured."""
+    """Monitor of a run whose rate is measured."""
 
     def __init__(self, limits: Limits, rule: StopRule | None = None) -> None:
         """Use these limits, or a stop rule that another object calls."""
@@ -55,7 +56,7 @@ class TimedMonitor:
         return self._rule(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE or PRUNED with the throughput, or the failure.
+        """Return COMPLETE or PRUNED with the throughput, POWER, or the failure.
 
         A script that came to its end counts by its blocks, if there are enough.
         """
@@ -75,6 +76,8 @@ class TimedMonitor:
             )
         if rule.uncounted:
             return AttemptResult(AttemptState.ERROR, rule.uncounted, **common)
+        if excess := rule.excess_power:
+            return AttemptResult(AttemptState.POWER, excess, **common)
         timed = rule.estimate()
         known = math.isfinite(timed.half_width)
         half_width, sigma_run = timed.half_width if known else 1.0, rule.sigma_run
@@ -112,24 +115,28 @@ class TrajectoryMonitor:
         *,
         formats: Sequence[Knobs] = (),
         earlier: Sequence[Pair] = (),
+        rounding: Sequence[float] = (),
     ) -> None:
         """Take in the reference; without one the run becomes a reference itself.
 
         Args:
             formats: configurations of both runs.
             earlier: pairs of runs with other seeds.
+            rounding: errors of gradients under plain autocast.
         """
         self.seen: list[ObservedBlock] = []
         self._reference = reference
         self._formats = formats
         self._earlier = earlier
+        self._rounding = rounding
+        self._limits = gradients.limits(formats, rounding)
 
     def __call__(self, block: BlockReport) -> bool:
         self.seen.append(ObservedBlock(block, kept=False))
         if self._reference is None:
             return long_enough([seen.block.loss for seen in self.seen])
         if len(self.seen) == STEPS_WITHOUT_DROPOUT and refuted(
-            self._run, self._reference, self._formats
+            self._run, self._reference, self._limits
         ):
             return True
         return len(self.seen) >= len(self._reference.losses)
@@ -143,7 +150,13 @@ class TrajectoryMonitor:
             return AttemptResult(AttemptState.ERROR, problem, **common)
         if self._reference is None:
             return AttemptResult(AttemptState.COMPLETE, **common)
-        found = agreement(self._run, self._reference, formats=self._formats, earlier=self._earlier)
+        found = agreement(
+            self._run,
+            self._reference,
+            formats=self._formats,
+            earlier=self._earlier,
+            rounding=self._rounding,
+        )
         state = AttemptState.REFUSED if found.problem else AttemptState.COMPLETE
         return AttemptResult(state, found.problem, **common)
 
@@ -155,7 +168,7 @@ class TrajectoryMonitor:
         """Return why there is nothing to judge, or to compare with; empty if there is."""
         needed = len(self._reference.losses) if self._reference else PROOF.fewest_steps
         if len(self.seen) < needed:
-            if self._reference and self.seen and refuted(self._run, self._reference, self._formats):
+            if self._reference and self.seen and refuted(self._run, self._reference, self._limits):
                 return ""
             return f"ended after {len(self.seen)} of {needed} steps"
         if self._reference is not None:
@@ -163,6 +176,19 @@ class TrajectoryMonitor:
         if not all(math.isfinite(seen.block.loss) for seen in self.seen):
             return "its loss is not finite"
         return not_to_compare(self._run)
+
+
+class FirstStepsMonitor(_FullRunMonitor):
+    """Monitor of a run whose gradients in the first steps are wanted."""
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE, ERROR where they were not seen, or the failure."""
+        if failed := _failure(report):
+            return failed
+        if len(self.seen) < STEPS_WITHOUT_DROPOUT:
+            cause = f"ended after {len(self.seen)} of {STEPS_WITHOUT_DROPOUT} steps"
+            return AttemptResult(AttemptState.ERROR, cause, **_common(report))
+        return AttemptResult(AttemptState.COMPLETE, **_common(report))
 
 
 class ProfileMonitor(_FullRunMonitor):

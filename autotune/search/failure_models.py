@@ -15,10 +15,13 @@ Another cause is a value of one knob, or of two together. It explains a failure 
 configuration has it, and no configuration that worked has. Chance is an explanation, too. The odds
 are a choice, not a measurement: one value alone is the simpler explanation, and a configuration that
 worked rules causes out whatever the odds. tests/unit/test_fault_model.py shows what they amount to.
+Where several failures have the same message, and one value alone in common that never worked, that
+value is the cause for certain.
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -178,16 +181,22 @@ def rows_of(grid: Grid, configurations: Sequence[dict[str, object]]) -> Rows:
     return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
 
 
+_FIGURE = re.compile(r"[0-9.]+")
+
+
 class FaultModel:
     """Model of failures in one search space."""
 
-    def __init__(self, grid: Grid, worked: Rows, failed: Rows) -> None:
+    def __init__(
+        self, grid: Grid, worked: Rows, failed: Rows, messages: Sequence[str] = ()
+    ) -> None:
         """Learn from earlier trials.
 
         Args:
             grid: the search space.
             worked: rows that ran.
             failed: rows that failed; those out of memory only where no memory model can use them.
+            messages: of each failure; empty where it has none.
         """
         width = len(grid.names)
         # (knob, knob): a value alone on the diagonal, two together above it.
@@ -195,6 +204,7 @@ class FaultModel:
         self._prior = SEARCH.cause_alone * np.eye(width) + SEARCH.cause_together * pairs
         self._worked = worked
         self._failed = failed[-SEARCH.most_failures :]
+        self._certain = list(_certain(worked, failed, [_FIGURE.sub("0", one) for one in messages]))
 
     def risk(self, rows: Rows) -> Vector:
         """Return the probability of each row to fail."""
@@ -204,6 +214,8 @@ class FaultModel:
             has = (rows == failure).astype(float)
             mass = ((has @ causes) * has).sum(axis=1)
             sound *= 1 - mass / (SEARCH.cause_chance + causes.sum())
+        for knob, value in self._certain:
+            sound[rows[:, knob] == value] = 0.0
         return 1 - sound
 
     def _causes(self, failure: NDArray[np.int64]) -> Matrix:
@@ -212,6 +224,16 @@ class FaultModel:
         further = _together(self._failed, failure) - 1
         weights: Matrix = np.where(harmless, 0.0, self._prior * SEARCH.cause_shared**further)
         return weights
+
+
+def _certain(worked: Rows, failed: Rows, messages: Sequence[str]) -> Iterator[tuple[int, np.int64]]:
+    """Yield the values that alone explain failures with the same message, each with its knob."""
+    for message in {one for one in messages if one and messages.count(one) > 1}:
+        rows = failed[[one == message for one in messages]]
+        shared = (rows == rows[0]).all(axis=0) & ~(worked == rows[0]).any(axis=0)
+        if shared.sum() == 1:
+            knob = int(np.argmax(shared))
+            yield knob, rows[0][knob]
 
 
 def _together(rows: Rows, failure: NDArray[np.int64]) -> Matrix:

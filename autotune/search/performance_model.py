@@ -247,7 +247,8 @@ class PerformanceModelSampler(BaseSampler):
         worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
         shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
         fits = 1 - MemoryModel(grid, worked, _rows(grid, too_large), shares).risk(candidates)
-        works = 1 - FaultModel(grid, worked, _rows(grid, failed)).risk(candidates)
+        messages = [str(t.user_attrs.get("cause", "")) for t in failed]
+        works = 1 - FaultModel(grid, worked, _rows(grid, failed), messages).risk(candidates)
         return fits, works
 
     def _first_new(

@@ -91,6 +91,8 @@ def description(found: Findings) -> str:
     loader = f"a DataLoader with {workers}" if seen.loader else "no DataLoader"
     number = str(seen.own.get("precision", "number format unknown"))
     samples = counted(seen.micro_batch, "sample")
+    if seen.rows:
+        samples = f"1 batch of {seen.rows} rows"
     if seen.varies:
         samples = "varying numbers of samples"
     return (

@@ -18,6 +18,7 @@ from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof, WallTime
 from autotune.analysis.sameness import Rules
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
@@ -259,10 +260,11 @@ class TimeBudget:
     def _processes(self, attempts: Attempts) -> Processes | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""
         own = attempts.baseline()
-        if own is None:
+        blocks = Measure.of(self._context.plan.spec).step_blocks(self._context.blocks)
+        if own is None or blocks is None:
             return None
         if own.id not in self._processes_of:
-            self._processes_of[own.id] = Processes.of(attempts, self._context.blocks, ())
+            self._processes_of[own.id] = Processes.of(attempts, blocks, ())
         return self._processes_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:

@@ -6,7 +6,7 @@ from autotune.analysis.standing import Present
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
 from autotune.measurement.policy import PROOF
-from storage import Purpose, StoredAttempt, StoredStudy
+from storage import TRAJECTORIES, Purpose, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
@@ -20,6 +20,7 @@ _PHASES = {
     Purpose.CALIBRATE: "measuring the noise between runs",
     Purpose.REPEAT: "measuring your configuration once more, whose runs lie apart",
     Purpose.REFERENCE: "checking numerics: the reference",
+    Purpose.AUTOCAST: "checking numerics: how far rounding deviates gradients",
     Purpose.NUMERICS: "checking numerics",
     Purpose.CONFIRM: "confirming",
     Purpose.EPOCHS: "looking at short epochs",
@@ -83,7 +84,7 @@ def _next(present: Present, spec: StudySpec, elapsed: float) -> str:
         # As many again of the chosen one and the baseline alone, once one is chosen.
         return _rounds(present, 2 * spec.measurement.rounds - round_, left) + "the verdict"
     proof = f"numerics and confirmation, {_about(PROOF.fewest_rounds * 2 * trial, left)}"
-    if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
+    if purpose in TRAJECTORIES:
         return f"{proof}, then the verdict"
     trials = None if budget.trials is None else budget.trials - present.launched
     if trials is None:

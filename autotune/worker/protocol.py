@@ -210,6 +210,8 @@ class TrialRequest:
 
     Each block reports loss, gradient norm and how far the replicas of the model lie apart.
     """
+    autocast: bool = False
+    """True if forward and loss run under torch.autocast in bf16, which is no effect of `knobs`."""
     profile: int = 0
     """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
     limit: TimeLimit = NO_LIMIT
@@ -234,6 +236,8 @@ class TrialRequest:
     """
     takes_turns: bool = False
     """True if it is interleaved: it trains a block when it is given a turn."""
+    alone: bool = False
+    """True if no other trial runs on its nodes at the same time: their energy is its own."""
     stays: bool = False
     """True if its ranks become warm workers, which wait for another configuration.
 
@@ -357,6 +361,8 @@ class Hello(Message):
     """Why nothing should be forked from what the agent has imported; empty if all is well."""
     protocol: int = 0
     """Version of the agent's protocol; 0 for an agent older than version numbers."""
+    energy_unreadable: dict[str, str] = field(default_factory=dict)
+    """Reason why the energy of trials cannot be read there, by 'cpu' and 'cuda'; empty where it can."""
 
 
 class Observed(TypedDict, total=False):
@@ -389,7 +395,7 @@ class Observed(TypedDict, total=False):
     throttled: float
     power_watts: float
     energy_joules: float
-    """Energy of all devices of the trial over the block."""
+    """Energy of all devices of the trial over the block; on the CPU, of the nodes' processors."""
     foreign_processes: float
     """Number of other processes on a device of the trial."""
     tells_longest: int
@@ -423,6 +429,8 @@ class Observed(TypedDict, total=False):
 
     Every entry is name, elements, norm and the buckets of its sketch (rank.sketch).
     """
+    convolutions: int
+    """1 if a parameter of the model has more than two dimensions; with its first gradient."""
     start: str
     """Digest of the first weights and rows; a script may begin with others in each run."""
     parts: dict[str, list[float]]

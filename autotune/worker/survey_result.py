@@ -46,6 +46,7 @@ class SurveyResult:
     Attributes:
         steps: of the optimizer that were seen.
         micro_batch: rows of a forward pass with gradients on; 0 if none was seen.
+        rows: of the tensors of a batch whose loader counts it as one sample; 0 for others.
         columns: of the first tensor that the model is given; 0 if it has none.
         accumulation_steps: such passes per optimizer step.
         varies: whether its batches have different numbers of samples; then micro_batch is the most
@@ -81,6 +82,7 @@ class SurveyResult:
 
     steps: int = 0
     micro_batch: int = 0
+    rows: int = 0
     columns: int = 0
     accumulation_steps: int = 1
     varies: bool = False

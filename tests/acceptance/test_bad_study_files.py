@@ -301,6 +301,7 @@ COMMAND_NAMES = {
 """Of the others, `make faults` has them refused by the command, too."""
 
 
+@pytest.mark.sample
 @pytest.mark.fault(18)
 @pytest.mark.parametrize(
     "name",

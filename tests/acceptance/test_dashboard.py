@@ -1,4 +1,4 @@
-"""The dashboard as a person meets it: a real browser on the real server, after a real study."""
+"""The dashboard as a person meets it: a real browser on the real server, after a replayed study."""
 
 import contextlib
 import json
@@ -20,9 +20,13 @@ from typing import Any
 import psutil
 import pytest
 
-from storage import Database, Repository, StoredAttempt
+from autotune.worker.protocol import Outcome
+from launchers.replay.behaviours import noisy, where
+from storage import Database, StoredAttempt
+from tests.control.replayed import PLAIN, Replayed
+from tests.support import steering
 from tests.support.browsing import open_browser
-from tests.support.steering import TINY_WORKLOAD, autotune, quick_measurement, write_study
+from tests.support.steering import autotune
 from tests.support.waiting import wait_for
 
 STUDY = "tiny.study-1"
@@ -48,27 +52,23 @@ class Done:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("dashboard")
-    (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
+    database = Database(f"sqlite:///{folder}/autotune.db")
+    played = Replayed(folder, database, STUDY)
     # Larger batches pay, but those of more than four samples fail: one trial has a cause to show.
-    args = {"trouble": "raise", "above": 4, "rank": 0, "at": 1, "sleep": 0.005}
-    study = write_study(
-        folder,
-        name=STUDY,
-        workload={"name": "tiny:build", "args": args},
+    behaviour = where(
+        where(noisy(PLAIN, run=0.005, block=0.01), lambda _: True, peak_bytes=2**28),
+        lambda launch: launch.knobs["micro_batch"] > 4,
+        outcome=Outcome.ERROR,
+        cause="rank 0: ValueError: planted error",
+    )
+    played.on(behaviour).run(
         search_space={"micro_batch": [1, 4, 8]},
         baseline={"micro_batch": 1},
         budget={"trials": 3},
-        measurement=quick_measurement(),
     )
-    autotune("start", str(study), cwd=folder, check=True)
-    status: dict[str, Any] = {"daemon": "still there"}
-    while status["daemon"]:  # for a moment after it has written the end
-        shown = autotune("status", STUDY, "--json", cwd=folder, check=True)
-        status = json.loads(shown.stdout)
-    assert status["state"] == "DONE"
-    database = Database(f"sqlite:///{folder}/autotune.db")
-    repository = Repository(database)
-    attempts = repository.attempts.of(repository.studies.named(STUDY).id)
+    status = json.loads(autotune("status", STUDY, "--json", cwd=folder, check=True).stdout)
+    assert (status["state"], status["daemon"]) == ("DONE", None)
+    attempts = played.attempts()
     database.engine.dispose()
     return Done(folder, status, attempts)
 
@@ -350,8 +350,8 @@ class TestServer:
             other.bind(("127.0.0.1", 0))
             other.listen()
             port = other.getsockname()[1]
-            found = autotune(
-                "dashboard", STUDY, "--port", str(port), "--no-browser", cwd=done.folder, timeout=60
+            found = steering.ask(
+                "dashboard", STUDY, "--port", str(port), "--no-browser", cwd=done.folder
             )
         assert_refused(found, str(port), "--port")
 
@@ -366,7 +366,7 @@ class TestServer:
         assert_refused(found, str(server.port), "--port")
 
     def test_a_study_that_is_not_there_is_refused(self, done: Done) -> None:
-        found = autotune("dashboard", "typo", "--port", "0", "--no-browser", cwd=done.folder)
+        found = steering.ask("dashboard", "typo", "--port", "0", "--no-browser", cwd=done.folder)
         assert_refused(found, "typo", STUDY)
 
     def test_looking_changes_nothing(self, done: Done, server: Server) -> None:

@@ -134,6 +134,8 @@ def assert_sound(url: str) -> None:
     database.engine.dispose()
 
 
+@pytest.mark.sample
+@pytest.mark.fault(13)
 def test_a_process_that_was_killed_while_it_made_the_tables_blocks_nobody(
     postgres_url: str,
 ) -> None:

@@ -59,6 +59,7 @@ def test_study_of_a_plain_script_in_another_folder_is_of_the_command_as_it_is_ty
     assert "exists already; it is left as it was" in again.stderr
 
 
+@pytest.mark.errand
 def test_knobs_that_act_on_the_model_are_offered_to_a_plain_script(folder: StudyFolder) -> None:
     for script in (SCRIPTS / "kinds").glob("*.py"):
         shutil.copy(script, folder.folder)
@@ -260,14 +261,15 @@ def test_batches_whose_sequence_comes_first_and_two_parsers(folder: StudyFolder)
     assert study["workload"]["samples"] == study["baseline"]["micro_batch"] == 20
 
 
+@pytest.mark.errand
 @pytest.mark.parametrize(
     ("command", "flag"),
     [
         ("python worded.py --trainer.batch_size=16", "--trainer.batch_size="),
-        pytest.param("python worded.py mode=train batch=16", "batch=", marks=pytest.mark.errand),
-        pytest.param("python worded.py -b 16", "-b", marks=pytest.mark.errand),
-        pytest.param("python worded.py --rows=16", "--rows=", marks=pytest.mark.errand),
-        pytest.param("env BATCH_SIZE=16 python worded.py", "$BATCH_SIZE", marks=pytest.mark.errand),
+        ("python worded.py mode=train batch=16", "batch="),
+        ("python worded.py -b 16", "-b"),
+        ("python worded.py --rows=16", "--rows="),
+        ("env BATCH_SIZE=16 python worded.py", "$BATCH_SIZE"),
     ],
 )
 def test_micro_batch_is_found_whatever_word_says_it(
@@ -291,6 +293,7 @@ def test_batch_and_accumulation_are_found_among_words_of_a_parser_of_its_own(
     }
 
 
+@pytest.mark.errand
 def test_script_that_accumulates_by_itself_is_tuned_by_its_micro_batch(folder: StudyFolder) -> None:
     study = written(folder, "python keeping.py --log-every 5")
     assert study["workload"]["flags"] == {

@@ -66,6 +66,46 @@ def test_what_computes_something_else_is_refused(
     played.assert_complete(trials=4)
 
 
+def gradient(error: float, norm: float = 1.0) -> dict[str, object]:
+    """First steps of a convolutional model, whose gradient lies so far from (1, 0)."""
+    angle = 2 * math.asin(error / 2)
+    row = ["weight", 9, norm, norm * math.cos(angle), norm * math.sin(angle)]
+    return {"convolutions": 1, "gradient": [row], "start": "rows"}
+
+
+@pytest.mark.parametrize(
+    ("rounding", "norm", "refused"),
+    [
+        (0.35, 1.0, ""),
+        (0.05, 1.0, "its gradient in the first step, most of all in weight, lies 35.00%"),
+        (0.35, 0.8, "the norm of its gradient in the first step lies 20.00%"),
+    ],
+)
+def test_bf16_of_a_convolutional_model_is_compared_with_plain_autocast(
+    played: Replayed, rounding: float, norm: float, refused: str
+) -> None:
+    def rounded(launch: Launch) -> bool:
+        return in_bf16(launch) and bool(launch.request.trajectory)
+
+    behaviour = where(FASTER, rounded, first_steps=gradient(0.35, norm))
+    reference = where(behaviour, lambda one: purpose(one, "reference"), first_steps=gradient(0.0))
+    autocast = where(reference, lambda one: one.request.autocast, first_steps=gradient(rounding))
+    verdict = played.on(autocast).run(search_space=PRECISION)
+    [plain] = played.recorded("autocast")
+    assert plain.knobs["precision"] == "fp32"
+    assert verdict["knobs"]["precision"] == ("fp32" if refused else "bf16")
+    assert all(refused in a.result.cause for a in played.recorded("numerics"))
+    again = recomputed_verdict(played.repository, played.name)
+    assert again.as_dict()["refused"] == verdict["refused"]
+
+
+def test_no_run_under_autocast_where_rounding_is_not_amplified(played: Replayed) -> None:
+    first = {**gradient(0.0), "convolutions": 0}
+    played.on(where(FASTER, lambda one: bool(one.request.trajectory), first_steps=first))
+    assert played.run(search_space=PRECISION)["knobs"]["precision"] == "bf16"
+    assert not played.attempts("autocast")
+
+
 @pytest.mark.parametrize("needed", [{"find_unused_parameters": True}, {"broadcast_buffers": False}])
 def test_the_reference_has_what_the_baseline_needs(
     played: Replayed, needed: dict[str, bool]
@@ -279,7 +319,10 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
     played.assert_complete(trials=4)
 
 
-@pytest.mark.parametrize("wall_time", [90, 160, 220, 230, 240])
+@pytest.mark.parametrize(
+    "wall_time",
+    [90, 220, 240, *(pytest.param(one, marks=pytest.mark.slow) for one in (160, 230))],
+)
 def test_what_is_recommended_is_what_the_figures_are_of(played: Replayed, wall_time: int) -> None:
     """Where the time is over before what was taken back is measured, because that starts so slowly."""
 

@@ -44,6 +44,7 @@ class Told:
         self._played.machine.behaviour = PLAIN
 
 
+@pytest.mark.sample
 def test_the_next_daemon_goes_on(played: Replayed) -> None:
     played.submit(**SHORT)
     Told(played, "shut down").serve()

@@ -103,6 +103,7 @@ def test_what_a_study_stores_and_prints_is_nobody_elses_to_read(beside: StudyFol
     assert {stat.S_IMODE(file.stat().st_mode) for file in kept} == {0o600}
 
 
+@pytest.mark.sample
 def test_nobody_else_reads_a_storage_while_it_is_written(beside: StudyFolder) -> None:
     """Nor what SQLite keeps beside it."""
     with beside.repository.database.writing():

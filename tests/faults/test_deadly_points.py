@@ -104,6 +104,7 @@ def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFo
     tiny.assert_complete(trials=4)
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(2)
 def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -> None:

@@ -59,6 +59,7 @@ def assert_arrives(tiny: StudyFolder, study_file: str) -> None:
     assert list(tiny.folder.parent.rglob("pwned")) == []
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -65,6 +65,7 @@ def stored(url: str) -> str:
     return "\n".join(rows)
 
 
+@pytest.mark.sample
 def test_nobody_finds_a_secret_that_a_study_was_given(study: StudyFolder) -> None:
     study.write(
         workload={"name": "beside:build", "args": {"sleep": 0.05}},

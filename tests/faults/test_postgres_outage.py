@@ -90,6 +90,7 @@ def watch_command_lines(outage: Outage, over: threading.Event) -> None:
         outage.command_lines.update(processes_in(outage.study.folder).values())
 
 
+@pytest.mark.sample
 @pytest.mark.fault(11)
 def test_the_daemon_goes_on_when_the_server_is_back(outage: Outage) -> None:
     assert outage.state_after == "DONE"
@@ -107,6 +108,7 @@ def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
     assert outage.follower_exit == 0, outage.following.output()
 
 
+@pytest.mark.sample
 @pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:
     tiny = outage.study
@@ -159,7 +161,7 @@ def test_a_refused_connection_is_told_without_the_password(
     with study_folder(tmp_path) as tiny:
         tiny.url = address
         tiny.write()
-        found = tiny.run("start", "study.yaml")
+        found = tiny.ask("start", "study.yaml")
         assert found.returncode == 1, found.stdout + found.stderr
         assert SECRET not in found.stdout + found.stderr
         assert "Traceback" not in found.stderr

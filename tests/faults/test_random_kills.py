@@ -91,14 +91,18 @@ def test_kills_at_random_moments(tiny: StudyFolder, tally: Tally, seed: int) -> 
     kill_at_random(tiny, tally, seed, kills=20)
 
 
+@pytest.mark.sample
 @pytest.mark.fault(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200, 213))
-def test_kills_of_daemons_that_replay(replayed: ReplayedFolder, tally: Tally, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "kills"), [(199, 4), *((seed, 20) for seed in range(200, 213))])
+def test_kills_of_daemons_that_replay(
+    replayed: ReplayedFolder, tally: Tally, seed: int, kills: int
+) -> None:
     """Many more of them, as there are no ranks to start."""
-    kill_at_random(replayed, tally, seed, kills=20)
+    kill_at_random(replayed, tally, seed, kills)
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(9)
 def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
@@ -217,6 +221,7 @@ def held(tiny: StudyFolder) -> Command:
     return tiny.spawn("start", "study.yaml", "--foreground")
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(5)
 def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder, held: Command) -> None:

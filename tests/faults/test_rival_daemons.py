@@ -47,6 +47,7 @@ def writable(path: Path) -> bool:
     return True
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("comes_back", ["in mid study", "when all is done"])
@@ -89,6 +90,7 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
     tiny.wait_nothing_runs()
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(4)
 def test_of_several_daemons_one_runs_the_study(tiny: StudyFolder) -> None:

@@ -21,6 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
         yield found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("strike", "ranks"),
     [

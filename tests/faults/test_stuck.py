@@ -119,6 +119,7 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
         assert again.outcome is None, again.cause
 
 
+@pytest.mark.sample
 @pytest.mark.fault(28)
 def test_a_frozen_agent_is_not_waited_for_until_it_takes_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +166,7 @@ def test_a_trial_whose_agent_is_frozen_before_it_hears_of_it_is_lost(
         assert again.outcome is None, again.cause
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(32)
 def test_a_suspended_machine_is_no_hang(tmp_path: Path) -> None:

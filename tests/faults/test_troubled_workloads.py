@@ -42,6 +42,7 @@ def searched(tiny: StudyFolder, state: str) -> list[StoredAttempt]:
     return [a for a in tiny.attempts("search") if a.result.state == state]
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(8)
 def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFolder) -> None:
@@ -72,6 +73,7 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and knobs["micro_batch"] >= other["micro_batch"]
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(17)
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
@@ -112,6 +114,7 @@ def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     assert all("nan" in a.result.cause for a in large)
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("trouble", ["hang", "stop"])

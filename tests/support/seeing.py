@@ -1,8 +1,13 @@
 """Small training scripts, each run in a process of its own until a survey has seen enough of it."""
 
+import atexit
+import contextlib
+import functools
+import importlib
 import itertools
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +45,7 @@ def look(
     steps: int = 6,
     counts_tokens: bool = False,
     constructed: Mapping[str, KnobValue] | None = None,
+    imported: tuple[str, ...] = (),
 ) -> Looked:
     """Run a script for so many optimizer steps.
 
@@ -48,23 +54,56 @@ def look(
         steps: after which it is left.
         counts_tokens: whether its tokens are counted.
         constructed: `Class(argument)` -> value that objects of a framework are constructed with.
+        imported: modules that take seconds to import, which all scripts that name them share.
     """
+    server = _server(imported)
+    server.requests.send((text, steps, counts_tokens, constructed or {}))
+    found = server.answer()
+    assert isinstance(found, Looked), found
+    return found
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Process that forks another one for each script."""
+
+    pid: int
+    requests: Connection
+
+    def answer(self) -> object:
+        """Return what the process of the script sends, or the reason why it sends nothing."""
+        with contextlib.suppress(EOFError):
+            if self.requests.poll(_SECONDS):
+                return self.requests.recv()
+        _server.cache_clear()
+        os.killpg(self.pid, signal.SIGKILL)
+        return "nothing was seen in time"
+
+
+@functools.cache
+def _server(imported: tuple[str, ...]) -> _Server:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_run, args=(text, steps, counts_tokens, constructed or {}, theirs)
-    )
+    process = context.Process(target=_serve, args=(imported, theirs))
     process.start()
     theirs.close()
-    try:
-        assert ours.poll(_SECONDS), "nothing was seen in time"
-        found = ours.recv()
-    finally:
-        process.kill()
-        process.join()
-    assert isinstance(found, Looked), found
-    return found
+    atexit.register(ours.close)
+    assert process.pid is not None
+    return _Server(process.pid, ours)
+
+
+def _serve(imported: tuple[str, ...], connection: Connection) -> None:
+    os.setsid()
+    for module in imported:
+        importlib.import_module(module)
+    with contextlib.suppress(EOFError):
+        while True:
+            arguments = connection.recv()
+            pid = os.fork()
+            if not pid:
+                _run(*arguments, connection)
+            os.waitpid(pid, 0)
 
 
 def _run(

@@ -89,6 +89,18 @@ def test_without_a_baseline_there_is_no_speedup(folder):
     assert written(folder, content(speedup=None)).speedup is None
 
 
+def test_a_kept_baseline_has_no_speedup(folder):
+    kept = content(baseline_knobs=VERDICT["knobs"], speedup={"value": 1.0, "low": 1.0, "high": 1.0})
+    assert "speedup" not in kept
+    assert written(folder, kept).speedup is None
+
+
+def test_names_that_differ_from_defaults_are_said_to():
+    lines = writing.as_text(content() | {"unusual": ["micro_batch"]}).splitlines()
+    place = lines.index("unusual:")
+    assert "differ from the defaults" in lines[place - 1]
+
+
 def test_switches_and_numbers_keep_their_kind(folder):
     knobs = {**defaults(), "gradient_as_bucket_view": True, "bucket_cap_mb": 0.5}
     found = written(folder, content(knobs=knobs))
@@ -258,7 +270,7 @@ def test_another_format_is_refused_with_advice(tmp_path, version):
     assert "upgrade" in told
 
 
-@pytest.mark.parametrize("missing", ["world_size", "throughput", "speedup", "provenance"])
+@pytest.mark.parametrize("missing", ["world_size", "throughput", "provenance"])
 def test_a_file_with_a_part_missing_is_refused(tmp_path, missing):
     document = {name: value for name, value in WHOLE.items() if name != missing}
     assert missing in refusal(tmp_path / "best.yaml", yaml.safe_dump(document))

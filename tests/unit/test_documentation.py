@@ -1,5 +1,6 @@
 """What the documents promise is there."""
 
+import ast
 import re
 import tomllib
 import typing
@@ -12,6 +13,7 @@ from packaging.requirements import Requirement
 from autotune.config import StudySpec, load
 from autotune.views.catalogue import knobs_page, recorded_effects
 from search_spaces import CATALOGUE
+from tests.support.fault_table import FAULTS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -94,3 +96,28 @@ def test_exact_versions_are_within_the_supported_ranges():
         if wanted.name == project["name"]:
             continue  # an extra that is part of another
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), text
+
+
+def marks(node):
+    """Return the decorators of a class or a function, and the `pytestmark` of a module, as text."""
+    if isinstance(node, ast.Module):
+        found = [one for one in node.body if ast.unparse(one).startswith("pytestmark")]
+    else:
+        found = node.decorator_list
+    return " ".join(map(ast.unparse, found))
+
+
+def test_every_line_of_the_table_of_faults_has_a_sample():
+    found = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text()
+        if "mark.sample" not in text:
+            continue
+        module = ast.parse(text)
+        owners = [module, *(one for one in module.body if isinstance(one, ast.ClassDef))]
+        for owner in owners:
+            for test in (one for one in owner.body if isinstance(one, ast.FunctionDef)):
+                if "mark.sample" in marks(test):
+                    told = marks(module) + marks(owner) + marks(test)
+                    found |= {int(line) for line in re.findall(r"mark\.fault\((\d+)\)", told)}
+    assert found == {*FAULTS}

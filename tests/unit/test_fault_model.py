@@ -49,6 +49,24 @@ def test_failures_that_share_two_values_point_at_them():
     assert risk((2, 1, 2, 2), worked, failed) < 0.5
 
 
+def test_one_value_that_failures_with_one_message_share_is_the_cause():
+    worked, failed = [(0, 0, 0, 0)], [(1, 1, 0, 1), (1, 2, 1, 0)]
+    for messages, sure in (
+        (["rank 0: no fused kernel", "rank 1: no fused kernel"], True),
+        (["no fused kernel", "killed"], False),
+        (["", ""], False),
+    ):
+        model = FaultModel(GRID, rows(*worked), rows(*failed), messages)
+        alone, other = model.risk(rows((1, 0, 0, 0), (0, 0, 0, 1)))
+        assert (alone == 1.0) == sure
+        assert other < 0.5
+
+
+def test_several_values_that_failures_share_leave_the_cause_open():
+    model = FaultModel(GRID, rows((0, 0, 0, 0)), rows((1, 1, 0, 1), (1, 1, 1, 0)), ["a", "a"])
+    assert model.risk(rows((1, 0, 0, 0)))[0] < 1.0
+
+
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_pair_of_values_that_fails_is_soon_left_alone(seed, memory):

@@ -11,8 +11,9 @@ from autotune.measurement.gradients import (
     comparable,
     deviations,
     first_problem,
-    tolerance,
+    limits,
 )
+from autotune.measurement.policy import PROOF
 from autotune.worker.rank.sketch import Sketcher
 
 SHAPES = {"embedding": (200, 32), "matrix": (64, 32), "bias": (32,)}
@@ -44,8 +45,11 @@ def off(tensors, relative, seed=1):
     }
 
 
-def problem(*compared):
-    return first_problem(deviations(*compared))
+FP32, BF16 = {"precision": "fp32"}, {"precision": "bf16"}
+
+
+def problem(run, reference, formats=(BF16, FP32)):
+    return first_problem(deviations(run, reference, limits(formats)))
 
 
 GRADIENT = drawn(0)
@@ -54,40 +58,53 @@ REFERENCE = first_steps(GRADIENT)
 
 @pytest.mark.parametrize("relative", [1e-6, 1e-3, 0.1, 1.0])
 def test_a_distance_is_told_without_sending_tensors(relative):
-    whole, *_ = deviations(first_steps(off(GRADIENT, relative)), REFERENCE, 1e9)
+    whole, *_ = deviations(first_steps(off(GRADIENT, relative)), REFERENCE, limits([]))
     assert whole.size == pytest.approx(relative, rel=0.4)
 
 
 @pytest.mark.parametrize(("relative", "refused"), [(0.05, False), (0.4, True)])
 def test_the_limit_is_that_of_the_number_format(relative, refused):
-    limit = tolerance({"precision": "bf16"}, {"precision": "fp32"})
-    found = problem(first_steps(off(GRADIENT, relative)), REFERENCE, limit)
+    found = problem(first_steps(off(GRADIENT, relative)), REFERENCE)
     assert bool(found) is refused
     assert not refused or "in the first step" in found
 
 
 def test_formats_have_tolerances_in_their_order():
-    of = [tolerance({"precision": p}) for p in ("fp32", "tf32", "fp16", "bf16", "pure_bf16")]
+    names = "fp32", "tf32", "fp16", "bf16", "pure_bf16"
+    of = [limits([{"precision": name}])[0].whole for name in names]
     assert of == sorted(of)
     assert of[0] < 5e-3
-    assert tolerance({"float8": "rowwise", "precision": "bf16"}) <= 0.5
+    assert limits([{"float8": "rowwise", "precision": "bf16"}])[0].whole <= 0.5
+
+
+def test_limits_of_every_format_widen_as_the_model_amplifies_rounding():
+    kernels, narrow = (limits([one, FP32], (0.3, 0.3))[0] for one in (FP32, BF16))
+    assert narrow.whole == pytest.approx(0.3 * PROOF.limit_of_rounding, rel=0.01)
+    assert limits([FP32, FP32])[0].whole < kernels.whole < 0.02
+    assert limits([BF16, FP32], (0.01, 0.01)) == limits([BF16, FP32])
+    assert limits([BF16, FP32], (math.nan, math.nan)) == limits([BF16, FP32])
+
+
+def test_direction_tells_nothing_where_plain_autocast_turns_the_gradient_around():
+    assert limits([BF16, FP32], (0.6, 0.6))[0].blind
+    assert not limits([FP32, FP32], (0.6, 0.6))[0].blind
 
 
 def test_one_tensor_that_is_wrong_is_named():
     wrong = {**GRADIENT, "bias": 3 * GRADIENT["bias"]}
-    assert "gradient of bias in the first step" in problem(first_steps(wrong), REFERENCE, 0.3)
+    assert "gradient of bias in the first step" in problem(first_steps(wrong), REFERENCE)
 
 
 def test_a_gradient_that_is_missing_or_no_number_is_refused():
     without = {name: g for name, g in GRADIENT.items() if name != "matrix"}
-    assert "matrix" in problem(first_steps(without), REFERENCE, 0.1)
+    assert "matrix" in problem(first_steps(without), REFERENCE)
     broken = {**GRADIENT, "matrix": math.nan * GRADIENT["matrix"]}
-    assert problem(first_steps(broken), REFERENCE, 0.1)
+    assert problem(first_steps(broken), REFERENCE)
 
 
 def test_stale_gradients_show_in_the_second_step():
     twice = first_steps(GRADIENT, {name: 2 * g for name, g in GRADIENT.items()})
-    assert "in the second step" in problem(twice, REFERENCE, 0.1)
+    assert "in the second step" in problem(twice, REFERENCE)
 
 
 def test_models_of_other_tensors_are_not_compared():

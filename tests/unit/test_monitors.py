@@ -30,6 +30,7 @@ def test_a_good_trial_is_complete():
     assert (found.state, found.throughput, found.peak_bytes) == ("COMPLETE", 100.0, 1 << 30)
 
 
+@pytest.mark.sample
 @pytest.mark.fault(16)
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 1e-300])
 def test_impossible_times_are_errors(seconds):

@@ -78,6 +78,7 @@ asks_once = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sample
 @pytest.mark.fault(33)
 @asks_once
 def test_launches_ask_no_more_once_nobody_has_answered(tmp_path: Path) -> None:

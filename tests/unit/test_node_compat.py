@@ -33,6 +33,7 @@ def test_a_look_says_what_an_agent_says() -> None:
     assert CommonKind(found["autotune"], found["python"], found["torch"]).mismatch(found) == ""
 
 
+@pytest.mark.sample
 @pytest.mark.fault(29)
 @pytest.mark.parametrize(
     ("changes", "why"),

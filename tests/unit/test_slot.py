@@ -141,6 +141,7 @@ def test_all_nodes_are_asked_for_their_logs_at_once() -> None:
     assert sorted(place for other in others for place in other.places) == [0, 1, 2]
 
 
+@pytest.mark.sample
 @pytest.mark.fault(24)
 def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
     monkeypatch: pytest.MonkeyPatch,

@@ -185,7 +185,16 @@ def test_text_of_a_baseline_that_nothing_beats():
     alone = dataclasses.replace(found, finalists=(finalist(0),), most_gain=None)
     assert text_of(alone) == (
         f"Nothing else was measured again, so keep your configuration: it ran at {RATE}, measured 5 "
-        "times more."
+        "times more, for this rate alone."
+    )
+    looked = Contender(1, knobs(precision="bf16"), Ratio(1.59, 0.38, 6.56))
+    assert text_of(dataclasses.replace(alone, left_out=looked)).endswith(
+        " Trial 1, seen once at 1.59x yours, was left out, as the 95 % CI of that is 0.38 to 6.56: "
+        "precision=bf16."
+    )
+    faster = dataclasses.replace(looked, gain=Ratio(1.59, 1.38, 1.8))
+    assert text_of(dataclasses.replace(alone, left_out=faster)).endswith(
+        " was left out for want of time: precision=bf16."
     )
 
 

@@ -206,6 +206,7 @@ class Survey:
         return SurveyResult(
             steps=self.steps,
             micro_batch=micro_batch,
+            rows=self._rows_of_one(trained) if micro_batch == 1 else 0,
             columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=accumulation_steps,
             varies=self.probe.draws.varies,
@@ -272,6 +273,11 @@ class Survey:
         parts = sum(step.passes for step in self._steps) / len(self._batches)
         in_parts = passed and parts >= _IN_PARTS and abs(batch / passed - parts) < _ABOUT
         return passed if in_parts else batch
+
+    def _rows_of_one(self, trained: "_Passes | None") -> int:
+        """Return the rows that the model gets where its loader counts a batch as one sample."""
+        found = statistics.mode(trained.rows) if trained and trained.rows else 0
+        return found if self.probe.saw_loader and found > 1 else 0
 
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
         """Return the micro-batches per step.

@@ -22,7 +22,15 @@ from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.sketch import Sketcher
-from autotune.worker.rank.trajectory import ReplicaSums, plain, spread, square, sums_of, whole
+from autotune.worker.rank.trajectory import (
+    ReplicaSums,
+    convolves,
+    plain,
+    spread,
+    square,
+    sums_of,
+    whole,
+)
 
 
 class FirstStepChecks:
@@ -175,6 +183,7 @@ class LeaderNorms:
                 scaled = gradient if scale is None else gradient.double() / float(scale)
                 self._sketcher.add(place, scaled)
         self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
+        self._seen["convolutions"] = int(convolves(self._places))
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         groups: list[dict[str, Any]] = self._probe.leader.param_groups if self._probe.leader else []

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -50,7 +51,7 @@ from autotune.worker.rank import (
 from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
 from autotune.worker.rank.loop import TrainingLoop, of_longest
 from autotune.worker.rank.training import no_span, run_blocks
-from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
@@ -145,7 +146,8 @@ def _train(
         subject = profiling.LoopSubject(loop, request.replicas)
         loop.take(profiling.run_profile(subject, request, context, report))
     elif request.trajectory:
-        loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
+        with plain_autocast(request.device) if request.autocast else nullcontext():
+            loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
@@ -162,7 +164,9 @@ def _context(
         world_size=request.world_size,
         devices=devices,
         first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
-        alone=ranks * request.devices_per_rank >= 1,
+        alone=request.alone
+        if not request.devices_per_rank
+        else ranks * request.devices_per_rank >= 1,
         turns=_turns(request, turns),
     )
 

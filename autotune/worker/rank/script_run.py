@@ -35,7 +35,11 @@ from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
 from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
 from autotune.worker.rank.training import Training, run_blocks
-from autotune.worker.rank.trajectory import run_trajectory, without_dropout_anywhere
+from autotune.worker.rank.trajectory import (
+    plain_autocast,
+    run_trajectory,
+    without_dropout_anywhere,
+)
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank with an outcome and its cause. The script does not run on."""
@@ -225,6 +229,8 @@ class ScriptRun:
         self._first_steps.watch()
         if norms:
             self._quiet.enter_context(without_dropout_anywhere())
+        if self._request.autocast:
+            self._quiet.enter_context(plain_autocast(self._request.device))
 
     def _goes_on(self) -> None:
         # The first step belongs to the start: passes and optimizer may be compiled in it.
@@ -300,7 +306,7 @@ class ScriptRun:
             return f"{', '.join(back)}: {_SET_BACK}"
         if self._context.world_size > 1 and self._apart():
             return self._why_apart()
-        in_force, knobs = self._probe.detected(), self._request.knobs
+        in_force, knobs = self._in_force(), self._request.knobs
         if contrary := [*detected.contradictions(in_force, knobs, self._script.changes)]:
             return f"{', '.join(contrary)}: {_SET_BACK}"
         if contrary := [*detected.contradictions(in_force, knobs, self._script.kept)]:
@@ -315,6 +321,13 @@ class ScriptRun:
                 "steps_per_second)"
             )
         return None
+
+    def _in_force(self) -> dict[str, Any]:
+        """Return what is in force in the script, without the number format of plain autocast."""
+        found = self._probe.detected()
+        if self._request.autocast:
+            del found["precision"]
+        return found
 
     def _why_apart(self) -> str:
         if unused := len(self._first_steps.without_gradient()):

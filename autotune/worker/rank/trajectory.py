@@ -8,7 +8,7 @@ dropout, and report sketches of their gradients and of how far they have moved t
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from autotune.worker.rank.training import Training
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """Names that wrappers put into those of parameters."""
+_DIMENSIONS_OF_MATRIX = 2
 
 
 class ReplicaSums(NamedTuple):
@@ -89,6 +90,39 @@ def without_dropout_anywhere() -> Iterator[None]:
     finally:
         hook.remove()
         _resume(quiet)
+
+
+@contextmanager
+def plain_autocast(device_type: str) -> Iterator[None]:
+    """Run forward and loss under torch.autocast in bf16, and backward passes outside of it.
+
+    It acts on whatever model is run, and shares no code with the knob `precision`.
+    """
+    learning, backwards = ExitStack(), False
+    backward: Callable[..., None] = torch.Tensor.backward
+
+    def begin(*_: Any) -> None:
+        # The outermost module comes first; activations may be computed anew in a backward pass.
+        if not (torch.is_autocast_enabled(device_type) or backwards) and torch.is_grad_enabled():
+            learning.enter_context(torch.autocast(device_type, dtype=torch.bfloat16))
+
+    def outside(*args: Any, **kwargs: Any) -> None:
+        nonlocal backwards
+        learning.close()
+        backwards = True
+        try:
+            backward(*args, **kwargs)
+        finally:
+            backwards = False
+
+    hook = register_module_forward_pre_hook(begin)
+    torch.Tensor.backward = outside  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        hook.remove()
+        learning.close()
 
 
 def _silenced(model: nn.Module) -> list[nn.Module]:
@@ -209,6 +243,7 @@ class UpdateNorms:
             yield seen
         self._sketches = False
         seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
+        seen["convolutions"] = int(convolves(self._places))
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
         """Return the gradients as they were before they were clipped."""
@@ -238,6 +273,11 @@ class UpdateNorms:
                 gradient = whole(parameter.grad.detach())
                 scaled = gradient if factor == 1 else gradient.double() * factor
                 self._sketcher.add(self._places[parameter], scaled)
+
+
+def convolves(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether parameters have the dimensions of convolutions."""
+    return any(parameter.dim() > _DIMENSIONS_OF_MATRIX for parameter in parameters)
 
 
 def plain(name: str) -> str:

@@ -92,7 +92,12 @@ def test_files_after_trials_that_write_are_as_before(place: Place, how: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("how", "beforehand"), [("overlay", ["calm"]), ("user", ["calm"]), ("copies", [])]
+    ("how", "beforehand"),
+    [
+        ("overlay", ["calm"]),
+        pytest.param("user", ["calm"], marks=pytest.mark.errand),
+        ("copies", []),
+    ],
 )
 def test_library_that_writes_when_imported_is_imported_where_files_are_protected(
     place: Place, monkeypatch: pytest.MonkeyPatch, how: str, beforehand: list[str]

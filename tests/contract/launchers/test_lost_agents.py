@@ -83,6 +83,7 @@ def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
         site.renew_agents()
 
 
+@pytest.mark.sample
 @pytest.mark.fault(6)
 @pytest.mark.fault(23)
 @sites_to_close(slow=["ray"])

@@ -88,6 +88,7 @@ def test_what_a_slot_says_of_itself(site: Site) -> None:
     json.dumps(site.slot.environment)
 
 
+@pytest.mark.sample
 @pytest.mark.fault(21)
 @sites("local")  # Ray itself listens on all interfaces, see docs/operations.md
 def test_only_loopback_is_listened_on(site: Site) -> None:

@@ -48,7 +48,7 @@ def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) ->
     site.check_next_trial()
 
 
-@sites("local", "ray", "slurm")
+@sites("local", slow=["ray", "slurm"])
 @pytest.mark.parametrize(
     ("factory", "changes", "cause"),
     [

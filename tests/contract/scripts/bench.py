@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.worker.protocol import PYTHON, BlockPlan, Deadlines, Script, TrialReport
+from autotune.worker.protocol import PYTHON, BlockPlan, Script, TrialReport
 from launchers import Slot
 from tests.support.trials import PATIENT, knobs, trial
 
@@ -92,12 +92,16 @@ class Bench:
         blocks: int = 4,
         env: dict[str, str] | None = None,
         samples: int = 0,
-        trajectory: int = 0,
         told: dict[str, Any] | None = None,
-        deadlines: Deadlines = PATIENT,
+        asked: dict[str, Any] | None = None,
         **changes: Any,
     ) -> TrialReport:
-        """A trial of the script; keyword arguments are knobs that act from outside."""
+        """A trial of the script; keyword arguments are knobs that act from outside.
+
+        Args:
+            told: fields of the script.
+            asked: further fields of the request.
+        """
         request = trial(
             self._folder,
             "",
@@ -106,9 +110,8 @@ class Bench:
             import_paths=self.import_paths,
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
-            trajectory=trajectory,
-            deadlines=deadlines,
             env={"TOLD": str(self._told), **(env or {})},
+            **{"deadlines": PATIENT, **(asked or {})},
         )
         return self._slot.run_solo(request, lambda _: False)
 

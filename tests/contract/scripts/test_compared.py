@@ -121,7 +121,7 @@ def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -
 
 def test_what_a_script_computes_is_compared(bench: Bench) -> None:
     plain, again, narrow = (
-        bench.run("telling.py", trajectory=4, **changes)
+        bench.run("telling.py", asked={"trajectory": 4}, **changes)
         for changes in ({}, {}, {"precision": "bf16"})
     )
     losses = [[block.loss for block in run.blocks] for run in (plain, again, narrow)]

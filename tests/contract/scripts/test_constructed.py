@@ -30,6 +30,13 @@ LIBRARIES = {
     "lit": "lightning",
     "fabric": "lightning.fabric",
 }
+IMPORTED = {
+    "trainer": ("transformers.trainer", "transformers.models.vit.modeling_vit"),
+    "accelerated": ("accelerate",),
+    "lit": ("lightning",),
+    "fabric": ("lightning",),
+}
+"""Modules that take longest of what a script imports."""
 PRECISION = {
     "trainer": ("TrainingArguments(bf16)", {"fp32": False, "bf16": True}),
     "accelerated": ("Accelerator(mixed_precision)", {"fp32": "no", "bf16": "bf16"}),
@@ -49,7 +56,8 @@ def seen(kind: str, replaced: tuple[str, str] = ("", ""), **constructed: KnobVal
         f"import sys, types\nsys.path.insert(0, {str(KINDS)!r})\nsys.argv = ['train.py']\n"
         "CONSTANTS = types.SimpleNamespace(batch_size=8, steps=1000)\n"
     )
-    found = look(start + text, steps=4, constructed=constructed).seen
+    imported = replaced[1:] if replaced[0] == LIBRARIES[kind] else IMPORTED[kind]
+    found = look(start + text, steps=4, constructed=constructed, imported=imported).seen
     return dataclasses.replace(found, options=flags.settings_of(found, (), {}))
 
 

@@ -9,8 +9,10 @@ from autotune.measurement.gradients import (
     comparable,
     deviations,
     first_problem,
-    tolerance,
+    limits,
+    rounding,
 )
+from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import Outcome, TrialReport
 from tests.contract.scripts.bench import RANKS, Bench, assert_well
 
@@ -167,7 +169,7 @@ def test_unused_parameters_are_counted_and_named_as_the_cause(bench: Bench) -> N
 
 def _pretrained(bench: Bench, seed: str = "0", wrong: str = "1", **knobs: Any) -> FirstSteps:
     text = PRETRAINED.replace("SEED", seed).replace("WRONG", wrong)
-    report = bench.run(bench.write(text), samples=8, trajectory=3, **knobs)
+    report = bench.run(bench.write(text), samples=8, asked={"trajectory": 3}, **knobs)
     assert_well(report, blocks=3)
     found = FirstSteps.seen([block.observed for block in report.blocks])
     assert found is not None
@@ -177,11 +179,60 @@ def _pretrained(bench: Bench, seed: str = "0", wrong: str = "1", **knobs: Any) -
 def test_the_first_gradient_of_a_seeded_script_decides_whether_bf16_is_right(bench: Bench) -> None:
     reference = _pretrained(bench)
     run = _pretrained(bench, precision="bf16")
-    limit = tolerance({"precision": "bf16"}, {"precision": "fp32"})
+    allowed = limits([{"precision": "bf16"}, {"precision": "fp32"}])
     assert comparable(run, reference)
-    found = deviations(run, reference, limit)
-    assert 0 < found[0].size < limit
+    found = deviations(run, reference, allowed)
+    assert 0 < found[0].size < allowed[0].whole
     assert first_problem(found) == ""
     wrong = _pretrained(bench, wrong="1.5", precision="bf16")
-    assert "gradient" in first_problem(deviations(wrong, reference, limit))
+    assert "gradient" in first_problem(deviations(wrong, reference, allowed))
     assert not comparable(_pretrained(bench, seed="1"), reference)
+
+
+CONVOLVES = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        half = lambda: (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(*half(), *half())
+    def forward(self, x):
+        return x + self.body(x)
+model = nn.Sequential(*(Block() for _ in range(12)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+while True:
+    for x in DataLoader(torch.randn(256, 8, 8, 8), 4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), torch.arange(len(x)))
+        (WRONG * loss).backward()
+        optimizer.step()
+"""
+
+
+def _convolutional(
+    bench: Bench, wrong: str = "1", *, autocast: bool = False, **knobs: Any
+) -> FirstSteps:
+    script = bench.write(CONVOLVES.replace("WRONG", wrong))
+    report = bench.run(script, samples=4, asked={"trajectory": 2, "autocast": autocast}, **knobs)
+    assert observed(report)["convolutions"] == 1
+    found = FirstSteps.seen([block.observed for block in report.blocks])
+    assert found is not None
+    return found
+
+
+def test_plain_autocast_of_a_script_tells_how_far_its_model_amplifies_rounding(
+    bench: Bench,
+) -> None:
+    reference = _convolutional(bench)
+    amplified = rounding(_convolutional(bench, autocast=True), reference)
+    assert amplified[0] > PROOF.null_bf16
+    formats = {"precision": "bf16"}, {"precision": "fp32"}
+    run = _convolutional(bench, precision="bf16")
+    assert first_problem(deviations(run, reference, limits(formats, amplified))) == ""
+    wrong = _convolutional(bench, wrong="0.7", precision="bf16")
+    assert "gradient" in first_problem(deviations(wrong, reference, limits(formats, amplified)))

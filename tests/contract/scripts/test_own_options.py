@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import torch
-import torch._dynamo
 
 from autotune.config import fields
 from autotune.standalone import flags
@@ -308,6 +306,8 @@ def test_option_without_effect_is_refused(tmp_path: Path) -> None:
 
 
 def test_graphs_are_seen_without_the_compiler_that_would_compile_them() -> None:
+    import torch._dynamo  # two seconds of every worker of the suite
+
     if not hasattr(torch._dynamo.config, "debug_backend_override"):
         pytest.skip("this torch compiles what it captures")
     lacking = "import torch._inductor.config as made\nmade.cpp.cxx = (None, '/nowhere/g++')\n"

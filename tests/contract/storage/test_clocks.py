@@ -69,6 +69,7 @@ def sqlite(repository: Repository) -> Repository:
     return repository
 
 
+@pytest.mark.sample
 @needs_compiler
 @pytest.mark.fault(14)
 @pytest.mark.parametrize("wrong", [HOUR, -HOUR])

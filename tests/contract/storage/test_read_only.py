@@ -54,6 +54,7 @@ def read_only(server: Any) -> Iterator[None]:
         server.psql(f"alter database {NAME} set default_transaction_read_only = off")
 
 
+@pytest.mark.sample
 def test_whoever_writes_is_told_that_it_is_away(server: Any, database: Database) -> None:
     repository = Repository(database)
     lease = taken(repository)

@@ -1,8 +1,11 @@
 """A database of an older version is read as it is; brought to this one, it keeps what it held."""
 
+import itertools
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -11,6 +14,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Engine, MetaData, create_engine, select, text
 
 import storage
+from autotune.analysis.run_digest import run_digest
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageError
 from autotune.measurement.estimate import Ratio
@@ -18,14 +22,17 @@ from autotune.views.verdict_text import text_of
 from search_spaces import defaults
 from storage import (
     AttemptResult,
+    ChoiceReason,
     Database,
     Fault,
+    FinalistChoice,
     LeaseHolder,
     MessageCode,
     MessageKind,
     Purpose,
     Quota,
     Repository,
+    RunDigest,
     SlotHealth,
     StoredBlock,
     StudyState,
@@ -173,39 +180,148 @@ update autotune_quota set weight = 2.0 where owner = 'alice';
     "0016": """
 update autotune_attempt set sigma_run = 0.02 where purpose = 'paired';
 """,
+    "0017": """
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, throughput, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 7, 'search', 0, 1, 3, '{"micro_batch": 8}', 'COMPLETE', '', '', 80.0, true, false,
+        0, 1.0, 130.0, 131.0);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 0, 1, 8, 0, 9.0, '[9.0]', 0.0, 1.5, 1024, false, false, '{"energy_joules": 900.0}');
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 1, 2, 16, 0, 0.5, '[0.5]', 0.0, 1.5, 1024, false, true, '{"foreign_cpu": 0.9}');
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 2, 2, 16, 0, 0.5, '[0.5]', 0.0, 1.5, 1024, true, false,
+        '{"energy_joules": 40.0, "foreign_cpu": 0.1, "clock_mhz": 1400.0, "step_p50": 0.25,
+        "step_p95": 0.25}');
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 3, 2, 16, 0, 0.3, '[0.3]', 0.0, 1.5, 1024, true, false,
+        '{"energy_joules": 24.0, "foreign_cpu": 0.3, "clock_mhz": 1500.0, "step_p50": 0.15,
+        "step_p95": 0.15}');
+insert into autotune_message (study_id, at, kind, text, code, data)
+    values (1, 140.0, 'said', 'Measured again with yours: trial 1.', 'finalists',
+        '{"choices": [{"trial": 1, "expected": 1.5, "reason": "finalist", "detail": ""}]}');
+insert into autotune_message (study_id, at, kind, text, code, data)
+    values (1, 141.0, 'said', 'Measured again with yours: trial 7.', 'finalists',
+        '{"choices": [{"trial": 7, "expected": 1.4, "reason": "finalist", "detail": ""},
+        {"trial": 1, "expected": null, "reason": "refused", "detail": "another loss"}]}');
+""",
 }
 
 
+class Sqlite:
+    """Files of SQLite in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def url(self, name: str) -> str:
+        return f"sqlite:///{self._folder}/{name}.db"
+
+    def copy(self, source: str, name: str) -> None:
+        """Copy a database that no process has open."""
+        shutil.copy(self._folder / f"{source}.db", self._folder / f"{name}.db")
+
+
+class Postgres:
+    """Databases of a PostgreSQL server."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        server.psql('create database "grown"')
+
+    def url(self, name: str) -> str:
+        return str(self._server.get_uri(database=name))
+
+    def copy(self, source: str, name: str) -> None:
+        """Copy a database that no process has open."""
+        self._server.psql(f'create database "{name}" template "{source}"')
+
+
+class Frozen:
+    """Databases of one kind, of each older version and as upgraded from it; each is made once."""
+
+    def __init__(self, databases: Sqlite | Postgres) -> None:
+        self._databases = databases
+        self._copies = itertools.count()
+        config = Config()
+        migrations = Path(storage.__file__).parent / "migrations"
+        config.set_main_option("script_location", str(migrations))
+        url = databases.url("grown")
+        RDBStorage(parse(url).render_as_string(hide_password=False)).engine.dispose()
+        engine = create_engine(parse(url))
+        for version, written in FROZEN.items():
+            with engine.begin() as connection:
+                config.attributes["connection"] = connection
+                command.upgrade(config, version)
+                for statement in written.strip().split(";\n"):
+                    connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
+            engine.dispose()
+            databases.copy("grown", version)
+        self._versions: dict[str, str] = {}
+        self._upgraded: set[str] = set()
+
+    def older(self, version: str) -> str:
+        """Return the URL of a new copy of the database of a version."""
+        url = self._copied(version)
+        self._versions[url] = version
+        return url
+
+    def upgraded(self, older: str) -> str:
+        """Return the URL of a new copy of what a database of `older` is upgraded to."""
+        version = self._versions[older]
+        upgraded = f"upgraded_{version}"
+        if version not in self._upgraded:
+            self._databases.copy(version, upgraded)
+            database = Database(self._databases.url(upgraded))
+            database.upgrade()
+            database.engine.dispose()
+            database.optuna().engine.dispose()
+            self._upgraded.add(version)
+        return self._copied(upgraded)
+
+    def _copied(self, source: str) -> str:
+        name = f"{source}_{next(self._copies)}"
+        self._databases.copy(source, name)
+        return self._databases.url(name)
+
+
+KINDS = ("sqlite", "postgresql")
+
+
+def _of_kind(kind: str, *values: str, slow: bool = False) -> Any:
+    """Return parameters of a test that shares the databases of one kind."""
+    marks = [pytest.mark.xdist_group(f"older {kind}"), *([pytest.mark.slow] if slow else [])]
+    return pytest.param(kind, *values, marks=marks)
+
+
+@pytest.fixture(scope="session", params=[_of_kind(kind) for kind in KINDS])
+def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    if request.param == "sqlite":
+        return Frozen(Sqlite(tmp_path_factory.mktemp("older")))
+    return Frozen(Postgres(request.getfixturevalue("postgres_server")))
+
+
 @pytest.fixture
-def engine(storage_url: str) -> Iterator[Engine]:
-    opened = create_engine(parse(storage_url))
+def older(frozen: Frozen, request: pytest.FixtureRequest) -> str:
+    """The URL of a database of an older version."""
+    return frozen.older(request.param)
+
+
+@pytest.fixture
+def engine(older: str) -> Iterator[Engine]:
+    opened = create_engine(parse(older))
     yield opened
     opened.dispose()
 
 
 @pytest.fixture
-def older(storage_url: str, engine: Engine, request: pytest.FixtureRequest) -> str:
-    """The URL of a database of an older version."""
-    config = Config()
-    migrations = Path(storage.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(migrations))
-    RDBStorage(engine.url.render_as_string(hide_password=False)).engine.dispose()
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        for version, written in FROZEN.items():
-            if version > request.param:
-                break
-            command.upgrade(config, version)
-            for statement in written.strip().split(";\n"):
-                connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
-    return storage_url
-
-
-@pytest.fixture
-def repository(older: str) -> Iterator[Repository]:
+def repository(frozen: Frozen, older: str) -> Iterator[Repository]:
     """The newest version, over the database of an older one."""
-    database = Database(older)
-    database.upgrade()
+    database = Database(frozen.upgraded(older))
     yield Repository(database)
     database.engine.dispose()
 
@@ -235,7 +351,15 @@ def test_everything_that_was_there_is_still_read(repository: Repository) -> None
     assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
 
 
-@FROM_EACH_VERSION
+# A server's is copied into a file of SQLite to be read: then all is as it is with those.
+READ = [
+    _of_kind(kind, version, slow=kind != "sqlite" and version not in (min(FROZEN), max(FROZEN)))
+    for kind in KINDS
+    for version in FROZEN
+]
+
+
+@pytest.mark.parametrize(("frozen", "older"), READ, indirect=True)
 def test_database_of_each_version_is_read_without_being_changed(older: str, engine: Engine) -> None:
     before = dumped(engine)
     database = Database(older)
@@ -418,6 +542,34 @@ def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
 ) -> None:
     assert repository.quotas.all() == [Quota("alice", studies=2)]
     assert repository.quotas.weight_of("alice") == 1.0
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_upgrade_gives_attempts_what_their_blocks_tell_of_the_run(repository: Repository) -> None:
+    *others, last = repository.attempts.of(1)
+    assert last.digest == RunDigest(
+        steps=4,
+        disturbed_share=pytest.approx(1 / 3),
+        foreign_cpu=pytest.approx(0.2),
+        clock_mhz=1450.0,
+        watts=pytest.approx(80.0),
+        sample_joules=2.0,
+        step_mean=pytest.approx(0.2),
+        step_median=pytest.approx(0.2),
+        step_p95=0.25,
+    )
+    blocks = repository.attempts.blocks(last.id)
+    assert run_digest(blocks) == last.digest, "as a run of today is recorded"
+    assert others[1].digest == RunDigest(), "it runs"
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_upgrade_from_choices_in_messages_keeps_the_newest(repository: Repository) -> None:
+    assert repository.choices.newest_of(1) == [
+        FinalistChoice(7, ChoiceReason.FINALIST, expected=1.4),
+        FinalistChoice(1, ChoiceReason.REFUSED, "another loss"),
+    ]
+    assert repository.messages.of(1)[-1].data == {}
 
 
 @pytest.mark.parametrize("older", ["0015", "0016"], indirect=True)

@@ -66,6 +66,7 @@ class TestUnusable:
         (tmp_path / "x.db.lock").mkdir()
         refusal(f"sqlite:///{tmp_path}/x.db", StorageError)
 
+    @pytest.mark.sample
     @pytest.mark.fault(12)
     @needs_mounts
     def test_a_read_only_file_system(self, tmp_path: Path) -> None:

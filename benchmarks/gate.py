@@ -71,6 +71,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "deep_convnet": {
         "factory": "autotune.workloads.convnet:build",
         "args": {"size": 16, "width": 8, "blocks": 16},
+        "rate": 0.2,  # at its own, equal trainings of so deep a network soon part
     },
 }
 TRAINED = {"micro_batch": 8, "accumulation_steps": 2}

@@ -119,10 +119,10 @@ def _final(
     found = conclude(confirmation.result(), records.world_size, checks, failure, lacking)
     if found.kind is not Kind.NOTHING_BETTER or len(found.finalists) > 1:
         return found
-    return dataclasses.replace(found, left_out=_left_out(proof))
+    return dataclasses.replace(found, left_out=left_out(proof))
 
 
-def _left_out(proof: Proof) -> Contender | None:
+def left_out(proof: Proof) -> Contender | None:
     """Return the trial that looked fastest, and faster than the baseline; None if none did."""
     ratios = trial_ratios(proof.attempts, None)
     looked = [one for one in proof.rivals() if one.trial in ratios]

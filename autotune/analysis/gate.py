@@ -193,15 +193,15 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
     return found
 
 
-Training = tuple[dict[str, Any], float]
+_Training = tuple[dict[str, Any], float]
 """Samples of a step, and the rounding of the number formats."""
 
 
-def _training(knobs: Knobs) -> Training:
+def _training(knobs: Knobs) -> _Training:
     return _trained(knobs), gradients.null_of(knobs)
 
 
-def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[Training, str]]:
+def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[_Training, str]]:
     """Return the trainings that could not be compared with their reference, each with the reason.
 
     Other runs of the same training cannot be compared either.

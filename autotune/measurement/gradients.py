@@ -141,14 +141,14 @@ def limits(
         rounding: result of the function of that name, for the model.
     """
     null = math.hypot(NULL["precision", "fp32"], *map(null_of, configurations))
-    factors = 1.0, PROOF.limit_of_second
-    plain = [_by_format(factor * PROOF.limit * null) for factor in factors]
-    if not rounding:
+    second = PROOF.limit_of_second
+    plain = [_by_format(PROOF.limit * null), _by_format(second * PROOF.limit * null)]
+    if not rounding or not rounding[0] > PROOF.null_bf16:
         return plain
-    wide = [
-        _amplified(null / PROOF.null_bf16 * error, factor * PROOF.limit_of_norm)
-        for error, factor in zip(rounding, factors, strict=True)
-    ]
+    # Once weights differ, by however little, gradients drift apart: the second step has one limit.
+    errors = null / PROOF.null_bf16 * rounding[0], max(rounding)
+    norms = PROOF.limit_of_norm, second * PROOF.limit_of_norm
+    wide = map(_amplified, errors, norms)
     return [max(both) for both in zip(plain, wide, strict=True)]
 
 

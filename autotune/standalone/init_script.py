@@ -92,7 +92,7 @@ def description(found: Findings) -> str:
     number = str(seen.own.get("precision", "number format unknown"))
     samples = counted(seen.micro_batch, "sample")
     if seen.rows:
-        samples = f"1 entry of its data set, which has {seen.rows} rows,"
+        samples = f"1 batch of {seen.rows} rows"
     if seen.varies:
         samples = "varying numbers of samples"
     return (

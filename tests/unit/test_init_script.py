@@ -86,6 +86,12 @@ def test_uneven_steps_have_no_option_for_their_samples(why: str) -> None:
     assert find_batch_settings(look, varied, 2, print).settings_by_knob == {}
 
 
+def test_batch_that_counts_as_one_sample_is_said_to_be_one() -> None:
+    text, _ = written(micro_batch=1, rows=128)
+    assert "1 batch of 128 rows a micro-batch" in text
+    assert "1 sample a micro-batch" in written(micro_batch=1)[0]
+
+
 def test_guess_by_tensors_is_marked() -> None:
     text, spec = written(guessed=True)
     assert spec.baseline["micro_batch"] == 8

@@ -1,5 +1,6 @@
-"""Time that a study without a verdict asks for."""
+"""Time that a study without a verdict asks for, and what it names instead."""
 
+from autotune.analysis.conclusion import left_out
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import Proof, WallTime, shortfall
@@ -61,3 +62,15 @@ def test_runs_that_never_came_to_a_step_ask_for_no_time() -> None:
     assert stuck is not None
     assert (stuck.trial, stuck.state) == (0, AttemptState.HANG)
     assert found(in_vain(0), in_vain(1), trial(2, BASELINE)) is None
+
+
+def test_trial_that_looked_faster_and_was_not_measured_again_is_named() -> None:
+    def named(*trials: StoredAttempt) -> int | None:
+        attempts = Attempts(trials, BASELINE)
+        costs = CostRecords(lambda _: []).by(attempts)
+        found = left_out(Proof(attempts, costs, BASELINE))
+        return found and found.trial
+
+    assert named(trial(0, BASELINE), trial(1, RIVAL)) == 1
+    assert named(trial(1, BASELINE), trial(0, RIVAL)) is None
+    assert named(trial(0, BASELINE)) is None

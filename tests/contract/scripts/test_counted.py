@@ -135,6 +135,13 @@ def test_samples_without_batch_size_are_guessed_and_said_to_be() -> None:
     assert found.seen.guessed
 
 
+def test_batch_that_its_loader_counts_as_one_sample_has_its_rows_told() -> None:
+    loader = "DataLoader(torch.randn(64, 16, 8), 1, collate_fn=lambda batch: batch[0])"
+    found = look(f"{_SET_UP}\nwhile True:\n    for x in {loader}:\n        train(x)\n").seen
+    assert (found.micro_batch, found.rows, found.guessed) == (1, 16, False)
+    assert look(_FOREVER).seen.rows == 0
+
+
 def test_last_batch_of_an_iterable_data_set_has_what_is_left() -> None:
     script = f"""{_SET_UP}
 class Stream(IterableDataset):

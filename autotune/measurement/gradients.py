@@ -107,7 +107,7 @@ def first_problem(several: Iterable[Deviation]) -> str:
     return next((one.problem for one in several if one.problem), "")
 
 
-class Limits(NamedTuple):
+class GradientLimits(NamedTuple):
     """Largest allowed deviations of the gradient in a step, each relative to the reference's norm.
 
     Attributes:
@@ -130,7 +130,7 @@ class Limits(NamedTuple):
 
 def limits(
     configurations: Iterable[Mapping[str, Any]], rounding: Sequence[float] = ()
-) -> list[Limits]:
+) -> list[GradientLimits]:
     """Return the limits in the first and in the second step.
 
     They depend on the number formats of both configurations, and on the model, which may amplify
@@ -152,18 +152,18 @@ def limits(
     return [max(both) for both in zip(plain, wide, strict=True)]
 
 
-def _by_format(size: float) -> Limits:
+def _by_format(size: float) -> GradientLimits:
     largest = PROOF.largest_limit
-    return Limits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
+    return GradientLimits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
 
 
-def _amplified(error: float, norm: float) -> Limits:
+def _amplified(error: float, norm: float) -> GradientLimits:
     """Return the limits where rounding by itself causes this error of the whole gradient."""
     norms = norm, PROOF.limit_of_tensor * norm
     if error > PROOF.largest_limit:
-        return Limits(math.inf, math.inf, *norms)
+        return GradientLimits(math.inf, math.inf, *norms)
     whole, ceiling = (PROOF.limit_of_rounding * size for size in (error, PROOF.largest_limit))
-    return Limits(whole, min(ceiling, PROOF.limit_of_tensor * whole), *norms)
+    return GradientLimits(whole, min(ceiling, PROOF.limit_of_tensor * whole), *norms)
 
 
 def null_of(knobs: Mapping[str, Any]) -> float:
@@ -192,7 +192,9 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
     return [t.size for t in own] == [t.size for t in other]
 
 
-def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits]) -> list[Deviation]:
+def deviations(
+    run: FirstSteps, reference: FirstSteps, limits: Sequence[GradientLimits]
+) -> list[Deviation]:
     """Compare the first steps of a run with those of its reference.
 
     Return, for the first step and for the last, the deviation of the whole gradient and of the
@@ -209,7 +211,7 @@ def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits])
 
 
 def _of_gradient(
-    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: Limits
+    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: GradientLimits
 ) -> Iterator[Deviation]:
     whole = max(_norm(reference), _TINY)
     sizes = [max(tensor.norm, PROOF.negligible * whole) for tensor in reference]

@@ -106,6 +106,7 @@ class Agents:
         self._closing = False
         hellos = self._connected(preloading)
         self.environments = [hello.environment for hello in hellos]
+        self.energy_unreadable = [hello.energy_unreadable for hello in hellos]
         self.cuda_devices = hellos[0].devices
         self.fit = not any(hello.unfit for hello in hellos)
         """True if ranks can be forked from what the agents have imported."""

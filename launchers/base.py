@@ -138,6 +138,8 @@ class Slot(ABC):
     under `others`.
 
     It describes the agents that ran last: agents that replace them may be elsewhere."""
+    energy_unreadable: str = ""
+    """Reason why the energy of its trials cannot be read; empty if it can, or is not known."""
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float
@@ -243,9 +245,8 @@ class Launcher(ABC):
     def site(self) -> Site:
         """Place of the trials, as it is when it is asked for first."""
         first = self.slots[0]
-        return Site(
-            first.device, self.ranks, first.nodes, first.devices_per_rank, first.environment
-        )
+        shape = (first.device, self.ranks, first.nodes, first.devices_per_rank)
+        return Site(*shape, first.environment, first.energy_unreadable)
 
     @property
     def planned(self) -> int:

@@ -59,6 +59,8 @@ class AgentSlot(Slot):
         self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
+        reasons = (node.get(self.device, "") for node in self._agents.energy_unreadable)
+        self.energy_unreadable = next(filter(None, reasons), "")
         self.nodes = len(nodes)
         taken = self._agents.cuda_devices if gpus_per_worker else ()
         self.cuda_devices = [f"CUDA device {uuid}" for uuid in taken]

@@ -11,11 +11,13 @@ from autotune.errors import StaleLease
 from search_spaces import KnobValue, defaults
 from storage.models import AttemptRow, BlockRow, record_of
 from storage.records import (
+    NO_DIGEST,
     AttemptResult,
     AttemptState,
     Fault,
     Lease,
     Purpose,
+    RunDigest,
     StoredAttempt,
     StoredBlock,
     Summary,
@@ -24,8 +26,10 @@ from storage.transactions import Transactions
 
 _NAMES = (
     *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended", "environment_id"),
+    *(field.name for field in dataclasses.fields(RunDigest)),
     *(field.name for field in dataclasses.fields(AttemptResult)),
 )
+_DIGEST = len(dataclasses.fields(RunDigest))
 _COLUMNS = [getattr(AttemptRow, name) for name in _NAMES]
 """Selected one by one: a study may have ten thousand attempts, and objects take twice the time."""
 
@@ -86,8 +90,9 @@ class AttemptRecords:
         result: AttemptResult,
         blocks: Sequence[StoredBlock],
         environment_id: int | None = None,
+        digest: RunDigest = NO_DIGEST,
     ) -> None:
-        """Record the result of an attempt with its blocks, in one transaction.
+        """Record the result of an attempt with its blocks and their digest, in one transaction.
 
         Raises:
             StaleLease: the lease is gone, or the attempt was given up or recorded by another daemon.
@@ -97,7 +102,7 @@ class AttemptRecords:
             recorded = session.connection().execute(
                 update(AttemptRow)
                 .where(AttemptRow.id == attempt_id, AttemptRow.state == AttemptState.RUNNING)
-                .values(**vars(result), environment_id=environment_id, ended=ended)
+                .values(**vars(result), **vars(digest), environment_id=environment_id, ended=ended)
             )
             if recorded.rowcount != 1:
                 raise StaleLease(f"attempt {attempt_id} is no longer this daemon's to record")
@@ -218,7 +223,7 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         values: column values in the order of _NAMES.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
-    state, *others, fault = rest
+    digest, (state, *others, fault) = rest[:_DIGEST], rest[_DIGEST:]
     result: list[Any] = [AttemptState(state), *others, Fault(fault)]
     return StoredAttempt(
         id_,
@@ -231,4 +236,5 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         ended,
         AttemptResult(*result),
         environment,
+        RunDigest(*digest),
     )

@@ -192,6 +192,34 @@ class AttemptRow(Base):
     fault: Mapped[str] = mapped_column(String(16), default="trial", server_default="trial")
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
+    # By the blocks that count: storage.records.RunDigest.
+    steps: Mapped[int | None] = mapped_column(Integer)
+    disturbed_share: Mapped[float | None] = mapped_column(Float)
+    foreign_cpu: Mapped[float | None] = mapped_column(Float)
+    clock_mhz: Mapped[float | None] = mapped_column(Float)
+    watts: Mapped[float | None] = mapped_column(Float)
+    sample_joules: Mapped[float | None] = mapped_column(Float)
+    step_mean: Mapped[float | None] = mapped_column(Float)
+    step_median: Mapped[float | None] = mapped_column(Float)
+    step_p95: Mapped[float | None] = mapped_column(Float)
+    step_correlation: Mapped[float | None] = mapped_column(Float)
+
+
+class ChoiceRow(Base):
+    """Decision whether a trial is measured again. A study may choose several times."""
+
+    __tablename__ = "autotune_choice"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
+    choice: Mapped[int] = mapped_column(Integer)  # from 1, in each study
+    at: Mapped[float] = mapped_column(Float)
+    trial: Mapped[int] = mapped_column(Integer)
+    reason: Mapped[str] = mapped_column(String(16))  # storage.records.ChoiceReason
+    detail: Mapped[str] = mapped_column(AnyText)
+    expected: Mapped[float | None] = mapped_column(Float)  # ratio of rates over the baseline
+    expected_low: Mapped[float | None] = mapped_column(Float)
+    expected_high: Mapped[float | None] = mapped_column(Float)
 
 
 class BlockRow(Base):

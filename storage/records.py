@@ -267,6 +267,8 @@ class AttemptState(StrEnum):
     HANG = "HANG"
     CRASH = "CRASH"
     ERROR = "ERROR"
+    POWER = "POWER"
+    """Its devices took more power than the study allows."""
     REFUSED = "REFUSED"
     """A loss trajectory that leaves its reference."""
 
@@ -324,8 +326,8 @@ class AttemptResult:
     """Result of one attempt.
 
     Attributes:
-        throughput: units of the study's objective per second, as trials are compared by it; None if
-            nothing usable was measured.
+        throughput: units of the study's objective per second (per joule where that is the objective), as
+            trials are compared by it; None if nothing usable was measured.
         raw_throughput: as its own blocks have it, where `throughput` follows from `ratio`.
         ratio: over the baseline interleaved with it; `throughput` is this times the rate of the
             baseline's own trial. None: it ran without one.
@@ -358,8 +360,73 @@ class AttemptResult:
 
     @property
     def rate(self) -> float | None:
-        """Units per second as measured; None if nothing usable was."""
+        """Units per second or joule as measured; None if nothing usable was."""
         return self.throughput if self.raw_throughput is None else self.raw_throughput
+
+
+@dataclass(frozen=True)
+class RunDigest:
+    """Observations in a run besides its rate, by the blocks that count; None: not observed.
+
+    Attributes:
+        steps: number of steps that count.
+        disturbed_share: share of the blocks after the warm-up that other processes disturbed.
+        foreign_cpu: share of a node's processors that other processes took, mean.
+        clock_mhz: clock of the slowest device, median.
+        watts: power of all devices together, mean.
+        sample_joules: energy of a sample, all devices together.
+        step_mean: seconds of a step: of the slowest rank, as the next two.
+        step_median: median over blocks of the median within one.
+        step_p95: 95th percentile.
+        step_correlation: correlation of neighbouring steps, where they were timed one by one.
+    """
+
+    steps: int | None = None
+    disturbed_share: float | None = None
+    foreign_cpu: float | None = None
+    clock_mhz: float | None = None
+    watts: float | None = None
+    sample_joules: float | None = None
+    step_mean: float | None = None
+    step_median: float | None = None
+    step_p95: float | None = None
+    step_correlation: float | None = None
+
+
+NO_DIGEST = RunDigest()
+
+
+class ChoiceReason(StrEnum):
+    """Reason why a trial is a finalist, or why it is not."""
+
+    FINALIST = "finalist"
+    """It is measured again."""
+    REFUSED = "refused"
+    """A check refuses it: numerics, data, memory."""
+    PASSED_OVER = "passed_over"
+    """It is behind beyond doubt, or there is no time for its check."""
+    BEYOND = "beyond"
+    """There is no room for it: `measurement.finalists`, or the time."""
+
+
+@dataclass(frozen=True)
+class FinalistChoice:
+    """Decision whether a trial is measured again.
+
+    Attributes:
+        expected: ratio of rates over the baseline that the model of a step expected of it then; None if
+            the model was not asked.
+        expected_low: lower end of the 95 % interval of that by the model; None if unknown, so is
+            `expected_high`.
+        detail: why a check refuses it; empty for any other reason.
+    """
+
+    trial: int
+    reason: ChoiceReason
+    detail: str = ""
+    expected: float | None = None
+    expected_low: float | None = None
+    expected_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -442,7 +509,7 @@ class MessageCode(StrEnum):
     SEARCH_END = "search_end"
     """Reason why the search ends. Data: cause, a SearchEndCause."""
     FINALISTS = "finalists"
-    """Choice of the trials that are measured again. Data: choices, each with trial, expected, reason."""
+    """Choice of the trials that are measured again, see FinalistChoice."""
 
 
 class SearchEndCause(StrEnum):
@@ -538,6 +605,7 @@ class StoredAttempt:
     result: AttemptResult
     environment: int | None = None
     """Id of its environment, once the attempt has ended."""
+    digest: RunDigest = NO_DIGEST
 
     @property
     def name(self) -> str:

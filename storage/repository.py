@@ -12,6 +12,7 @@ from sqlalchemy import URL, ColumnElement, create_engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from storage.attempts import AttemptRecords
+from storage.choices import Choices
 from storage.claims import Claims
 from storage.database import Database
 from storage.events import Author, Events
@@ -254,6 +255,7 @@ class Repository:
         self.environments = Environments(transactions)
         self.noise = NoiseRecords(transactions)
         self.messages = Messages(transactions)
+        self.choices = Choices(transactions)
         self.recommendations = Recommendations(transactions)
 
 

@@ -19,6 +19,7 @@ from storage.leases import is_held, revoke
 from storage.models import (
     AttemptRow,
     BlockRow,
+    ChoiceRow,
     LeaseRow,
     MessageRow,
     NoiseRow,
@@ -26,7 +27,7 @@ from storage.models import (
     StudyRow,
     record_of,
 )
-from storage.order import OPEN, open_in, place, recent_hours
+from storage.order import OPEN, PLACED, open_in, places, recent_hours
 from storage.records import (
     EventKind,
     MessageKind,
@@ -220,11 +221,10 @@ class Studies:
 
     def order(self) -> list[int]:
         """Return the ids of studies that run or wait, in the order in which daemons take them."""
-        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner).where(OPEN)
+        wanted = select(*PLACED).where(OPEN)
         with self._transactions.reading() as session:
             used = recent_hours(session, self._transactions.now(session))
-            found = session.execute(wanted).all()
-            return [row.id for row in sorted(found, key=lambda row: place(row, used))]
+            return [one[-1] for one in places(session.execute(wanted), used)]
 
     def ahead_of(
         self, name: str, queue: str, *, owner: str, priority: int | None = None
@@ -237,17 +237,17 @@ class Studies:
             owner: of that study.
             priority: of that study; None: as it is stored, or 0.
         """
-        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
+        wanted = select(*PLACED)
         with self._transactions.reading() as session:
             used = recent_hours(session, self._transactions.now(session))
             known = session.execute(wanted.where(StudyRow.name == name)).one_or_none()
             others = wanted.where(*open_in(queue, None), StudyRow.name != name)
-            places = sorted(place(row, used) for row in session.execute(others))
+            found = places(session.execute(others), used)
         if priority is None:
             priority = known.priority if known else 0
         waits = known is None or known.state != StudyState.RUNNING
         own = waits, -priority, used.get(owner, 0.0), known.id if known else math.inf
-        return [one[-1] for one in places if one < own]
+        return [one[-1] for one in found if one < own]
 
     def of_ids(self, ids: Sequence[int]) -> list[StoredStudy]:
         """Return the studies of these ids, in their order; deleted ones are left out."""
@@ -391,10 +391,10 @@ class Studies:
 
 
 def _delete(session: Session, row: StudyRow) -> None:
-    """Delete a study with its attempts, trials, messages, noise and recommendations."""
+    """Delete a study with its attempts, choices, trials, messages, noise and recommendations."""
     own = select(AttemptRow.id).where(AttemptRow.study_id == row.id)
     session.execute(delete(BlockRow).where(BlockRow.attempt_id.in_(own)))
-    for kept in (AttemptRow, MessageRow, NoiseRow, RecommendationRow):
+    for kept in (AttemptRow, ChoiceRow, MessageRow, NoiseRow, RecommendationRow):
         session.execute(delete(kept).where(kept.study_id == row.id))
     trials = StudyModel.find_by_name(row.name, session)
     if trials is not None:  # they may have been deleted in the dashboard

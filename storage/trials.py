@@ -142,7 +142,7 @@ class TrialLedger:
         """Record a trial's result with its note, exactly once.
 
         COMPLETE and PRUNED carry their value; OOM is PRUNED without one, and violates the
-        constraint; HANG, CRASH and ERROR are FAIL.
+        constraint; HANG, CRASH, ERROR and POWER are FAIL.
 
         Args:
             error: relative standard error of the value; None if unknown.

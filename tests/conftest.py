@@ -1,5 +1,6 @@
 """Fixtures that several tests share: real databases, the real command, a workload of milliseconds."""
 
+import gc
 import os
 import signal
 import sys
@@ -83,6 +84,12 @@ def pytest_collection_modifyitems(
     # What the marks on the command line have left.
     if config.getoption("first_of_each"):
         _keep_first_of_each(config, items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of all collections of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _keep_first_of_each(config: pytest.Config, items: list[pytest.Item]) -> None:

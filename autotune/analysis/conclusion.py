@@ -29,6 +29,7 @@ from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
@@ -69,7 +70,7 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
         attempts,
         most_rounds=spec.measurement.rounds,
         barred=out,
-        blocks=records.blocks,
+        blocks=Measure.of(spec).step_blocks(records.blocks),
         **selection._asdict(),
     )
     if facts.ended:

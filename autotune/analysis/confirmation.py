@@ -311,7 +311,7 @@ class Confirmation:
             if (trial, choice) == both:
                 return self.alone.gain()
             if (choice, trial) == both:
-                return _inverse(self.alone.gain())
+                return self.alone.gain().inverse
         return self.choosing.ratio(trial, choice)
 
     def _relative_distance(self, trial: int) -> float | None:
@@ -319,10 +319,6 @@ class Confirmation:
             return None
         behind = self.choosing.behind(trial)
         return -math.expm1(-behind) if math.isfinite(behind) else None
-
-
-def _inverse(ratio: Ratio) -> Ratio:
-    return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
 
 
 def _out_of_time(run: StoredAttempt) -> bool:

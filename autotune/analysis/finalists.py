@@ -3,15 +3,21 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from autotune.analysis.levels import error_of, levelled
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
-from autotune.search.ranking import expected_first, expected_rates
+from autotune.search.ranking import expectation, expected_first
 from search_spaces.constraints import global_batch
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import (
+    Attempts,
+    AttemptState,
+    ChoiceReason,
+    FinalistChoice,
+    Purpose,
+    StoredAttempt,
+)
 
 _LEAST_RATE = 1e-9
 _RUNNERS_UP = 3
@@ -192,18 +198,6 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
     return [*(close[place] for place in order), *by_rate[len(rates) :]]
 
 
-def expected_by_trial(several: Sequence[StoredAttempt]) -> dict[int, float]:
-    """Return the rate that the model expects of each trial, of those that were seen fastest.
-
-    Args:
-        several: trials with a throughput.
-    """
-    by_rate, rates = _by_rate(several)
-    close = by_rate[: len(rates)]
-    found = expected_rates(rates, [_error(a) for a in close], [a.knobs for a in close])
-    return {one.trial: rate for one, rate in zip(close, found, strict=True)}
-
-
 def _by_rate(several: Sequence[StoredAttempt]) -> tuple[list[StoredAttempt], list[float]]:
     """Return trials, the fastest first, and the rates of those that are looked at closely."""
     by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
@@ -248,52 +242,29 @@ def _error(attempt: StoredAttempt) -> float:
     )
 
 
-class ChoiceReason(StrEnum):
-    """Reason why a trial is a finalist, or why it is not."""
+def expected_gains(attempts: Attempts) -> dict[int, Ratio]:
+    """Return the ratio over the baseline that the model expects of the trials that it ranks, by number.
 
-    FINALIST = "finalist"
-    """It is measured again."""
-    REFUSED = "refused"
-    """A check refuses it: numerics, data, memory."""
-    PASSED_OVER = "passed_over"
-    """It is slower beyond doubt, or there is no time for its check."""
-    BEYOND = "beyond"
-    """There is no room for it: `measurement.finalists`, or the time."""
-
-
-@dataclass(frozen=True)
-class FinalistChoice:
-    """Decision whether a trial is measured again.
-
-    Attributes:
-        expected: speed-up over the baseline that the model of a step expected of it then; None if the
-            model was not asked.
-        detail: why a check refuses it; empty for any other reason.
+    The interval is the model's own. It is without bounds where the baseline is not among them.
     """
-
-    trial: int
-    expected: float | None
-    reason: ChoiceReason
-    detail: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the data for JSON."""
-        return {**vars(self), "reason": self.reason.value}
-
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        """Return the choice that `as_dict` wrote."""
-        return cls(**{**body, "reason": ChoiceReason(body["reason"])})
-
-
-def expected_gains(attempts: Attempts) -> dict[int, float]:
-    """Return the speed-up that the model expects of the trials that it ranks, by number."""
     own, timed = attempts.baseline(), timed_trials(attempts)
     if own is None or len(timed) < 2:
         return {}
-    rates = expected_by_trial(timed)
-    today = rates.get(own.trial, own.result.throughput)
-    return {trial: rate / today for trial, rate in rates.items()} if today else {}
+    by_rate, rates = _by_rate(timed)
+    close = by_rate[: len(rates)]
+    model = expectation(rates, [_error(a) for a in close], [a.knobs for a in close])
+    place = next((n for n, one in enumerate(close) if one.trial == own.trial), None)
+    if place is None:
+        today = own.result.throughput
+        return {
+            one.trial: Ratio(rate / today, 0.0, math.inf)
+            for one, rate in zip(close, model.rates, strict=True)
+            if today
+        }
+    return {
+        one.trial: Ratio.around(model.rates[n] / model.rates[place], model.half_width(n, place))
+        for n, one in enumerate(close)
+    }
 
 
 def choices(
@@ -324,6 +295,15 @@ def choices(
 
     chosen = [trial for trial in order if trial in finalists or trial in others]
     return [
-        FinalistChoice(trial, expected.get(trial), reason(trial), refused.get(trial, ""))
+        FinalistChoice(trial, reason(trial), refused.get(trial, ""), *_stored(expected.get(trial)))
         for trial in chosen
     ]
+
+
+def _stored(expected: Ratio | None) -> tuple[float | None, float | None, float | None]:
+    """Return an expected ratio with its bounds, as far as they are known."""
+    if expected is None:
+        return None, None, None
+    if not math.isfinite(expected.high):
+        return expected.value, None, None
+    return expected.value, expected.low, expected.high

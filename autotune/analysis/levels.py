@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
+from autotune.measurement.measure import SAMPLES_PER_SECOND
 from autotune.measurement.noise import (
     PRIOR_SIGMA,
     RepeatedRun,
@@ -20,7 +21,6 @@ from autotune.measurement.noise import (
     standard_error,
 )
 from autotune.measurement.policy import MEASUREMENT, PROOF
-from autotune.measurement.step_series import estimate_of_run
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 
@@ -257,8 +257,9 @@ class Calibration:
     def _run(self, attempt: StoredAttempt) -> RepeatedRun:
         result = attempt.result
         kept = [block for block in self._blocks(attempt.id) if block.kept]
-        timed = estimate_of_run(kept, counts="samples") if kept else None
-        freedom = timed.df if timed else math.inf
+        freedom = result.block_freedom
+        if freedom is None:
+            freedom = SAMPLES_PER_SECOND.estimate(kept).df if kept else math.inf
         half_width = result.block_half_width or 0.0
         return RepeatedRun(result.throughput or 0.0, half_width, attempt.started, freedom)
 

@@ -18,6 +18,7 @@ from autotune.analysis.processes import Blocks, Processes
 from autotune.analysis.sameness import Rules
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose, StoredAttempt
 
@@ -79,7 +80,8 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
         return []
     out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
     selection = Selection(spec.measurement.finalists)
-    confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, blocks)
+    steps = Measure.of(spec).step_blocks(blocks)
+    confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, steps)
     if confirmation is None:
         return []
     standings = {
@@ -161,7 +163,7 @@ def replay(
         finalists: see Selection; `unaffordable` and `same_batch` likewise.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
-        blocks: blocks of an attempt, from which the spread between processes follows.
+        blocks: blocks of an attempt, whose steps tell the spread between processes; None: they do not.
 
     Returns:
         None if no trial of the search is complete.

@@ -1,4 +1,4 @@
-"""Time and money that a recommendation saves, and what its study cost. Pure."""
+"""Time, money or energy that a recommendation saves, and what its study cost. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ from autotune.measurement.estimate import Ratio
 
 _HOURS_OF_A_DAY = 24.0
 _SECONDS_PER_HOUR = 3600.0
+_WATTS_OF_A_KILOWATT = 1000.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,36 @@ class Saving:
             payback_seconds=_payback(speedup, cost.seconds) if cost.seconds else None,
             money=None if price is None else _times(device_hours, price),
         )
+
+
+@dataclass(frozen=True)
+class EnergySaving:
+    """Energy that a recommendation saves over one job, with the bounds that follow from its gain.
+
+    Attributes:
+        job_hours: length of the job as it is.
+        kilowatt_hours: that it takes less, of `whole`.
+        whole: kilowatt hours of the job as it is.
+    """
+
+    job_hours: float
+    kilowatt_hours: Ratio
+    whole: float
+
+    @classmethod
+    def of(cls, gain: Ratio, watts: float, job_hours: float) -> "EnergySaving | None":
+        """Return what a gain in samples per joule saves; None unless it is surely one.
+
+        Args:
+            gain: over the baseline.
+            watts: of the baseline, all devices together.
+            job_hours: length of the job as it is.
+        """
+        if not gain.faster:
+            return None
+        whole = watts * job_hours / _WATTS_OF_A_KILOWATT
+        share = Ratio(*(1 - 1 / times for times in (gain.value, gain.low, gain.high)))
+        return cls(job_hours, _times(share, whole), whole)
 
 
 def _payback(speedup: Ratio, seconds: float) -> Ratio:

@@ -2,16 +2,46 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import Enum
 from typing import Any
 
+from autotune.measurement.estimate import Ratio
 from search_spaces.knob import written
 from storage import AttemptState
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _NOISE_DIGITS = 9
 """Decimals beyond which a figure holds nothing but the errors of its arithmetic."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Words for what a study compares.
+
+    Attributes:
+        better, best, worse: adjectives of configurations.
+        of_energy: True if rates are work per joule: the energy of a sample is what texts say.
+    """
+
+    better: str
+    best: str
+    worse: str
+    of_energy: bool = False
+
+    @classmethod
+    def of(cls, unit: str) -> "Terms":
+        """Return the words for rates of this unit, such as samples/s."""
+        return _ENERGY if unit.endswith("/J") else SPEED
+
+    def said(self, ratio: Ratio) -> Ratio:
+        """Return a ratio of rates as a text says it: of energies, where that is the objective."""
+        return ratio.inverse if self.of_energy else ratio
+
+
+SPEED = Terms("faster", "fastest", "slower")
+_ENERGY = Terms("more efficient", "most efficient", "less efficient", of_energy=True)
 
 
 class Rounding(Enum):

@@ -19,7 +19,16 @@ BY_STUDY = ("world_size", "global_batch")
 _COLUMNS = (
     *("trial", "purpose", "round", "attempt", "state", "cause", "throughput", "half_width"),
     *("block_half_width", "sigma_run", "steady", "contended", "peak_bytes", "wall_seconds"),
-    *("resident_of", "trial_seconds"),
+    *(
+        "resident_of",
+        "trial_seconds",
+        "steps",
+        "disturbed_share",
+        "foreign_cpu",
+        "clock_mhz",
+        "watts",
+    ),
+    *("sample_joules", "step_mean", "step_median", "step_p95", "step_correlation"),
 )
 """Columns of tables that have a column per knob besides."""
 _TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, *_COLUMNS, "true", "false"})

@@ -132,11 +132,22 @@ class ResourcesSpec(Section):
 class ObjectiveSpec(Section):
     """Objective that is maximised."""
 
-    metric: Literal["samples_per_second", "tokens_per_second", "steps_per_second"] = Field(
+    metric: Literal[
+        "samples_per_second", "tokens_per_second", "steps_per_second", "samples_per_joule"
+    ] = Field(
         default="samples_per_second",
         description="steps_per_second: optimizer steps, for scripts whose batches have different "
         "numbers of samples. Where a script keeps its global batch, tokens_per_second compares "
-        "samples: other micro-batches have other padding.",
+        "samples: other micro-batches have other padding. samples_per_joule: the least energy per "
+        "sample, as the devices measure it (NVML; on the CPU Intel RAPL).",
+    )
+    power_limit: float | None = Field(
+        default=None,
+        gt=0,
+        le=10**5,
+        description="Watts of a device (on the CPU: of the processors of a node), on average over the "
+        "timed blocks of a run. A configuration that takes more is not recommended; the baseline is "
+        "measured all the same.",
     )
     global_batch: Annotated[int, Field(ge=1)] | Literal["keep", "free"] = Field(
         default=KEEP,
@@ -167,6 +178,16 @@ class ObjectiveSpec(Section):
         description="Price of an hour of one device, in a currency of your choice: reports then say "
         "what the recommendation saves, and what the study cost, in money.",
     )
+
+    @property
+    def of_energy(self) -> bool:
+        """Return whether the work is divided by energy instead of time."""
+        return self.metric == "samples_per_joule"
+
+    @property
+    def reads_energy(self) -> bool:
+        """Return whether the energy of every block has to be known."""
+        return self.of_energy or self.power_limit is not None
 
     @field_validator("global_batch", mode="before")
     @classmethod

@@ -35,6 +35,7 @@ _COUNTS: dict[str, Counts] = {
     "samples_per_second": "samples",
     "tokens_per_second": "tokens",
     "steps_per_second": "steps",
+    "samples_per_joule": "samples",
 }
 _IDENTITY = ("name", "storage")
 _USUAL_TRIALS = 30
@@ -175,7 +176,7 @@ class StudySpec(Section):
         if not self.budget.ends and (self.sampler != "model" or self.budget.least_gain == 0):
             problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
         if not problems:
-            problems |= self._of_steps()
+            problems |= self._of_steps() | self._of_energy()
         if problems:
             raise mistakes.Inconsistent(problems)
         return self
@@ -190,6 +191,24 @@ class StudySpec(Section):
         if self.objective.global_batch == FREE:
             text = "must be kept with steps_per_second: steps of other samples do not compare"
             return {("objective", "global_batch"): text}
+        return {}
+
+    def _of_energy(self) -> mistakes.Problems:
+        """Return mistakes in energy or power as the objective."""
+        if not self.objective.reads_energy:
+            return {}
+        field = "metric" if self.objective.of_energy else "power_limit"
+        if not self.workload.observable:
+            noun = self.workload.noun
+            text = f"needs the energy of each block, which is not seen of a {noun} with ranks of its own"
+            return {("objective", field): text}
+        shares = self.resources.gpus_per_worker
+        if shares and shares < 1:
+            text = (
+                "needs devices that one trial has for itself, and `resources.gpus_per_worker` is "
+                f"{shares}: say 1"
+            )
+            return {("objective", field): text}
         return {}
 
     def _of_resources(self) -> mistakes.Problems:
@@ -230,7 +249,7 @@ class StudySpec(Section):
 
     @property
     def counts(self) -> Counts:
-        """Return the unit that is counted per second.
+        """Return the unit that is counted, per second or per joule.
 
         A script's batches may hold padding, more of it in a larger micro-batch: where the global
         batch is kept, samples are comparable, and tokens are not.
@@ -256,9 +275,14 @@ class StudySpec(Section):
         )
 
     @property
+    def of_energy(self) -> bool:
+        """Return whether rates are per joule instead of per second."""
+        return self.objective.of_energy
+
+    @property
     def unit(self) -> str:
         """Return the unit of the rates, as it is printed."""
-        return f"{self.counts}/s"
+        return f"{self.counts}/{'J' if self.of_energy else 's'}"
 
     def values(self) -> dict[str, list[Any]]:
         """Return the values to try per knob: the preset resolved, the study's own knobs last."""

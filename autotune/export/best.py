@@ -34,7 +34,8 @@ class BestConfig(Mapping[str, Any]):
         knobs: a value for every knob of the catalogue; of a script or a command for those of its study
             alone, as it sets all others by itself.
         world_size: ranks that it was measured with.
-        throughput: value, low, high and unit of the recommended configuration.
+        throughput: value, low, high and unit of the recommended configuration; empty where energy was
+            the objective.
         speedup: over the baseline with low and high; None if there was none to compare with, or
             it is the baseline.
         provenance: study, trial, environment, verdict and time.
@@ -46,6 +47,8 @@ class BestConfig(Mapping[str, Any]):
         provisional: whether the study had not ended, and nothing has confirmed the configuration.
         own: knobs that the file names, as they belong to the job; None: all. The others have their
             defaults.
+        energy: of a sample with low, high and unit, and `ratio` over the baseline; None where throughput
+            was the objective.
     """
 
     knobs: dict[str, Any]
@@ -57,6 +60,7 @@ class BestConfig(Mapping[str, Any]):
     script: dict[str, Any] | None = None
     provisional: bool = False
     own: tuple[str, ...] | None = None
+    energy: dict[str, Any] | None = None
 
     @property
     def is_of_command(self) -> bool:
@@ -179,4 +183,5 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         script=content.get("script"),
         provisional=bool(content.get("provisional", False)),
         own=None if layout == _FULL else tuple(content.get("own") or knobs),
+        energy=content.get("energy"),
     )

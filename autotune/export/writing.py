@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
 from autotune.export.best import FORMAT, BestConfig, is_best, mapping_in, read
 from autotune.measurement.estimate import Ratio
@@ -43,7 +44,7 @@ def document(
     Args:
         verdict: with throughput and knobs.
         text: the verdict in words.
-        unit: of the throughput.
+        unit: of the rates.
         world_size: ranks that it was measured with.
         environment: that it was measured in.
         created: time, ISO 8601.
@@ -55,8 +56,7 @@ def document(
         "provisional": verdict.provisional,
         "knobs": dict(verdict.knobs),
         "world_size": world_size,
-        "throughput": {**_rounded(verdict.throughput), "unit": unit},
-        **_speedup(verdict),
+        **_gain(verdict, unit),
         "provenance": {
             "study": verdict.study,
             "trial": verdict.trial,
@@ -70,11 +70,20 @@ def document(
     return of_today(content if script is None else content | {"script": dict(script)})
 
 
-def _speedup(verdict: Verdict) -> dict[str, Any]:
-    """Return the speed-up; nothing where there is none, or the baseline is kept."""
-    if verdict.speedup is None or verdict.knobs == verdict.baseline_knobs:
-        return {}
-    return {"speedup": _rounded(verdict.speedup)}
+def _gain(verdict: Verdict, unit: str) -> dict[str, Any]:
+    """Return rate and ratio over the baseline: as throughput and speed-up, or as energy of a sample.
+
+    There is no ratio where the baseline is kept, or could not be compared with.
+    """
+    terms, rate, gain = Terms.of(unit), verdict.throughput, verdict.speedup
+    assert rate is not None
+    kept = gain is None or verdict.knobs == verdict.baseline_knobs
+    ratio = None if gain is None or kept else _rounded(terms.said(gain))
+    if terms.of_energy:
+        energy = {**_rounded(rate.inverse), "unit": "J/sample"}
+        return {"throughput": {}, "energy": energy | ({"ratio": ratio} if ratio else {})}
+    found = {"throughput": {**_rounded(rate), "unit": unit}}
+    return found | ({"speedup": ratio} if ratio else {})
 
 
 def document_of(best: BestConfig) -> dict[str, Any]:
@@ -86,6 +95,8 @@ def document_of(best: BestConfig) -> dict[str, Any]:
         del content["own"]
     if best.speedup is None:
         del content["speedup"]
+    if best.energy is None:
+        del content["energy"]
     return of_today(content)
 
 

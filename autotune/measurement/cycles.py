@@ -23,15 +23,15 @@ class TurnBlock(NamedTuple):
 
     Attributes:
         turn: number of the turn, in order of time over all members.
-        units: number of samples or tokens.
-        seconds: duration of the block.
+        work: number of samples, tokens or steps.
+        cost: seconds or joules of the block.
         stepwise: True if each step was timed by the device, so that a slow one is the
             configuration's own and a long run has it, too.
     """
 
     turn: int
-    units: float
-    seconds: float
+    work: float
+    cost: float
     stepwise: bool = False
 
 
@@ -54,7 +54,7 @@ def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
     for chunk in _chunks(taken, 2 * len(members)):
         logs: list[list[float]] = [[] for _ in members]
         for block, number in chunk:
-            logs[number].append(math.log(max(block.units, 1.0) / block.seconds))
+            logs[number].append(math.log(max(block.work, 1.0) / block.cost))
         if all(len(own) == 2 for own in logs):
             whole.append([sum(own) / 2 for own in logs])
     return np.asarray(whole, dtype=float).reshape(-1, len(members))
@@ -68,7 +68,7 @@ def _chunks(
 
 
 def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
-    """Return the units per second of each member; None without a complete cycle.
+    """Return the rate of each member, work over cost; None without a complete cycle.
 
     Where steps were timed by the device these are means over all blocks: a job has its slow steps, too,
     and a typical ratio would leave them out (0.9 % too high for a recorded compiled configuration).
@@ -86,7 +86,7 @@ def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
     found = complete_cycles(members)
     if not len(found):
         return None
-    plain = [sum(b.units for b in own) / sum(b.seconds for b in own) for own in members]
+    plain = [sum(b.work for b in own) / sum(b.cost for b in own) for own in members]
     if all(block.stepwise for own in members for block in own):
         return plain
     level = math.fsum(map(math.log, plain)) / len(members)

@@ -156,6 +156,11 @@ class Ratio:
         return cls(value, value / factor, value * factor)
 
     @property
+    def inverse(self) -> "Ratio":
+        """The ratio the other way round."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
+
+    @property
     def distinguishable(self) -> bool:
         """True if the interval excludes 1."""
         return self.low > 1 or self.high < 1

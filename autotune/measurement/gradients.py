@@ -107,7 +107,7 @@ def first_problem(several: Iterable[Deviation]) -> str:
     return next((one.problem for one in several if one.problem), "")
 
 
-class Rounding(NamedTuple):
+class RoundingErrors(NamedTuple):
     """Errors that plain autocast in bf16 causes in a step, relative to the norms in fp32.
 
     Attributes:
@@ -118,12 +118,12 @@ class Rounding(NamedTuple):
     whole: float
     tensor: float
 
-    def times(self, factor: float) -> "Rounding":
+    def times(self, factor: float) -> "RoundingErrors":
         """Return multiples of both."""
-        return Rounding(factor * self.whole, factor * self.tensor)
+        return RoundingErrors(factor * self.whole, factor * self.tensor)
 
 
-class Limits(NamedTuple):
+class GradientLimits(NamedTuple):
     """Largest allowed deviations of the gradient in a step, each relative to the reference's norm.
 
     Attributes:
@@ -145,8 +145,8 @@ class Limits(NamedTuple):
 
 
 def limits(
-    configurations: Iterable[Mapping[str, Any]], rounding: Sequence[Rounding] = ()
-) -> list[Limits]:
+    configurations: Iterable[Mapping[str, Any]], rounding: Sequence[RoundingErrors] = ()
+) -> list[GradientLimits]:
     """Return the limits in the first and in the second step.
 
     They depend on the number formats of both configurations, and on the model, which may amplify
@@ -162,23 +162,23 @@ def limits(
     if not rounding or not rounding[0].whole > PROOF.null_bf16:
         return plain
     # Once weights differ, by however little, gradients drift apart: the second step has one limit.
-    errors = rounding[0].times(null / PROOF.null_bf16), Rounding(*map(max, *rounding))
+    errors = rounding[0].times(null / PROOF.null_bf16), RoundingErrors(*map(max, *rounding))
     each = zip(plain, errors, factors, strict=True)
     return [_amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each]
 
 
-def _by_format(size: float) -> Limits:
+def _by_format(size: float) -> GradientLimits:
     largest = PROOF.largest_limit
-    return Limits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
+    return GradientLimits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
 
 
-def _amplified(plain: Limits, error: Rounding, norm: float) -> Limits:
+def _amplified(plain: GradientLimits, error: RoundingErrors, norm: float) -> GradientLimits:
     """Return the limits where rounding by itself causes these errors."""
     norms = norm, PROOF.limit_of_tensor * norm
     if error.whole > PROOF.largest_limit:
-        return Limits(math.inf, math.inf, *norms)
+        return GradientLimits(math.inf, math.inf, *norms)
     whole, tensor = error.times(PROOF.limit_of_rounding)
-    return Limits(max(plain.whole, whole), max(plain.tensor, tensor), *norms)
+    return GradientLimits(max(plain.whole, whole), max(plain.tensor, tensor), *norms)
 
 
 def null_of(knobs: Mapping[str, Any]) -> float:
@@ -186,14 +186,16 @@ def null_of(knobs: Mapping[str, Any]) -> float:
     return math.hypot(*(null for (name, value), null in NULL.items() if knobs.get(name) == value))
 
 
-def rounding_of(autocast: FirstSteps | None, reference: FirstSteps | None) -> tuple[Rounding, ...]:
+def rounding_of(
+    autocast: FirstSteps | None, reference: FirstSteps | None
+) -> tuple[RoundingErrors, ...]:
     """Return the errors of a run under plain autocast in both steps; empty if nothing is known."""
     if autocast is None or reference is None or not comparable(autocast, reference):
         return ()
-    unlimited = [Limits(math.inf, math.inf)] * 2
+    unlimited = [GradientLimits(math.inf, math.inf)] * 2
     found = [one.size for one in deviations(autocast, reference, unlimited)]
     half = len(found) // 2
-    return tuple(Rounding(*step[:2]) for step in (found[:half], found[half:]))
+    return tuple(RoundingErrors(*step[:2]) for step in (found[:half], found[half:]))
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
@@ -206,7 +208,9 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
     return [t.size for t in own] == [t.size for t in other]
 
 
-def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits]) -> list[Deviation]:
+def deviations(
+    run: FirstSteps, reference: FirstSteps, limits: Sequence[GradientLimits]
+) -> list[Deviation]:
     """Compare the first steps of a run with those of its reference.
 
     Return, for the first step and for the last, the deviation of the whole gradient and of the
@@ -223,7 +227,7 @@ def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits])
 
 
 def _of_gradient(
-    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: Limits
+    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: GradientLimits
 ) -> Iterator[Deviation]:
     whole = max(_norm(reference), _TINY)
     sizes = [max(tensor.norm, PROOF.negligible * whole) for tensor in reference]

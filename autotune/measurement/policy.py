@@ -72,6 +72,12 @@ class MeasurementPolicy:
         "of a block on a CUDA device where the study does not say",
         "steps that compute scatter by 0.03 to 1 %, so eight blocks take two seconds, H200",
     )
+    energy_block: float = judgement(
+        1.0,
+        "seconds",
+        "of a block on a CUDA device whose energy counts, interleaved or not",
+        "NVML's counter moves about ten times a second, so the two ends of a block err by a tenth of it",
+    )
     steps_on_device: int = judgement(2, "steps", "fewest of such a block")
     startup_compiling: float = judgement(
         3.0,

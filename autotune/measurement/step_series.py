@@ -14,14 +14,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from autotune.measurement.contrasts import Variance, shrunk
 from autotune.measurement.estimate import (
-    Estimate,
     effective_sample_size,
-    estimate,
     student,
     unbiased_correlation,
 )
@@ -43,12 +41,6 @@ class CountedBlock(Protocol):
     @property
     def tokens(self) -> int:
         """Tokens over all ranks."""
-
-
-def units(block: CountedBlock, counts: str) -> int:
-    """Return how many samples, tokens or steps a block has; `counts` names which."""
-    number: int = getattr(block, counts)
-    return number
 
 
 class TimedBlock(CountedBlock, Protocol):
@@ -216,22 +208,6 @@ def _typical(scatter: float, pairs: float) -> float:
     By the median of chi-square (Wilson and Hilferty 1931).
     """
     return scatter / math.pow(1 - 2 / (9 * pairs), 1.5)
-
-
-def estimate_of_run(blocks: Sequence[TimedBlock], *, counts: str) -> Estimate:
-    """Return the rate over all blocks with its interval.
-
-    The interval is that of the steps, or of the blocks where steps were not timed one by one.
-
-    Args:
-        blocks: blocks that count, at least one.
-        counts: samples, tokens or steps.
-    """
-    by_blocks = estimate([units(block, counts) for block in blocks], [b.seconds for b in blocks])
-    series = StepSeries.of(blocks)
-    if series is None:
-        return by_blocks
-    return replace(by_blocks, half_width=series.half_width, df=series.df)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

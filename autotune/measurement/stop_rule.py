@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady
+from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure, PowerLimit
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import OnsetBound, StepSeries, estimate_of_run, units
+from autotune.measurement.step_series import OnsetBound, StepSeries
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
 FEWEST_BLOCKS = MEASUREMENT.fewest_blocks
@@ -84,11 +85,12 @@ class Limits:
         long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
         limit: time of the trial; `soft` is that of all blocks, warm-up included.
         settling: bound on later steps from the first ones.
-        counts: what the rate counts: samples, tokens or steps.
+        measure: quantity of the rate.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
         run_df: degrees of freedom of `sigma_run`.
         fewest: number of blocks that must count before their interval ends the trial.
+        power: limit of the power of its devices; None: there is none.
         proves: True if the run is evidence for a verdict: its first step alone never counts.
         warm_blocks: most blocks of the warm-up after the first, those in which something was compiled
             left out.
@@ -97,7 +99,7 @@ class Limits:
     warmup: float
     longest: float
     precision: float
-    counts: str = "samples"
+    measure: Measure = SAMPLES_PER_SECOND
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
     run_df: float = math.inf
@@ -107,6 +109,7 @@ class Limits:
     warm_blocks: float = math.inf
     settling: OnsetBound = field(default_factory=OnsetBound)
     proves: bool = False
+    power: PowerLimit | None = None
 
     @property
     def enough(self) -> float:
@@ -177,7 +180,7 @@ class StopRule:
         if len(self.kept) < FEWEST_BLOCKS:
             self.hopeless = self._cannot_catch_up()
             return self.hopeless or last
-        self.problem = self.uncounted
+        self.problem = self.uncounted or None
         if self.problem:
             return True
         now, limits = self.estimate(), replace(self._limits, sigma_run=self.sigma_run)
@@ -201,6 +204,8 @@ class StopRule:
         Args:
             latest: blocks that count beside those kept so far.
         """
+        if self._limits.measure.of_energy:
+            return False
         told = [block.observed.get("step_moments") for block in (*self.kept, *latest)]
         few = math.fsum(each[0] for each in told if each) < STEPS_FOR_PROOF
         return self._limits.proves and few and all(told)
@@ -208,7 +213,7 @@ class StopRule:
     @property
     def steps(self) -> float | None:
         """Number of steps that count; None where they were not timed one by one."""
-        series = StepSeries.of(self.kept)
+        series = self._series
         return None if series is None else series.count
 
     def take(self, block: BlockReport) -> None:
@@ -217,7 +222,7 @@ class StopRule:
         if not self.problem:
             self.seen.append(ObservedBlock(block, kept=True, contended=contended(block, self.kept)))
             if len(self.kept) >= FEWEST_BLOCKS:
-                self.problem = self.uncounted
+                self.problem = self.uncounted or None
 
     def close(self) -> None:
         """End the measurement.
@@ -233,11 +238,14 @@ class StopRule:
         """Return whether even the fastest steps that may follow this beginning are too slow."""
         if not self._limits.incumbent_low:
             return False
+        measure = self._limits.measure
+        if measure.of_energy:
+            return False  # the bound is one on times
         fastest = self._limits.settling.fastest_step([seen.block for seen in self.seen])
         if not fastest:
             return False
         last = self.seen[-1].block
-        ceiling = self.units(last) / last.steps / fastest
+        ceiling = measure.work(last) / last.steps / fastest
         doubt = self._limits.doubt(0.0)
         return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
 
@@ -255,7 +263,7 @@ class StopRule:
 
     def estimate(self) -> Estimate:
         """Return the estimate of the blocks that count; at least one must have come."""
-        return estimate_of_run(self.kept, counts=self._limits.counts)
+        return self._limits.measure.estimate(self.kept)
 
     @property
     def sigma_run(self) -> float:
@@ -269,25 +277,24 @@ class StopRule:
     @property
     def process_sigma(self) -> float | None:
         """Relative standard deviation between processes by its own steps; None if they do not tell."""
-        series = StepSeries.of(self.kept)
+        series = self._series
         return None if series is None else series.process_sigma()
 
-    def units(self, block: BlockReport) -> int:
-        """Return what the rate counts, of a block."""
-        return units(block, self._limits.counts)
+    @property
+    def _series(self) -> StepSeries | None:
+        return self._limits.measure.series(self.kept)
 
     @property
-    def uncounted(self) -> str | None:
-        """Reason why there is no rate: none of the blocks that count has any units."""
-        kept = self.kept
-        if not kept or any(map(self.units, kept)):
-            return None
-        if self._limits.counts == "tokens":
-            return (
-                "no tokens are reported, which objective.metric counts: give the workload "
-                "tokens_per_sample, or take samples_per_second"
-            )
-        return "no samples are reported"
+    def uncounted(self) -> str:
+        """Reason why the blocks that count have no rate; empty if they have one."""
+        power = self._limits.power
+        return self._limits.measure.lacks(self.kept) or (power.lacks(self.kept) if power else "")
+
+    @property
+    def excess_power(self) -> str:
+        """Excess of the blocks that count over the power limit, in words; empty if they keep it."""
+        power = self._limits.power
+        return power.excess(self.kept) if power else ""
 
     @property
     def warming_up(self) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autotune.measurement import cycles
+from autotune.measurement.measure import Measure
 from autotune.measurement.noise import noise_of_pairs, total_half_width
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import units
 from autotune.measurement.stop_rule import (
     FEWEST_BLOCKS,
     HOPELESS,
@@ -27,13 +27,19 @@ from storage import AttemptResult, AttemptState, StoredBlock
 _TRIAL, _BASELINE = 0, 1
 
 
-def interleaved(asked: TrialRequest) -> TrialRequest:
+def interleaved(
+    asked: TrialRequest, turn_seconds: float = MEASUREMENT.interleaved_block
+) -> TrialRequest:
     """Return the trial as a member of an interleaved group, with short blocks.
 
     On the CPU all ranks stay on processors of their own, where they disturb each other less.
+
+    Args:
+        asked: timed trial.
+        turn_seconds: longest block.
     """
     plan = asked.blocks
-    seconds = min(MEASUREMENT.interleaved_block, plan.seconds)
+    seconds = min(turn_seconds, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = BlockPlan(seconds, 1, most, plan.longest)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
@@ -120,7 +126,7 @@ class InterleavedSchedule:
         return [number for number in range(len(self._rules)) if number not in self._away]
 
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
-        return [turn_blocks(self._rules[n].kept, counts=self._limits.counts) for n in members]
+        return [turn_blocks(self._rules[n].kept, self._limits.measure) for n in members]
 
     def _longest(self, done: int) -> float:
         """Return the seconds that each member may train after this many cycles."""
@@ -165,17 +171,15 @@ class InterleavedSchedule:
 
 
 def turn_blocks(
-    blocks: Sequence[BlockReport | StoredBlock], *, counts: str
+    blocks: Sequence[BlockReport | StoredBlock], measure: Measure
 ) -> list[cycles.TurnBlock]:
-    """Return the interleaved ones of some blocks, in comparable form.
-
-    Args:
-        blocks: blocks that count.
-        counts: samples, tokens or steps.
-    """
+    """Return the interleaved ones of some blocks that count, in comparable form."""
     return [
         cycles.TurnBlock(
-            b.observed["turn"], units(b, counts), b.seconds, bool(b.observed.get("step_moments"))
+            b.observed["turn"],
+            measure.work(b),
+            measure.cost(b),
+            not measure.of_energy and bool(b.observed.get("step_moments")),
         )
         for b in blocks
         if "turn" in b.observed

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from autotune.measurement import gradients
-from autotune.measurement.gradients import Rounding
+from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import (
     Pair,
@@ -45,7 +45,7 @@ class RunMonitor(Protocol):
 
 
 class TimedMonitor:
-    """Monitor of a run whose speed is measured."""
+    """Monitor of a run whose rate is measured."""
 
     def __init__(self, limits: Limits, rule: StopRule | None = None) -> None:
         """Use these limits, or a stop rule that another object calls."""
@@ -57,7 +57,7 @@ class TimedMonitor:
         return self._rule(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE or PRUNED with the throughput, or the failure.
+        """Return COMPLETE or PRUNED with the throughput, POWER, or the failure.
 
         A script that came to its end counts by its blocks, if there are enough.
         """
@@ -77,6 +77,8 @@ class TimedMonitor:
             )
         if rule.uncounted:
             return AttemptResult(AttemptState.ERROR, rule.uncounted, **common)
+        if excess := rule.excess_power:
+            return AttemptResult(AttemptState.POWER, excess, **common)
         timed = rule.estimate()
         known = math.isfinite(timed.half_width)
         half_width, sigma_run = timed.half_width if known else 1.0, rule.sigma_run
@@ -114,7 +116,7 @@ class TrajectoryMonitor:
         *,
         formats: Sequence[Knobs] = (),
         earlier: Sequence[Pair] = (),
-        rounding: Sequence[Rounding] = (),
+        rounding: Sequence[RoundingErrors] = (),
     ) -> None:
         """Take in the reference; without one the run becomes a reference itself.
 

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.measurement.estimate import STEADY_BLOCKS
+from autotune.measurement.measure import Measure, PowerLimit
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import OnsetBound
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
@@ -123,12 +124,36 @@ class Plan:
             )
         return Space(self.spec.values(), self.baseline, self.facts, self.launcher.refusal)
 
-    def check_baseline(self) -> None:
-        """Check that the baseline can run here.
+    def _check_energy(self) -> None:
+        """Check that the energy of trials can be read, where the objective needs it.
 
         Raises:
-            BadInput: the baseline cannot run; the message has the reasons.
+            BadInput: it cannot; the message has the reason.
         """
+        objective, launcher = self.spec.objective, self.launcher
+        if not objective.reads_energy:
+            return
+        field = "metric" if objective.of_energy else "power_limit"
+        problem = launcher.site.energy_unreadable
+        if not problem and not launcher.site.on_device and len(launcher.slots) > 1:
+            problem = (
+                f"{len(launcher.slots)} trials at a time share the processors, whose energy is that of "
+                "all; say `resources: {slots: 1}`"
+            )
+        if problem:
+            raise BadInput(
+                f"objective.{field} needs the energy of each block, and on "
+                f"{launcher.site.environment['host']} {problem}; or take metric: samples_per_second "
+                "without power_limit"
+            )
+
+    def check_baseline(self) -> None:
+        """Check that the baseline can run here, and be measured.
+
+        Raises:
+            BadInput: it cannot; the message has the reasons.
+        """
+        self._check_energy()
         problems = infeasible(self.baseline, self.facts)
         if refusal := self.launcher.refusal(self.baseline):
             problems = [*problems, refusal]
@@ -177,6 +202,7 @@ class Plan:
             env=spec.env,
             log_dir=str(log_dir),
             may_write=not spec.workload.discards_writes,
+            alone=len(self.launcher.slots) == 1,
         )
         return spec.workload.request(asked, spec.taken)
 
@@ -185,7 +211,8 @@ class Plan:
         wanted = self.spec.measurement
         wished, fewest, given = wanted.block_seconds, wanted.min_steps, wanted.model_fields_set
         if self._on_device and "block_seconds" not in given:
-            wished = MEASUREMENT.block_on_device
+            energy = self.spec.objective.of_energy
+            wished = MEASUREMENT.energy_block if energy else MEASUREMENT.block_on_device
         if self._on_device and "min_steps" not in given:
             fewest = MEASUREMENT.steps_on_device
         seconds = min(wished, wanted.longest / FEWEST_BLOCKS)
@@ -245,6 +272,20 @@ class Plan:
         limits = self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
         return dataclasses.replace(limits, settling=settling, run_df=run_df)
 
+    @property
+    def power_limit(self) -> PowerLimit | None:
+        """Limit of the power of the devices of a trial; None: there is none."""
+        limit, site = self.spec.objective.power_limit, self.launcher.site
+        devices = site.ranks * site.devices_per_rank if site.on_device else site.nodes
+        return None if limit is None else PowerLimit(limit, devices)
+
+    @property
+    def turn_seconds(self) -> float:
+        """Seconds of a block of interleaved runs: as long as energy takes to be told, if it counts."""
+        if self.spec.objective.of_energy and self._on_device:
+            return MEASUREMENT.energy_block
+        return MEASUREMENT.interleaved_block
+
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """Return the limits of a run in a round of comparison."""
         limits = self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
@@ -255,7 +296,7 @@ class Plan:
             warmup=self.spec.measurement.warmup,
             longest=self.spec.measurement.longest,
             precision=precision,
-            counts=self.spec.counts,
+            measure=Measure.of(self.spec),
             incumbent_low=incumbent_low,
             sigma_run=sigma_run,
             warm_blocks=STEADY_BLOCKS if self._is_quick else math.inf,

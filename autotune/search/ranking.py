@@ -6,13 +6,15 @@ knob matters: one lucky run is drawn towards what the others show.
 """
 
 import functools
+import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from optuna.distributions import CategoricalDistribution
 
-from autotune.search.grid import Grid
-from autotune.search.observations import Observations
+from autotune.search.grid import Grid, Matrix
+from autotune.search.observations import NORMAL_95, Observations
 from autotune.search.step_model import StepModel
 from autotune.search.threads import ThreadpoolController
 from search_spaces.words import Knobs
@@ -21,15 +23,34 @@ from search_spaces.words import Knobs
 def expected_first(
     rates: Sequence[float], errors: Sequence[float], knobs: Sequence[Knobs]
 ) -> list[int]:
-    """Return the indices of configurations, the largest expected rate first; see `expected_rates`."""
-    expected = expected_rates(rates, errors, knobs)
+    """Return the indices of configurations, the largest expected rate first; see `expectation`."""
+    expected = expectation(rates, errors, knobs).rates
     return [int(place) for place in np.argsort(-np.asarray(expected), kind="stable")]
 
 
-def expected_rates(
+@dataclass(frozen=True)
+class Expectation:
+    """Rates that the model expects of some configurations, by all measurements together.
+
+    Attributes:
+        rates: by configuration.
+        covariance: of their logarithms.
+    """
+
+    rates: tuple[float, ...]
+    covariance: Matrix
+
+    def half_width(self, one: int, other: int) -> float:
+        """Return the half-width of the 95 % interval of the log ratio of two rates."""
+        own = self.covariance
+        variance = float(own[one, one] + own[other, other] - 2 * own[one, other])
+        return NORMAL_95 * math.sqrt(max(0.0, variance))
+
+
+def expectation(
     rates: Sequence[float], errors: Sequence[float], knobs: Sequence[Knobs]
-) -> list[float]:
-    """Return the rate that the model expects of each configuration, by all measurements together.
+) -> Expectation:
+    """Return what the model expects of each configuration, by all measurements together.
 
     Args:
         rates: measured rates above 0, one per configuration; a few hundred at most.
@@ -37,19 +58,19 @@ def expected_rates(
         knobs: knobs of the configurations, all with the same names.
     """
     frozen = tuple(tuple(sorted(one.items())) for one in knobs)
-    return list(_expected_rates(tuple(rates), tuple(errors), frozen))
+    return _expectation(tuple(rates), tuple(errors), frozen)
 
 
 @functools.lru_cache(maxsize=64)
-def _expected_rates(
+def _expectation(
     rates: tuple[float, ...],
     errors: tuple[float, ...],
     knobs: tuple[tuple[tuple[str, Hashable], ...], ...],
-) -> tuple[float, ...]:
+) -> Expectation:
     several = [dict(one) for one in knobs]
     space = _space(several)
     if not space:
-        return rates
+        return Expectation(rates, np.diag(np.square(errors)))
     grid = Grid(space)
     measured = max(rates) / np.asarray(rates)
     rows = np.array([grid.encode(one) for one in several], dtype=np.int64)
@@ -62,8 +83,9 @@ def _expected_rates(
     )
     # The matrices are small: threads would only disturb each other, and trials.
     with ThreadpoolController().limit(limits=1):
-        times = StepModel(grid, seen).likeliest(rows)
-    return tuple((max(rates) / times).tolist())
+        model = StepModel(grid, seen)
+        times, covariance = model.likeliest(rows), model.covariance(rows)
+    return Expectation(tuple((max(rates) / times).tolist()), covariance)
 
 
 def _space(several: Sequence[Knobs]) -> dict[str, CategoricalDistribution]:

@@ -96,6 +96,11 @@ class StepModel:
         times: Vector = np.exp(value + self._residual(rows) @ rest)
         return times
 
+    def covariance(self, rows: Rows) -> Matrix:
+        """Return the covariance of the logarithms of the rows' times."""
+        drawn: Matrix = np.atleast_2d(np.cov(self._drawn(rows)))
+        return drawn + self._unexplained(rows)
+
     def acquisition(self, rows: Rows) -> Vector:
         """Return the relative expected improvement over the incumbent.
 

@@ -163,7 +163,9 @@ def _other_measurements(
 ) -> Iterator[str]:
     if wanted.workload != own.workload:
         yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
-    if wanted.objective.metric != own.objective.metric:
+    if wanted.objective.reads_energy:
+        yield "objective: a table tells no energy; take samples_per_second, without power_limit"
+    elif wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
     if (wanted.resources.known_workers or launcher.ranks) != launcher.ranks:
         yield f"resources.workers: it was recorded with {launcher.ranks}"

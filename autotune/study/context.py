@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.costs import CostRecords, Costs
+from autotune.analysis.run_digest import run_digest
 from autotune.analysis.standing import StoredStanding
 from autotune.config import StudySpec
 from autotune.paths import StudyPaths
@@ -20,6 +21,7 @@ from storage import (
     AttemptResult,
     Attempts,
     AttemptState,
+    FinalistChoice,
     Lease,
     NewMessage,
     Purpose,
@@ -100,7 +102,8 @@ class AttemptCache:
             StaleLease: another daemon has the study.
         """
         self._known = None
-        self._records.finish(self._lease, attempt.id, result, blocks, environment_id)
+        digest = run_digest(blocks)
+        self._records.finish(self._lease, attempt.id, result, blocks, environment_id, digest)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,10 @@ class StudyContext:
         """Leave a message for the user."""
         self.repository.messages.say(self.lease, self.study.id, message)
 
+    def record_choice(self, several: Sequence[FinalistChoice]) -> None:
+        """Record which trials are measured again, and which are not."""
+        self.repository.choices.record(self.lease, self.study.id, several)
+
     def end_search(self, reason: str, messages: Sequence[NewMessage]) -> None:
         """Record why the search has ended, and say so."""
         self.repository.claims.end_search(self.lease, self.study, reason, messages)
@@ -169,10 +176,14 @@ class StudyContext:
 
     @property
     def workload(self) -> str:
-        """Name of the workload with a digest of its arguments, the key of recorded noise."""
+        """Name of the workload with a digest of its arguments, the key of recorded noise.
+
+        Noise of rates per joule is another one.
+        """
         spec = self.plan.spec.workload
         arguments = json.dumps(spec.given, sort_keys=True).encode()
-        return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
+        energy = " J" if self.plan.spec.of_energy else ""
+        return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}{energy}"
 
     def known_sigma(self) -> float | None:
         """Return the run-to-run noise that an earlier study has found here."""

@@ -1,8 +1,9 @@
-"""What other programs see of a running study: values, notes and attributes in Optuna, and its standing.
+"""Values, notes and attributes of a running study in Optuna, and its standing, for other programs.
 
-The value of a trial is its throughput over that of the first trial that was measured. That trial is the
-baseline, unless it fails or another one ends before it on another slot. Samplers and the stopping rule
-compare values with each other only, so that the unit changes nothing.
+The value of a trial is its rate over that of the first trial that was measured: throughput, or samples
+per joule where energy is the objective. That trial is the baseline, unless it fails or another one
+ends before it on another slot. Samplers and the stopping rule compare values with each other only, so
+that the unit changes nothing.
 """
 
 import math
@@ -14,18 +15,18 @@ from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.levels import AT_HOME, Level, Levels
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import quantity
+from autotune.analysis.wording import Terms, quantity
 from autotune.study.context import StudyContext
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt, TrialLedger
 
-_OVER = "throughput over "
+_THROUGHPUT, _EFFICIENCY = "throughput over ", "samples per joule over "
 """First words of the objective's name where values are ratios; a study that an earlier version began
 has rates, and goes on with them."""
 _YOURS = "yours"
 EVERY_SECONDS = 1.0
 """Shortest interval: each update takes some ten milliseconds of a short trial."""
 LARGEST_SHARE = 0.1
-"""Of the search's time that updates take; in a study of ten thousand trials one takes longer."""
+"""Largest share of the search's time for updates; one of ten thousand trials takes longer."""
 
 
 class ObjectiveValues:
@@ -34,6 +35,7 @@ class ObjectiveValues:
     def __init__(self, ledger: TrialLedger, unit: str) -> None:
         self._ledger = ledger
         self._unit = unit
+        self._over = _EFFICIENCY if Terms.of(unit).of_energy else _THROUGHPUT
 
     def of(self, told: AttemptResult, attempts: Attempts) -> float | None:
         """Return the value of a result; None if nothing was measured.
@@ -46,7 +48,7 @@ class ObjectiveValues:
             return None
         if not self._ledger.objective and not self._are_rates(attempts):
             self._name(attempts)
-        if not self._ledger.objective.startswith(_OVER):
+        if not self._ledger.objective.startswith(self._over):
             return told.throughput
         return told.throughput / _reference(attempts)[1]
 
@@ -61,19 +63,19 @@ class ObjectiveValues:
 
     def text(self, value: float) -> str:
         """Return a value in words."""
-        if not self._ledger.objective.startswith(_OVER):
+        if not self._ledger.objective.startswith(self._over):
             return f"{quantity(value)} {self._unit}"
-        return f"{value:.2f}x {self._ledger.objective.removeprefix(_OVER)}"
+        return f"{value:.2f}x {self._ledger.objective.removeprefix(self._over)}"
 
     def is_no_gain(self, value: float) -> bool:
         """Return True for a ratio to the user's own configuration that is at most 1."""
-        return self._ledger.objective == _OVER + _YOURS and value <= 1
+        return self._ledger.objective == self._over + _YOURS and value <= 1
 
     def _name(self, attempts: Attempts) -> None:
         trial, _ = _reference(attempts)
         own = attempts.baseline()
         yours = own is not None and own.trial == trial
-        self._ledger.name_objective(_OVER + (_YOURS if yours else f"trial {trial}"))
+        self._ledger.name_objective(self._over + (_YOURS if yours else f"trial {trial}"))
 
 
 def _reference(attempts: Attempts) -> tuple[int, float]:

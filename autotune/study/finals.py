@@ -11,11 +11,12 @@ from typing import Any
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import Confirmation
-from autotune.analysis.finalists import ChoiceReason, Selection, choices, may_be_faster
+from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import (
     FirstStepsMonitor,
@@ -30,7 +31,7 @@ from autotune.study.finals_plan import FinalsPlan
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from storage import Attempts, MessageCode, NewMessage, Purpose
+from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
 
 _ALL_BLOCKS = 1_000_000
 """Fewest blocks of a run, so that no interval ends it."""
@@ -133,8 +134,8 @@ class Finals:
             if one.reason is ChoiceReason.FINALIST
         ]
         said = f"Measured again with yours: {', '.join(again)}."
-        data = {"choices": [one.as_dict() for one in found]}
-        self._context.say(NewMessage(said, MessageCode.FINALISTS, data))
+        self._context.record_choice(found)
+        self._context.say(NewMessage(said, MessageCode.FINALISTS))
 
     def _barred(self, attempts: Attempts) -> dict[int, str]:
         rules = Rules.of(self._plan.spec)
@@ -143,7 +144,7 @@ class Finals:
     def _replay(self) -> Confirmation | None:
         plan = FinalsPlan.of(self._context, self._time)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
-        blocks = self._context.blocks
+        blocks = Measure.of(self._plan.spec).step_blocks(self._context.blocks)
         self.selection = Selection(plan.finalists, plan.unaffordable, plan.same_batch)
         return replay(
             attempts,

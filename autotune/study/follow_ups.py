@@ -19,7 +19,10 @@ from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
 
-_FAILED = (AttemptState.OOM, AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
+_FAILED = (
+    *(AttemptState.OOM, AttemptState.ERROR, AttemptState.CRASH),
+    *(AttemptState.HANG, AttemptState.POWER),
+)
 _ROUNDED_TO = 10.0
 """Seconds."""
 

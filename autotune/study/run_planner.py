@@ -74,6 +74,7 @@ class RunPlan:
         seed: seed of the training.
         reuse: True if the run may take over a warm worker.
         stays: True if its ranks stay as a warm worker.
+        turn_seconds: longest block, where several train in turn.
     """
 
     attempts: tuple[PlannedAttempt, ...]
@@ -85,6 +86,7 @@ class RunPlan:
     seed: int
     reuse: bool
     stays: bool
+    turn_seconds: float = MEASUREMENT.interleaved_block
 
     @property
     def purpose(self) -> Purpose:
@@ -98,8 +100,11 @@ class RunPlan:
 
     def request(self, timed: TrialRequest) -> TrialRequest:
         """Return the request of an attempt, from one that is timed by itself."""
-        shape = _SHAPES.get(self.purpose, as_timed) if self.mode is Mode.SOLO else interleaved
-        shaped = within(shape(timed), self.limit)
+        if self.mode is Mode.SOLO:
+            shaped = _SHAPES.get(self.purpose, as_timed)(timed)
+        else:
+            shaped = interleaved(timed, self.turn_seconds)
+        shaped = within(shaped, self.limit)
         return dataclasses.replace(shaped, seed=self.seed, stays=self.stays)
 
 
@@ -169,7 +174,7 @@ class RunPlanner:
         if not self.pairing.can_interleave(knobs, peak_bytes, limit):
             return None
         each = self._shared(limit, len(attempts), live=False)
-        limits = [self._limits(one.purpose, each) for one in attempts]
+        limits = [self._limits(one, each) for one in attempts]
         group = InterleavedSchedule(limits, at_once=self._context.on_device)
         return RunPlan(
             attempts=tuple(attempts),
@@ -181,6 +186,7 @@ class RunPlanner:
             seed=self._context.plan.spec.seed,
             reuse=False,
             stays=False,
+            turn_seconds=self._context.plan.turn_seconds,
         )
 
     def _paired(
@@ -197,7 +203,7 @@ class RunPlanner:
         slot = self._choose(attempt)
         live = self._pool.can_take_over(slot, knobs, interleaved=True)
         each = self._shared(limit, 2, live=live)
-        own, its = self._limits(Purpose.SEARCH, each, low), self._limits(Purpose.PAIRED, each)
+        own, its = self._limits(attempt, each, low), self._limits(beside, each)
         pair = PairedSchedule(own, its, rate, at_once=self._context.on_device)
         return RunPlan(
             attempts=(attempt, beside),
@@ -209,6 +215,7 @@ class RunPlanner:
             seed=self._context.plan.spec.seed,
             reuse=True,
             stays=self._stays(Purpose.SEARCH),
+            turn_seconds=self._context.plan.turn_seconds,
         )
 
     def _timed(
@@ -222,7 +229,7 @@ class RunPlanner:
         reuse = self._may_reuse(attempt)
         live = reuse and self._pool.can_take_over(slot, attempt.knobs, interleaved=False)
         left = self._after_launch(limit, live=live)
-        monitor = TimedMonitor(self._limits(attempt.purpose, left, low))
+        monitor = TimedMonitor(self._limits(attempt, left, low))
         return self._solo(attempt, slot, left, monitor, reuse=reuse)
 
     def _solo(
@@ -284,15 +291,18 @@ class RunPlanner:
             return self._after_launch(limit, live=live).shared(members)
         return self._after_launch(limit.shared(members), live=live)
 
-    def _limits(self, purpose: Purpose, limit: TimeLimit, low: float = 0.0) -> Limits:
-        """Return how long to measure.
+    def _limits(self, attempt: PlannedAttempt, limit: TimeLimit, low: float = 0.0) -> Limits:
+        """Return how long to measure, and what power the attempt may take.
+
+        The baseline may take any: it runs today.
 
         Args:
+            attempt: timed one.
             limit: time limit whose soft part counts from the first step.
             low: lower bound of the best rate so far; 0 switches racing off.
         """
         plan, noise = self._context.plan, self.noise
-        if purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ATTRIBUTE):
+        if attempt.purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ATTRIBUTE):
             limits = plan.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = plan.search_limits(
@@ -301,7 +311,8 @@ class RunPlanner:
                 run_df=noise.df,
                 settling=self._context.costs().settling if low else OnsetBound(),
             )
-        return dataclasses.replace(limits, limit=limit)
+        power = None if attempt.knobs == plan.baseline else plan.power_limit
+        return dataclasses.replace(limits, limit=limit, power=power)
 
 
 def _incumbent_low(attempts: Attempts, df: float) -> float:

@@ -25,7 +25,12 @@ from storage import (
 SEARCHING = (Purpose.SEARCH, Purpose.CALIBRATE)
 """Purposes of attempts that take over warm workers where they can. The noise is that of trials
 as they are: where these take over workers, the baseline does as well."""
-_CONCLUSIVE_IF_WARM = (AttemptState.COMPLETE, AttemptState.PRUNED, AttemptState.LOST)
+_CONCLUSIVE_IF_WARM = (
+    AttemptState.COMPLETE,
+    AttemptState.PRUNED,
+    AttemptState.LOST,
+    AttemptState.POWER,
+)
 """Ends that mean the same in a warm worker as in new processes."""
 
 

@@ -174,7 +174,7 @@ class ExpectedGainStopping:
         return (
             f"another trial is expected to bring {found.gain:.2%}, less than the {worth:.2%} that "
             f"are worth it ({self._economics.told(seconds, sigma)}), and with "
-            f"{1 - found.chance_of_more(tolerable):.0%} nothing is faster than the finalists by more "
+            f"{1 - found.chance_of_more(tolerable):.0%} nothing is better than the finalists by more "
             f"than {tolerable:.0%}"
         )
 

@@ -18,6 +18,7 @@ from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof, WallTime
 from autotune.analysis.sameness import Rules
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
@@ -50,6 +51,7 @@ class TimeBudget:
         self._wall_time = context.plan.spec.budget.wall_time
         on_device = self._on_device = context.on_device
         self._residency = Residency(context)
+        self._proof: Proof | None = None
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = (
@@ -238,6 +240,11 @@ class TimeBudget:
 
     def proof(self, attempts: Attempts) -> Proof:
         """Return the price of the finals by what is recorded."""
+        if self._proof is None or self._proof.attempts is not attempts:
+            self._proof = self._proof_by(attempts)
+        return self._proof
+
+    def _proof_by(self, attempts: Attempts) -> Proof:
         blocks = self._context.blocks
         out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
@@ -259,10 +266,11 @@ class TimeBudget:
     def _processes(self, attempts: Attempts) -> Processes | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""
         own = attempts.baseline()
-        if own is None:
+        blocks = Measure.of(self._context.plan.spec).step_blocks(self._context.blocks)
+        if own is None or blocks is None:
             return None
         if own.id not in self._processes_of:
-            self._processes_of[own.id] = Processes.of(attempts, self._context.blocks, ())
+            self._processes_of[own.id] = Processes.of(attempts, blocks, ())
         return self._processes_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import counted
+from autotune.analysis.wording import Terms, counted
 from autotune.views.figure_text import claim, saving_facts
 from autotune.views.figures import StudyFigures
 from autotune.views.paper import failed_text
@@ -45,7 +45,8 @@ def headline(figures: StudyFigures) -> str:
     if not answer.better or ratio is None:
         return answer.text
     basis = f"{counted(answer.rounds, 'round')} in turn" if answer.confirmed else "not confirmed"
-    return f"{'So far ' if figures.provisional else ''}{claim(ratio)}, {basis}"
+    claimed = claim(ratio, terms=Terms.of(figures.unit))
+    return f"{'So far ' if figures.provisional else ''}{claimed}, {basis}"
 
 
 def _changes(figures: StudyFigures) -> Iterator[str]:

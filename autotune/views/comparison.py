@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from autotune.analysis.wording import difference
+from autotune.analysis.wording import Terms, difference
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import range_text, ratio_text
+from autotune.views.figure_text import range_text, said_ratio
 from autotune.views.figures import StudyFigures
 from search_spaces.knob import written
 
@@ -50,7 +50,8 @@ class StudyComparison:
 
     Attributes:
         speedups: of both over their own baselines; None where there is none.
-        change: second speed-up over the first; None unless both are known.
+        units: of their rates.
+        change: second speed-up over the first; None unless both are known, and of one quantity.
         environments: differences of the machines and their software.
         settings: differences of job, baseline and recommendation.
         checks: parts of the first verdict.
@@ -59,6 +60,7 @@ class StudyComparison:
     first: str
     second: str
     speedups: tuple[Ratio | None, Ratio | None]
+    units: tuple[str, str]
     change: Ratio | None
     environments: tuple[Difference, ...]
     settings: tuple[Difference, ...]
@@ -68,11 +70,13 @@ class StudyComparison:
 def comparison(first: StudyFigures, second: StudyFigures) -> StudyComparison:
     """Return what differs between two studies."""
     ratios = first.answer.speedup, second.answer.speedup
+    alike = first.unit == second.unit
     return StudyComparison(
         first=first.study,
         second=second.study,
         speedups=ratios,
-        change=_change(*ratios),
+        units=(first.unit, second.unit),
+        change=_change(*ratios) if alike else None,
         environments=tuple(_environments(first, second)),
         settings=tuple(_settings(first, second)),
         checks=tuple(_checks(first, second)),
@@ -106,6 +110,7 @@ def _field(environment: Mapping[str, Any], name: str) -> str:
 
 def _settings(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]:
     pairs = [
+        ("rates", first.unit, second.unit),
         ("workload", first.job.workload, second.job.workload),
         ("arguments", first.job.arguments, second.job.arguments),
         ("ranks", str(first.job.world_size), str(second.job.world_size)),
@@ -140,17 +145,19 @@ def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[PartCheck]:
     if not first.answer.better or first.answer.speedup is None:
         yield _kept(first, second)
         return
-    yield _faster(first.answer.speedup, second)
-    yield _by_as_much(first.answer.speedup, second)
+    if first.unit == second.unit:
+        yield _better(first.answer.speedup, second)
+        yield _by_as_much(first.answer.speedup, second)
     changes = {one.knob: one.after for one in second.answer.changes}
     for one in first.answer.changes:
         yield _change_stays(one.knob, one.after, changes, second)
 
 
 def _kept(first: StudyFigures, second: StudyFigures) -> PartCheck:
-    statement = "nothing is faster than yours"
+    terms = Terms.of(second.unit)
+    statement = f"nothing is {Terms.of(first.unit).better} than yours"
     if second.answer.better and second.answer.speedup is not None:
-        why = f"{second.study} found {ratio_text(second.answer.speedup)}"
+        why = f"{second.study} found {said_ratio(second.answer.speedup, terms)}"
         return PartCheck(statement, Holds.NO, why)
     holds = Holds.YES if first.answer.kind == second.answer.kind else Holds.UNKNOWN
     return PartCheck(
@@ -158,13 +165,14 @@ def _kept(first: StudyFigures, second: StudyFigures) -> PartCheck:
     )
 
 
-def _faster(before: Ratio, second: StudyFigures) -> PartCheck:
-    statement = f"something is faster than yours: {ratio_text(before)}"
+def _better(before: Ratio, second: StudyFigures) -> PartCheck:
+    terms = Terms.of(second.unit)
+    statement = f"something is {terms.better} than yours: {said_ratio(before, terms)}"
     now = second.answer.speedup if second.answer.better else None
     if now is None:
         return PartCheck(statement, Holds.UNKNOWN, f"{second.study} recommends nothing")
     return PartCheck(
-        statement, Holds.YES if now.faster else Holds.UNKNOWN, f"now {ratio_text(now)}"
+        statement, Holds.YES if now.faster else Holds.UNKNOWN, f"now {said_ratio(now, terms)}"
     )
 
 
@@ -173,9 +181,11 @@ def _by_as_much(before: Ratio, second: StudyFigures) -> PartCheck:
     now = second.answer.speedup if second.answer.better else None
     change = _change(before, now)
     if now is None or change is None:
-        return PartCheck(statement, Holds.UNKNOWN, "there is no second speed-up")
+        return PartCheck(statement, Holds.UNKNOWN, "there is no second gain")
     holds = Holds.NO if change.distinguishable else Holds.YES
-    return PartCheck(statement, holds, f"now over before: {ratio_text(change)}")
+    return PartCheck(
+        statement, holds, f"now over before: {said_ratio(change, Terms.of(second.unit))}"
+    )
 
 
 def _change_stays(
@@ -205,10 +215,12 @@ def comparison_text(found: StudyComparison) -> str:
 
 
 def _speedup_lines(found: StudyComparison) -> Iterator[str]:
-    for name, ratio in zip((found.first, found.second), found.speedups, strict=True):
-        yield f"  {name}: {ratio_text(ratio) + ' over yours' if ratio else 'no speed-up'}"
+    names = found.first, found.second
+    for name, ratio, unit in zip(names, found.speedups, found.units, strict=True):
+        known = f"{said_ratio(ratio, Terms.of(unit))} over yours" if ratio else "no gain"
+        yield f"  {name}: {known}"
     if found.change is not None:
-        yield f"  second over first: {ratio_text(found.change)}"
+        yield f"  second over first: {said_ratio(found.change, Terms.of(found.units[0]))}"
 
 
 def _check_text(one: PartCheck) -> str:

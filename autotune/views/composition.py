@@ -8,7 +8,7 @@ from typing import Any
 from autotune.analysis.findings import Finding, findings
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
-from autotune.measurement.step_series import units
+from autotune.measurement.measure import Measure
 from autotune.paths import StudyPaths
 from launchers.site import lowest_capability
 from search_spaces import Facts
@@ -71,7 +71,7 @@ def composition(
 
 
 def before_and_after(
-    repository: Repository, attempts: Attempts, verdict: Verdict, counts: str
+    repository: Repository, attempts: Attempts, verdict: Verdict, measure: Measure
 ) -> StepMade | None:
     """Return the composition of a step; None unless both were profiled and confirmed.
 
@@ -79,14 +79,14 @@ def before_and_after(
         repository: with the study.
         attempts: of the study.
         verdict: its answer.
-        counts: unit of its rates.
+        measure: of its rates.
     """
     own = attempts.baseline()
     if own is None or verdict.trial is None or not verdict.baseline or not verdict.throughput:
         return None
     rates = verdict.baseline.value, verdict.throughput.value
     steps = [
-        _step_seconds(repository, attempts, trial, rate, counts)
+        _step_seconds(repository, attempts, trial, rate, measure)
         for trial, rate in zip((own.trial, verdict.trial), rates, strict=True)
     ]
     made = [composition(repository, attempts, trial) for trial in (own.trial, verdict.trial)]
@@ -103,15 +103,17 @@ def before_and_after(
 
 
 def _step_seconds(
-    repository: Repository, attempts: Attempts, trial: int, rate: float, counts: str
+    repository: Repository, attempts: Attempts, trial: int, rate: float, measure: Measure
 ) -> float | None:
     """Return the seconds of a step at a confirmed rate; None if the trial was not confirmed."""
     run = attempts.of(Purpose.CONFIRM).of_trial(trial).measured().last
     kept = [block for block in repository.attempts.blocks(run.id) if block.kept] if run else []
     if not kept or not rate:
         return None
-    per_step = sum(units(block, counts) for block in kept) / sum(block.steps for block in kept)
-    return per_step / rate
+    steps = sum(block.steps for block in kept)
+    if measure.of_energy:
+        return sum(block.seconds for block in kept) / steps
+    return sum(map(measure.work, kept)) / steps / rate
 
 
 def _looked(repository: Repository, attempts: Attempts, trial: int) -> int:

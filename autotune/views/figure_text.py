@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from autotune.analysis.saving import Cost, Saving
-from autotune.analysis.wording import Rounding, duration, fixed, quantity
+from autotune.analysis.saving import Cost, EnergySaving, Saving
+from autotune.analysis.wording import SPEED, Rounding, Terms, duration, fixed, quantity
 from autotune.measurement.estimate import Ratio
 
 MIB = 2**20
@@ -71,9 +71,18 @@ def expected_text(gain: float) -> str:
 
 def hours(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
     """Return hours with two digits or more, as '121 h', '2.5 h' or '0.40 h'."""
+    return f"{_two_digits(value, rounding)} h"
+
+
+def kilowatt_hours(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    """Return an energy with two digits or more, as '121 kWh' or '2.5 kWh'."""
+    return f"{_two_digits(value, rounding)} kWh"
+
+
+def _two_digits(value: float, rounding: Rounding) -> str:
     size = abs(value)
     digits = 1 - math.floor(math.log10(size)) if size else 0
-    return f"{fixed(value, max(0, digits), rounding)} h"
+    return fixed(value, max(0, digits), rounding)
 
 
 def money(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
@@ -108,26 +117,46 @@ def short_ratio(ratio: Ratio) -> str:
     return f"? ({bounds_text(ratio)})" if Known.of(ratio) is Known.UNKNOWN else ratio_text(ratio)
 
 
-def claim(ratio: Ratio, other: str = "yours") -> str:
-    """Return a speed-up over another configuration, as '1.20x yours (1.02 to 1.42, 95 % CI)'."""
+def said_ratio(ratio: Ratio, terms: Terms) -> str:
+    """Return a ratio of rates with its interval, by itself: as one of energies where those count."""
+    return f"{ratio_text(terms.said(ratio))}{' the energy per sample' if terms.of_energy else ''}"
+
+
+def over_yours(ratio: Ratio, terms: Terms) -> str:
+    """Return a ratio over the baseline for a line, as '1.20x (1.02 to 1.42) over yours'."""
+    text = short_ratio(terms.said(ratio))
+    return f"{text} the energy per sample of yours" if terms.of_energy else f"{text} over yours"
+
+
+def claim(ratio: Ratio, other: str = "yours", terms: Terms = SPEED) -> str:
+    """Return a gain over another configuration, as '1.20x yours (1.02 to 1.42, 95 % CI)'.
+
+    Where energy counts it is '0.83x the energy per sample of yours (...)'.
+    """
+    said, whose = terms.said(ratio), other
+    if terms.of_energy:
+        whose = f"the energy per sample of {other}"
     match Known.of(ratio):
         case Known.EXACTLY:
-            return f"{times(ratio.value)} {other}"
+            return f"{times(said.value)} {whose}"
         case Known.ONCE:
-            return f"{times(ratio.value)} {other}, seen once"
+            return f"{times(said.value)} {whose}, seen once"
         case Known.UNKNOWN:
-            return f"not distinguishable from {other} ({bounds_text(ratio)}, {CI})"
+            return f"not distinguishable from {whose} ({bounds_text(said)}, {CI})"
         case _:
-            return f"{times(ratio.value)} {other} ({bounds_text(ratio)}, {CI})"
+            return f"{times(said.value)} {whose} ({bounds_text(said)}, {CI})"
 
 
-def least(ratio: Ratio) -> str:
-    """Return what is sure of a speed-up that is known roughly; empty if it is known well."""
+def least(ratio: Ratio, terms: Terms = SPEED) -> str:
+    """Return what is sure of a gain that is known roughly; empty if it is known well."""
     if Known.of(ratio) is not Known.ROUGHLY or not ratio.faster:
         return ""
     low = times(ratio.low, Rounding.DOWN)
     if low == times(1.0):
-        return "That it is faster is sure, by how much is not."
+        return f"That it is {terms.better} is sure, by how much is not."
+    if terms.of_energy:
+        most = times(terms.said(ratio).high, Rounding.UP)
+        return f"The interval is wide: at most {most} the energy is sure."
     return f"The interval is wide: at least {low} is sure."
 
 
@@ -152,7 +181,7 @@ class Fact:
         return f"{self.figure}{interval}{f'; {self.note}' if self.note else ''}"
 
 
-def saving_facts(saving: Saving, cost: Cost, *, assumed: bool) -> Iterator[Fact]:
+def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) -> Iterator[Fact]:
     """Yield what a recommendation saves and what its study cost.
 
     Args:
@@ -162,14 +191,19 @@ def saving_facts(saving: Saving, cost: Cost, *, assumed: bool) -> Iterator[Fact]
     """
     job = hours(saving.job_hours)
     note = f"the {job} are {ASSUMED}" if assumed else ""
+    if isinstance(saving, EnergySaving):
+        energy, whole = saving.kilowatt_hours, kilowatt_hours(saving.whole)
+        figure = f"{kilowatt_hours(energy.value)} of the {whole} of a job of {job}"
+        yield Fact("saves", figure, bounds_text(energy, kilowatt_hours), note)
+        yield _cost(cost)
+        return
     yield Fact(
         "saves",
         f"{hours(saving.hours.value)} of a job of {job}",
         bounds_text(saving.hours, hours),
         note,
     )
-    spent = f"{duration(cost.seconds)} of runs"
-    yield Fact("cost", f"{cost.device_hours:.2g} device hours", note=spent)
+    yield _cost(cost)
     if (paid := saving.payback_seconds) is not None:
         figure = f"{duration(paid.value)} of training"
         yield Fact("payback", figure, bounds_text(paid, duration))
@@ -178,7 +212,14 @@ def saving_facts(saving: Saving, cost: Cost, *, assumed: bool) -> Iterator[Fact]
         yield Fact("money", figure, bounds_text(saving.money, money), note)
 
 
+def _cost(cost: Cost) -> Fact:
+    spent = f"{duration(cost.seconds)} of runs"
+    return Fact("cost", f"{cost.device_hours:.2g} device hours", note=spent)
+
+
 def range_text(rates: tuple[float, float], unit: str) -> str:
-    """Return the range of some rates, as '242 to 598 samples/s'."""
+    """Return the range of some rates, as '242 to 598 samples/s'; of energy as '1.5 to 1.6 J/sample'."""
+    if Terms.of(unit).of_energy:
+        rates, unit = (1 / rates[1], 1 / rates[0]), "J/sample"
     low, high = map(quantity, rates)
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

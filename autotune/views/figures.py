@@ -15,17 +15,18 @@ from typing import Any
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.finalists import FinalistChoice
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.rounds import Round, rounds_of
-from autotune.analysis.saving import Cost, Saving
+from autotune.analysis.saving import Cost, EnergySaving, Saving
 from autotune.analysis.trial_ratios import changed_knobs, rate_range
 from autotune.analysis.verdict import Kind, Verdict
+from autotune.analysis.wording import Terms, counted
 from autotune.config import StudySpec
 from autotune.config.sections import ObjectiveSpec
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.measure import Measure
 from autotune.views.composition import (
     StepMade,
     before_and_after,
@@ -34,7 +35,7 @@ from autotune.views.composition import (
     traces,
 )
 from autotune.views.recompute import current_verdict
-from autotune.views.running import Racing, Running, racing, running
+from autotune.views.running import Conditions, EnergyUse, Racing, Running, racing, running
 from autotune.views.trial_figures import TrialFigures, trial_figures
 from autotune.views.trust import Evidence, Point, points
 from autotune.views.verdict_text import text_of
@@ -42,6 +43,7 @@ from search_spaces.constraints import global_batch
 from storage import (
     Attempts,
     AttemptState,
+    FinalistChoice,
     MessageCode,
     Purpose,
     Repository,
@@ -77,7 +79,7 @@ class StudyAnswer:
         kind: see autotune.analysis.verdict.Kind.
         text: the whole verdict in words.
         provisional: True until the study has ended.
-        speedup: of the recommended configuration over the baseline; None where there is none.
+        speedup: ratio of the rates, recommended configuration over baseline; None where there is none.
         trial: recommended one; None if there is none.
         baseline: trial of the baseline; None if it has not run.
         rounds: number of rounds that the speed-up rests on.
@@ -168,6 +170,7 @@ class Job:
 
     Attributes:
         arguments: of the workload, in words.
+        device: 'cpu' or 'cuda'; empty if that was not recorded.
         batch_before: global batch of the baseline; None where a script has its own.
         hours_assumed: True if the length of the job is the default.
     """
@@ -175,10 +178,17 @@ class Job:
     workload: str
     arguments: str
     world_size: int
+    device: str
     backend: str
     batch_before: int
     batch_after: int
     hours_assumed: bool
+
+    @property
+    def ranks(self) -> str:
+        """Ranks in words, with what they run on: '2 ranks on the CPU'."""
+        where = {"cpu": " on the CPU", "cuda": " on a GPU" if self.world_size == 1 else " on GPUs"}
+        return f"{counted(self.world_size, 'rank')}{where.get(self.device, '')}"
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,8 @@ class StudyFigures:
 
     Attributes:
         version: of this layout.
+        saving: of time, or of energy where that is the objective; None before rounds support it.
+        energy: of both configurations; None where it was not read.
         rounds: of the confirmation, in order.
         step: composition of a step before and after; None if it was not looked at.
         contributions: gain of each change; empty if that was not measured.
@@ -205,6 +217,7 @@ class StudyFigures:
         traces: files of the profiles behind `step`, for https://ui.perfetto.dev.
         running: how the recommended configuration ran; None if it was not confirmed.
         noise: between runs of one configuration; None if unknown.
+        conditions: of the timed runs.
         verdict: the verdict's own data.
     """
 
@@ -218,7 +231,8 @@ class StudyFigures:
     job: Job
     answer: StudyAnswer
     cost: Cost
-    saving: Saving | None
+    saving: Saving | EnergySaving | None
+    energy: EnergyUse | None
     trust: tuple[Point, ...]
     rounds: tuple[Round, ...]
     step: StepMade | None
@@ -231,6 +245,7 @@ class StudyFigures:
     own_knobs: tuple[KnobChange, ...]
     running: Running | None
     noise: StoredNoise | None
+    conditions: Conditions
     runs: tuple[Runs, ...]
     environments: tuple[Mapping[str, Any], ...]
     bottlenecks: tuple[Finding, ...]
@@ -246,9 +261,25 @@ class StudyFigures:
     def as_dict(self) -> dict[str, Any]:
         """Return the data for JSON."""
         body: dict[str, Any] = as_json(self)
+        gain = gain_as_json(self.answer.speedup, self.unit)
+        body["answer"] |= gain
+        body["verdict"] |= gain
         body["messages"] = [message.text for message in self.messages]
         body["verdict"]["sentence"] = self.answer.text
         return body
+
+
+def gain_as_json(gain: Ratio | None, unit: str) -> dict[str, Any]:
+    """Return the ratio of an answer for JSON: as a speed-up, or as one of energies per sample.
+
+    Args:
+        gain: ratio of rates over the baseline; None if there is none.
+        unit: of the rates.
+    """
+    terms = Terms.of(unit)
+    said = None if gain is None else as_json(terms.said(gain))
+    name, other = ("energy_ratio", "speedup") if terms.of_energy else ("speedup", "energy_ratio")
+    return {name: said, other: None}
 
 
 def as_json(value: Any) -> Any:
@@ -294,6 +325,7 @@ class _Collector:
         self._attempts = Attempts(recorded, self._baseline, self._spec.harmless)
         self._noise = repository.noise.of(study.id)
         self._messages = tuple(repository.messages.of(study.id))
+        self._blocks = repository.attempts.blocks
 
     def figures(self) -> StudyFigures:
         """Return all of them."""
@@ -310,9 +342,10 @@ class _Collector:
             answer=self._answer,
             cost=self._cost,
             saving=self._saving(),
+            energy=self._energy,
             trust=points(self._evidence()),
             rounds=self._rounds,
-            step=before_and_after(self._repository, self._attempts, verdict, spec.counts),
+            step=before_and_after(self._repository, self._attempts, verdict, Measure.of(spec)),
             contributions=self._contributions,
             contribution_rounds=spec.measurement.attribution,
             search=self._search,
@@ -322,6 +355,7 @@ class _Collector:
             own_knobs=tuple(self._own_knobs()),
             running=how_it_ran(self._repository, self._attempts, verdict, spec),
             noise=self._noise,
+            conditions=Conditions.of([*self._attempts.measured()]),
             runs=tuple(self._runs()),
             environments=self._environments,
             bottlenecks=self._bottlenecks,
@@ -344,11 +378,29 @@ class _Collector:
         spent = sum(a.result.wall_seconds for a in self._attempts)
         return Cost.of(spent, self._world_size, self._spec.objective.price_per_device_hour)
 
-    def _saving(self) -> Saving | None:
+    @cached_property
+    def _energy(self) -> EnergyUse | None:
+        """Return energy and power of both configurations in the rounds."""
+        answer, facts = self._answer, self._study.facts
+        if answer.trial is None or answer.baseline is None or not facts:
+            return None
+        rounds = self._attempts.of(Purpose.CONFIRM).measured()
+        before, after = (
+            [b for one in rounds.of_trial(trial) for b in self._blocks(one.id) if b.kept]
+            for trial in (answer.baseline, answer.trial)
+        )
+        devices = self._world_size if facts["device"] == "cuda" else int(facts.get("nodes", 1))
+        return EnergyUse.of(before, after, devices, self._spec.objective.power_limit)
+
+    def _saving(self) -> Saving | EnergySaving | None:
         """Return what the recommendation saves; None before rounds support one."""
         answer, objective = self._answer, self._spec.objective
         if not answer.better or answer.speedup is None or not answer.confirmed:
             return None
+        if objective.of_energy:
+            used = self._energy
+            watts = used.watts[0] * used.devices if used else None
+            return EnergySaving.of(answer.speedup, watts, objective.job_hours) if watts else None
         price = objective.price_per_device_hour
         return Saving.of(answer.speedup, self._cost, objective.job_hours, self._world_size, price)
 
@@ -364,6 +416,7 @@ class _Collector:
             environments=len(self._environments),
             elapsed=self._study.elapsed,
             unit=self._spec.unit,
+            energy=self._energy,
             warmup=self._spec.measurement.warmup,
             bottlenecks=self._bottlenecks,
         )
@@ -425,6 +478,7 @@ class _Collector:
             workload=workload.label,
             arguments=" ".join(map(str, told)),
             world_size=self._world_size,
+            device=str(facts.get("device", "")),
             backend=str(facts.get("backend", "")),
             batch_before=global_batch(self._baseline, self._world_size),
             batch_after=global_batch(after, self._world_size),
@@ -460,7 +514,6 @@ class _Collector:
         told = {code: [m for m in self._messages if m.code == code] for code in MessageCode}
         ended = self._study.search_ended is not None
         gains = [m.data.get("gain") for m in told[MessageCode.EXPECTATION]]
-        chosen = told[MessageCode.FINALISTS]
         causes = [SearchEndCause(m.data["cause"]) for m in told[MessageCode.SEARCH_END]]
         return Search(
             space=next((m.text for m in told[MessageCode.SPACE]), ""),
@@ -471,9 +524,7 @@ class _Collector:
             end_cause=causes[-1] if causes and ended else None,
             expected_gain=gains[-1] if gains and ended else None,
             stopped_early=racing(self._attempts),
-            choices=tuple(
-                map(FinalistChoice.from_dict, chosen[-1].data["choices"] if chosen else ())
-            ),
+            choices=tuple(self._repository.choices.newest_of(self._study.id)),
         )
 
     def _losses(self) -> Losses | None:

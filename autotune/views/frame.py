@@ -24,9 +24,11 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     ratio, ratio_low, ratio_high: over the baseline, of a trial of the search with its 95 % interval by
     what is known now, of a run of the confirmation that of its round; in_turn, reference and
     reference_rate: whether they took turns, the baseline's attempt that it is over, and its rate;
-    rate: as measured, per second; so_far, so_far_low, so_far_high: the running result of a
+    rate: as measured, per second or joule; so_far, so_far_low, so_far_high: the running result of a
     confirmation; then cause, suggested_by, steady, contended, peak_bytes, wall_seconds, resident_of
-    (trial whose processes it took over; empty: it had its own), then one per knob.
+    (trial whose processes it took over; empty: it had its own); then what was observed in the run (see
+    storage.RunDigest): steps, disturbed_share, foreign_cpu, clock_mhz, watts, sample_joules, step_mean,
+    step_median, step_p95, step_correlation; then one per knob.
     """
     study = repository.studies.named(name)
     figures = figures_of(repository, study)
@@ -80,6 +82,7 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
             "peak_bytes": result.peak_bytes,
             "wall_seconds": result.wall_seconds,
             "resident_of": hosts.get(result.resident_of),
+            **vars(one.digest),
             **one.knobs,
         }
 

@@ -11,13 +11,13 @@ from rich.text import Text
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present
 from autotune.analysis.trial_ratios import TrialRatio, precedence, trial_ratios
-from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.analysis.wording import Terms, counted, difference, duration, quantity
 from autotune.config import StudySpec
 from autotune.views.figure_text import (
     MIB,
     UNKNOWN,
     range_text,
-    ratio_text,
+    said_ratio,
     short_ratio,
     times,
 )
@@ -160,6 +160,8 @@ def _head(moment: LiveMoment, width: int) -> Iterator[Text]:
     ranks = (study.facts or {}).get("world_size")
     if ranks:
         left.append(f"   {counted(ranks, 'rank')}", "dim")
+    if Terms.of(moment.spec.unit).of_energy:
+        left.append("   ratios in samples/J", "dim")
     limit = f" of {duration(budget.wall_time)}" if budget.wall_time else ""
     right = f"{duration(study.elapsed)}{limit}   Ctrl-C leaves it running"
     left.append(" " * max(2, width - len(left) - len(right)))
@@ -211,7 +213,7 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     yield Text("")
     if others:
         lead = others[0]
-        seen = ratio_text(moment.ratios[lead.trial].ratio)
+        seen = said_ratio(moment.ratios[lead.trial].ratio, Terms.of(moment.spec.unit))
         yield Text(f" Leading: trial {lead.trial}, {seen}, seen once; proof comes later.")
     else:
         yield Text(" Nothing has been compared with yours yet.")
@@ -270,11 +272,16 @@ def _restless(moment: LiveMoment, rates: Iterable[float | None]) -> Iterator[Tex
 def _so_far(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
     counted_ = [one for one in moment.rounds if one.counts]
     last = next((one for one in reversed(counted_) if one.so_far), None)
+    terms = Terms.of(moment.spec.unit)
     for trial in trials:
         if last is not None and trial in last.so_far:
             ratios = [one.ratios[trial] for one in counted_ if trial in one.ratios]
-            won = f"faster in {sum(r > 1 for r in ratios)} of {counted(len(ratios), 'round')}"
-            yield Text(f" So far: trial {trial}, {ratio_text(last.so_far[trial])}; {won}", "bold")
+            won = (
+                f"{terms.better} in {sum(r > 1 for r in ratios)} of {counted(len(ratios), 'round')}"
+            )
+            yield Text(
+                f" So far: trial {trial}, {said_ratio(last.so_far[trial], terms)}; {won}", "bold"
+            )
     chose = [one.number for one in moment.rounds if one.stage is Stage.CHOICE]
     if chose and moment.rounds[-1].stage is Stage.GAIN:
         yield Text(f" Rounds up to {chose[-1]} chose; the later ones tell by how much.", "dim")

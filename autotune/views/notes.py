@@ -7,9 +7,9 @@ from typing import Any
 from autotune.analysis.levels import AT_HOME, Level, levelled
 from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Finalist, Verdict
-from autotune.analysis.wording import Rounding, counted, difference, fixed, quantity
+from autotune.analysis.wording import Rounding, Terms, counted, difference, fixed, quantity
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import bounds_text, range_text, ratio_text
+from autotune.views.figure_text import bounds_text, range_text, ratio_text, said_ratio
 from autotune.views.verdict_text import text_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
@@ -106,7 +106,9 @@ def attributes(
     how = "provisional" if verdict.provisional else "confirmed"
     yield "throughput", f"{how}: {range_text(verdict.own_rates, unit)}"
     if verdict.speedup:
-        yield "speed-up", f"{how}: {ratio_text(verdict.speedup)}"
+        terms = Terms.of(unit)
+        name = "energy" if terms.of_energy else "speed-up"
+        yield name, f"{how}: {said_ratio(verdict.speedup, terms)}"
     searched = levelled(attempts).searched().complete()
     best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
     how_often = f"seen once, the luckiest of {counted(len(searched), 'trial')}"
@@ -138,7 +140,7 @@ def finalists_and_refused(verdict: Verdict) -> Iterator[str]:
 def _how_compared(verdict: Verdict) -> str:
     if verdict.confirmed:
         return "Finalists, measured again in turn"
-    return "What supports it: the fastest so far, by all their runs"
+    return f"What supports it: the {Terms.of(verdict.unit).best} so far, by all their runs"
 
 
 def _basis(verdict: Verdict) -> str:

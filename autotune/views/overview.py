@@ -7,11 +7,11 @@ from typing import Any
 
 from autotune.analysis.standing import Present, Standing
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import duration
+from autotune.analysis.wording import Terms, duration
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import short_ratio
-from autotune.views.figures import as_json
+from autotune.views.figure_text import over_yours, short_ratio
+from autotune.views.figures import as_json, gain_as_json
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import present
 from autotune.views.verdict_text import shown
@@ -87,14 +87,15 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
 def _figures_of(study: StoredStudy, spec: StudySpec, now: Standing) -> dict[str, Any]:
     """Return what the trials of a study have shown so far, for JSON."""
     verdict = Verdict.from_dict(study.verdict) if study.verdict else None
+    gain = gain_as_json(verdict.speedup if verdict else None, spec.unit)
     return {
         "metric": spec.objective.metric,
         "unit": spec.unit,
         "baseline_rate": now.baseline,
         "leading_trial": now.leading,
         "leading_ratio": as_json(now.ratio),
-        "speedup": as_json(verdict.speedup) if verdict else None,
-        "verdict": shown(verdict) if verdict else None,
+        **gain,
+        "verdict": {**shown(verdict), **gain} if verdict else None,
     }
 
 
@@ -155,8 +156,8 @@ def describe(status: dict[str, Any]) -> str:
         lines += [f"  next      {status['next']}"] if status["next"] else []
         lines += _signs_shown(status)
     if status["leading_ratio"] and not status["verdict"]:
-        ratio = short_ratio(_ratio(status["leading_ratio"]))
-        lines.append(f"  leading   trial {status['leading_trial']}, {ratio} over yours, seen once")
+        ratio = over_yours(_ratio(status["leading_ratio"]), Terms.of(status["unit"]))
+        lines.append(f"  leading   trial {status['leading_trial']}, {ratio}, seen once")
     if status["verdict"] and status["state"] != "DONE":
         lines.append(f"  verdict   (before it went on) {status['verdict']['sentence']}")
     if status["error"]:
@@ -199,9 +200,13 @@ def _speedup(row: dict[str, Any]) -> str:
     """Return the proven speed-up of a study, or that of the trial that leads."""
     if row["verdict"] and row["speedup"]:
         return short_ratio(_ratio(row["speedup"]))
+    if row["verdict"] and row["energy_ratio"]:
+        return f"{short_ratio(_ratio(row['energy_ratio']))} energy"
     if row["verdict"] or not row["leading_ratio"]:
         return "-"
-    return f"{short_ratio(_ratio(row['leading_ratio']))}, seen once"
+    terms = Terms.of(row["unit"])
+    energy = " energy" if terms.of_energy else ""
+    return f"{short_ratio(terms.said(_ratio(row['leading_ratio'])))}{energy}, seen once"
 
 
 def _ratio(body: dict[str, Any]) -> Ratio:

@@ -14,7 +14,7 @@ from autotune.analysis.provenance import machine_name
 from autotune.analysis.rounds import Round
 from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import counted, quantity
+from autotune.analysis.wording import Terms, counted, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
 from autotune.views.figure_text import (
@@ -29,6 +29,7 @@ from autotune.views.figure_text import (
     least,
     percent,
     ratio_text,
+    said_ratio,
     saving_facts,
     short_ratio,
     times,
@@ -39,7 +40,9 @@ from autotune.views.paper import (
     STAGES,
     TRUST,
     best_first,
+    condition_rows,
     ended_text,
+    expected_ratio,
     failed_text,
     how_text,
     reason_text,
@@ -71,8 +74,8 @@ _TITLES = {
 }
 """Title of an answer without a recommendation."""
 _TITLES_SO_FAR = {
-    Kind.NOTHING_BETTER: "Nothing is surely faster than yours yet",
-    Kind.UNDECIDED: "Nothing is surely faster than yours yet",
+    Kind.NOTHING_BETTER: "Nothing is surely better than yours yet",
+    Kind.UNDECIDED: "Nothing is surely better than yours yet",
     Kind.NO_RESULT: "Nothing has been measured yet",
 }
 """Title while the study goes on."""
@@ -121,7 +124,8 @@ def page(figures: StudyFigures, *, trials: str = "") -> str:
 def _short(figures: StudyFigures) -> str:
     answer = figures.answer
     if answer.better and answer.speedup is not None:
-        return ("so far " if figures.provisional else "") + ratio_text(answer.speedup)
+        said = said_ratio(answer.speedup, Terms.of(figures.unit))
+        return ("so far " if figures.provisional else "") + said
     return _TITLES.get(answer.kind, answer.kind.value)
 
 
@@ -136,7 +140,7 @@ def _header(figures: StudyFigures) -> str:
         parts.append('<span class="pill warn">provisional: every figure may change</span>')
     found = figures.environments
     machine = machine_name(found[0]) if found else figures.verdict.measured_on
-    texts = [machine, counted(figures.job.world_size, "rank"), when]
+    texts = [machine, figures.job.ranks, when]
     parts += [f"<span>{escaped(text)}</span>" for text in texts if text]
     return f"<header>{''.join(parts)}</header>"
 
@@ -166,26 +170,26 @@ def _claim(figures: StudyFigures) -> str:
     kicker = "Recommended, over yours"
     if figures.provisional:
         kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
-    job, unit = figures.job, figures.unit.split("/")[0]
+    job, terms = figures.job, Terms.of(figures.unit)
     batch = (
         f"at the same global batch of {job.batch_before}"
         if job.batch_before == job.batch_after
         else f"at a global batch of {job.batch_after} instead of {job.batch_before}, which wants "
         "another learning rate"
     )
-    interval = f'<span class="ci">({bounds_text(ratio)}, {CI})</span>'
-    title = f'<span class="big">{times(ratio.value)}</span> as fast {interval}'
-    gain = Ratio(ratio.value - 1, ratio.low - 1, ratio.high - 1)
+    said = terms.said(ratio)
+    interval = f'<span class="ci">({bounds_text(said)}, {CI})</span>'
+    what = "the energy per sample" if terms.of_energy else "as fast"
+    title = f'<span class="big">{times(said.value)}</span> {what} {interval}'
     lead = (
-        f"<b>{percent(gain.value)} % more {unit} a second</b> ({bounds_text(gain, percent)} %), "
-        f"{batch}. {least(ratio) if answer.confirmed else ''}"
+        f"{_gain(ratio, figures.unit)}, {batch}. {least(ratio, terms) if answer.confirmed else ''}"
     )
     if Known.of(ratio) is Known.UNKNOWN:
-        title = f'<span class="big">{bounds_text(ratio)}x</span>'
-        text = claim(ratio)
+        title = f'<span class="big">{bounds_text(said)}x</span>'
+        text = claim(ratio, terms=terms)
         lead = f"{text[:1].upper()}{text[1:]}, {batch}."
     won = (
-        f"It was the faster one in {answer.won} of {counted(answer.compared, 'round')}."
+        f"It was the {terms.better} one in {answer.won} of {counted(answer.compared, 'round')}."
         if answer.compared
         else ""
     )
@@ -195,6 +199,21 @@ def _claim(figures: StudyFigures) -> str:
         f'<p class="kicker">{kicker}</p><h1>{title}</h1><p class="lead">{lead}</p>'
         f'{charts.interval_strip(figures)}<p class="note">{won}{escaped(rates)}</p>{_cautions(figures)}'
     )
+
+
+def _gain(ratio: Ratio, unit: str) -> str:
+    """Return a gain as a share, with what it is a share of."""
+    terms = Terms.of(unit)
+    if terms.of_energy:
+        said = terms.said(ratio)
+        saved = Ratio(1 - said.value, 1 - said.high, 1 - said.low)
+        return (
+            f"<b>{percent(saved.value)} % less energy per sample</b> ({bounds_text(saved, percent)} %), "
+            f"which is {ratio_text(ratio)} in samples per joule, as tables and charts have it"
+        )
+    gain = Ratio(ratio.value - 1, ratio.low - 1, ratio.high - 1)
+    work = unit.partition("/")[0]
+    return f"<b>{percent(gain.value)} % more {work} a second</b> ({bounds_text(gain, percent)} %)"
 
 
 def _cautions(figures: StudyFigures) -> str:
@@ -238,9 +257,8 @@ def _saving(figures: StudyFigures) -> str:
         return ""
     facts = saving_facts(saving, cost, assumed=figures.job.hours_assumed)
     tiles = "".join(map(_tile, facts))
-    return (
-        f"<h2>What it saves, what it cost</h2>{_job_bars(saving)}<div class='tiles'>{tiles}</div>"
-    )
+    bars = _job_bars(saving) if isinstance(saving, Saving) else ""
+    return f"<h2>What it saves, what it cost</h2>{bars}<div class='tiles'>{tiles}</div>"
 
 
 def _job_bars(saving: Saving) -> str:
@@ -462,7 +480,7 @@ def _choices(figures: StudyFigures) -> str:
         seen = trials[one.trial].ratio if one.trial in trials else None
         fresh = last.so_far.get(one.trial) if last else None
         cells = {
-            "expected": times(one.expected) if one.expected is not None else "–",
+            "expected": expected_ratio(one) or "–",
             "seen once": short_ratio(seen) if seen else "–",
             "by rounds": short_ratio(fresh) if fresh else "–",
         }
@@ -581,16 +599,17 @@ def _memory(figures: StudyFigures) -> str:
     drawn = charts.memory_chart(figures)
     if not drawn:
         return ""
-    speedup = figures.answer.speedup
+    speedup, terms = figures.answer.speedup, Terms.of(figures.unit)
     fresh = ""
     if figures.verdict.confirmed and figures.answer.better and speedup is not None:
         fresh = f" The rounds since give the recommended one {ratio_text(speedup)}."
     kinds = [("k base", "yours"), ("k", "a trial (hollow: alone)")]
     legend = _legend_of([*kinds, ("k win hollow", "recommended")])
+    title = f"{'Efficiency' if terms.of_energy else 'Speed'} against memory"
     return (
-        f"<h2>Speed against memory</h2><p>{escaped(memory_text(figures.verdict))}</p>{legend}{drawn}"
-        f'<p class="note">As the search saw each once.{escaped(fresh)} Stepped line: the fastest that '
-        "was seen in as little memory.</p>"
+        f"<h2>{title}</h2><p>{escaped(memory_text(figures.verdict))}</p>{legend}{drawn}"
+        f'<p class="note">As the search saw each once.{escaped(fresh)} Stepped line: the {terms.best} '
+        "that was seen in as little memory.</p>"
     )
 
 
@@ -618,10 +637,11 @@ def _how(figures: StudyFigures) -> str:
     facts = list(_machine(figures))
     job = figures.job
     facts.append(("Job", f"{job.workload} {job.arguments}".strip()))
-    facts.append(("Ranks", f"{job.world_size}{f', {job.backend}' if job.backend else ''}"))
+    facts.append(("Ranks", f"{job.ranks}{f', {job.backend}' if job.backend else ''}"))
     if figures.noise and figures.noise.runs > 1:
         noise = f"{figures.noise.sigma_run:.1%} (by {counted(figures.noise.runs, 'run')} of yours)"
         facts.append(("Equal runs differ by", noise))
+    facts += [(label.capitalize(), text) for label, text in condition_rows(figures.conditions)]
     facts += [(f"{one.name}, baseline", one.text) for one in figures.bottlenecks]
     ran = "".join(_running_facts(figures))
     return (

@@ -5,12 +5,25 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.analysis.rounds import Round, Stage
-from autotune.analysis.wording import difference, quantity
+from autotune.analysis.wording import Terms, difference, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
 from autotune.views.figures import StudyFigures
 from autotune.views.paper import tied
-from autotune.views.svg import Axis, Scale, area, band, chart, dot, label, line, ticks, whole_ticks
+from autotune.views.svg import (
+    Axis,
+    Labels,
+    Scale,
+    area,
+    band,
+    chart,
+    dot,
+    label,
+    line,
+    roomy,
+    ticks,
+    whole_ticks,
+)
 from autotune.views.trial_figures import TrialFigures
 
 Up = Callable[[float], float]
@@ -19,11 +32,14 @@ Up = Callable[[float], float]
 _MANY = 400
 """Trials from which on marks have neither a title nor an interval, so that the page stays small."""
 _FEW = 12
+"""Most numbers of rounds under a chart."""
 _BESIDE = 14.0
 """Per cent of the interval strip that the label of a bound may need on a phone."""
 _STRIP, _RATES, _RATIOS, _TRIALS, _MEMORY, _LOSSES, _ROW = 90, 170, 130, 240, 220, 150, 40
 """Heights of the charts, in pixels."""
 _AXIS, _GAIN_TICKS = 20, 5
+_WHOLE_TICKS, _TICKS, _STEP_TICKS = 10, 6, 4
+"""Most labels of axes: numbers of trials, amounts, steps."""
 _NEAREST, _FARTHEST = 0.4, 2.5
 """Share of the recommended speed-up and multiple of it that a chart of trials shows at most, so that one
 wild interval does not flatten all others."""
@@ -49,10 +65,15 @@ def interval_strip(figures: StudyFigures) -> str:
     """Return the interval of the speed-up, with the rounds that it rests on as dots."""
     ratio = figures.answer.speedup
     assert ratio is not None
+    terms = Terms.of(figures.unit)
     told = [one for one in complete_rounds(figures) if one.counts]
     seen = [_ratio(one, figures) for one in told]
-    high = min(ratio.high, 3 * ratio.value)
-    x = Scale(min([0.97, ratio.low - 0.03, *seen]), max([high, *seen]), 100 - _BESIDE)
+    if terms.of_energy:
+        ratio, seen = terms.said(ratio), [1 / value for value in seen]
+    low, high = min([0.97, ratio.low - 0.03, *seen]), min(ratio.high, 3 * ratio.value)
+    if ratio.high < 1:  # the label of the lower bound stands before it
+        low -= (1 - low) * _BESIDE / (100 - 2 * _BESIDE)
+    x = Scale(low, max([1.0, high, *seen]), 100 - _BESIDE)
     low_text, high_text = bounds_text(ratio).split(" to ")
     marks = [
         line(x(1), 14, x(1), 70, "ref"),
@@ -69,7 +90,9 @@ def interval_strip(figures: StudyFigures) -> str:
         dot(x(value), 59, "pt rec faint", f"round {one.number}: {times(value)}", r=4)
         for one, value in zip(told, seen, strict=True)
     ]
-    return area(_STRIP, marks, f"Interval of the speed-up: {bounds_text(ratio)}", "area ivbar")
+    return area(
+        _STRIP, marks, f"Interval of the ratio over yours: {bounds_text(ratio)}", "area ivbar"
+    )
 
 
 def proof_charts(figures: StudyFigures) -> str:
@@ -125,10 +148,15 @@ def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spl
         marks.append(line(x(number), up(1), x(number), up(value), "stem"))
         marks.append(dot(x(number), up(value), css, f"round {one.number}: {times(value)}", r=4.5))
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 4)]
-    every = max(1, math.ceil(len(several) / _FEW))
-    under = [(x(n), str(one.number)) for n, one in enumerate(several, 1) if n % every == 1 % every]
+    under = roomy(lambda most: _numbers(several, x, most), _FEW)
     title = "Recommended over yours, round by round"
     return chart(_RATIOS, marks, title, Axis(grid, "recommended over yours"), Axis(under, "round"))
+
+
+def _numbers(several: Sequence[Round], x: Scale, most: int) -> Labels:
+    """Return the numbers of about so many rounds."""
+    every = max(1, math.ceil(len(several) / most))
+    return [(x(n), str(one.number)) for n, one in enumerate(several, 1) if n % every == 1 % every]
 
 
 def _bounds(
@@ -187,7 +215,7 @@ def trials_chart(figures: StudyFigures) -> str:
         tip = f"measured again: {ratio_text(total)}"
         marks.append(dot(at, up(total.value), "pt rec", tip, r=7, shape="diamond"))
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 6)]
-    under = [(x(number), str(number)) for number in whole_ticks(count)]
+    under = roomy(lambda most: [(x(n), str(n)) for n in whole_ticks(count, most)], _WHOLE_TICKS)
     return chart(
         _TRIALS, marks, "Trials of the search", Axis(grid, "over yours"), Axis(under, "trial")
     )
@@ -236,7 +264,9 @@ def memory_chart(figures: StudyFigures) -> str:
     for one in timed:
         marks += _memory_marks(one, x(one.peak_bytes / MIB), up, many=many)
     grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 5)]
-    under = [(x(value), f"{value:,.0f}") for value in ticks(x.low, x.high, 6)]
+    under = roomy(
+        lambda most: [(x(value), f"{value:,.0f}") for value in ticks(x.low, x.high, most)], _TICKS
+    )
     return chart(
         *(_MEMORY, marks, "Speed-up against memory"),
         *(Axis(grid, "over yours"), Axis(under, "peak memory of a rank, MiB")),
@@ -288,9 +318,14 @@ def losses_chart(figures: StudyFigures) -> str:
         places = [(x(step), _LOSSES + y(value)) for step, value in enumerate(values, 1)]
         marks += [line(*a, *b, css) for a, b in itertools.pairwise(places)]
     grid = [(_LOSSES + y(value), f"{value:.4g}") for value in ticks(low, high, 4)]
-    step = max(1, count // 4)
-    under = [(x(number), str(number)) for number in (1, *range(step, count + 1, step))]
+    under = roomy(lambda most: _steps(count, x, most), _STEP_TICKS)
     return chart(_LOSSES, marks, "Loss of both", Axis(grid, "loss"), Axis(under, "step"))
+
+
+def _steps(count: int, x: Scale, most: int) -> Labels:
+    """Return the first of some steps, and about so many others."""
+    step = max(2, math.ceil(count / most))
+    return [(x(number), str(number)) for number in (1, *range(step, count + 1, step))]
 
 
 def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str, str]]:
@@ -309,13 +344,15 @@ def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str, st
     yield "", "", " scale", _gain_axis(x)
 
 
-def _gain_ticks(x: Scale) -> list[float]:
-    return ticks(x.low, x.high, _GAIN_TICKS)
+def _gain_ticks(x: Scale) -> Labels:
+    return roomy(
+        lambda most: [(x(value), f"{value:.3g}x") for value in ticks(x.low, x.high, most)],
+        _GAIN_TICKS,
+    )
 
 
 def _gain_axis(x: Scale) -> str:
-    places = [(x(value), f"{value:.3g}x") for value in _gain_ticks(x)]
-    marks = [label(at, 14, text, anchor="middle") for at, text in places]
+    marks = [label(at, 14, text, anchor="middle") for at, text in _gain_ticks(x)]
     return area(_AXIS, marks, "Scale: over the same without that change")
 
 
@@ -323,7 +360,7 @@ def _gain_bar(ratio: Ratio, x: Scale, css: str = "") -> str:
     start, end = sorted((x(1), x(ratio.value)))
     kind = f"wf {'rec' if ratio.distinguishable else 'vague'}{' neg' if ratio.value < 1 else ''}"
     marks = [
-        *(line(x(value), 0, x(value), _ROW, "grid") for value in _gain_ticks(x)),
+        *(line(at, 0, at, _ROW, "grid") for at, _ in _gain_ticks(x)),
         line(x(1), 0, x(1), _ROW, "ref"),
         band(start, max(end - start, 0.4), 12, 16, kind),
         line(x(ratio.low), 20, x(ratio.high), 20, f"whisk {css}"),

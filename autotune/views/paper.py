@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.analysis.attribution import Contribution
-from autotune.analysis.finalists import ChoiceReason, FinalistChoice
 from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.measurement.estimate import Ratio
 from autotune.views.composition import StepMade
 from autotune.views.figure_text import (
     MIB,
+    bounds_text,
     expected_text,
+    percent,
     range_text,
     ratio_text,
     saving_facts,
@@ -19,22 +21,24 @@ from autotune.views.figure_text import (
 )
 from autotune.views.figures import Failed, Job, KnobChange, Search, StudyFigures, figures_of
 from autotune.views.notes import finalists_and_refused
-from autotune.views.running import Running
+from autotune.views.running import Conditions, Running
 from autotune.views.trial_figures import TrialFigures
 from autotune.views.trust import Trust
 from autotune.views.verdict_text import memory_lines
 from search_spaces.knob import written
-from storage import Repository
+from storage import ChoiceReason, FinalistChoice, Repository
 
 _SHOWN = 10
 """Trials in the table of the search."""
 _MILLI = 1e3
+_DISTURBED = 0.1
+"""Share of disturbed blocks from which on a trial is said to be disturbed."""
 _A_PAIR = 2
 """Members of a round with one finalist and the baseline."""
 TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
 STAGES = {
     Stage.CHOICE: "Rounds that chose among the finalists",
-    Stage.GAIN: "Rounds that tell by how much it is faster",
+    Stage.GAIN: "Rounds that tell by how much it is better",
     Stage.BEFORE: "Rounds that do not count: another machine, or the search went on",
     Stage.OPEN: "Not complete",
 }
@@ -42,7 +46,7 @@ STAGES = {
 CHOICES = {
     ChoiceReason.FINALIST: "measured again",
     ChoiceReason.REFUSED: "not measured again, for a check refuses it",
-    ChoiceReason.PASSED_OVER: "not measured again: slower beyond doubt, or no time for its check",
+    ChoiceReason.PASSED_OVER: "not measured again: behind beyond doubt, or no time for its check",
     ChoiceReason.BEYOND: "not measured again: `measurement.finalists`, or the time",
 }
 """Why a trial was measured again or not."""
@@ -106,7 +110,7 @@ def _verdict(figures: StudyFigures) -> Iterator[str]:
     yield figures.answer.text
     if figures.verdict.measured_on:
         yield ""
-        yield f"Measured on {figures.verdict.measured_on}."
+        yield f"Measured on {figures.verdict.measured_on}; {figures.job.ranks}."
 
 
 def _changes(figures: StudyFigures) -> Iterator[str]:
@@ -305,14 +309,21 @@ def ended_text(search: Search) -> str:
 def choice_text(one: FinalistChoice) -> str:
     """Return why a trial was measured again or not.
 
-    For example 'trial 4, expected 1.15x by the model of a step: measured again'.
+    For example 'trial 4, expected 1.15x (1.10 to 1.21) by the model of a step: measured again'.
     """
-    expected = (
-        f", expected {times(one.expected)} by the model of a step"
-        if one.expected is not None
-        else ""
-    )
-    return f"trial {one.trial}{expected}: {reason_text(one)}"
+    expected = expected_ratio(one)
+    known = f", expected {expected} by the model of a step" if expected else ""
+    return f"trial {one.trial}{known}: {reason_text(one)}"
+
+
+def expected_ratio(one: FinalistChoice) -> str:
+    """Return what the model expected of a trial, as '1.15x (1.10 to 1.21)'; empty if it said nothing."""
+    if one.expected is None:
+        return ""
+    text = times(one.expected)
+    if one.expected_low is None or one.expected_high is None:
+        return text
+    return f"{text} ({bounds_text(Ratio(one.expected, one.expected_low, one.expected_high))})"
 
 
 def reason_text(one: FinalistChoice) -> str:
@@ -343,8 +354,12 @@ def how_text(one: TrialFigures) -> str:
     """Return how a trial was compared with yours."""
     if one.baseline:
         return "yours"
-    compared = "in turn" if one.in_turn else "alone"
-    return f"{compared}, ended early" if one.state == "PRUNED" else compared
+    text = "in turn" if one.in_turn else "alone"
+    if one.state == "PRUNED":
+        text += ", ended early"
+    if one.disturbed_share is not None and one.disturbed_share >= _DISTURBED:
+        text += f", {one.disturbed_share:.0%} disturbed"
+    return text
 
 
 def _trial_row(one: TrialFigures) -> str:
@@ -408,12 +423,12 @@ def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str
         ran: what was observed.
         made: composition of a step, which then tells the share of communication.
     """
-    # The mean has the slow steps in it: beside a composition, which is of the mean, that is said.
-    mean = f"; the mean, as above, is {quantity(made.after)}" if made else ""
+    # A composition splits the mean, in which the slow steps are: the median lies beside it.
     exposed = None if made else ran.exposed_share
     rows = [
         ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
-        ("step time, median, ms", _milliseconds(ran.step_p50), f"{{:.4g}}{mean}"),
+        ("step time, mean, ms", made and made.after, "{:.4g}, which the composition splits"),
+        ("step time, median, ms", _milliseconds(ran.step_p50), "{:.4g}"),
         ("step time, 95th percentile, ms", _milliseconds(ran.step_p95), "{:.4g}"),
         ("step time, longest, ms", _milliseconds(ran.step_max), "{:.4g}"),
         ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
@@ -425,8 +440,8 @@ def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str
         ("of the device's peak", ran.utilisation, "{:.1%}"),
         ("clock of the slowest device", ran.clock_mhz, "{:,.0f} MHz"),
         ("energy of a sample", ran.energy_per_sample, "{:.4g} J"),
+        ("power of all devices, mean", ran.watts, "{:.4g} W"),
         ("compiling", ran.compile_seconds or None, "{:.1f} s"),
-        ("blocks that others disturbed", ran.contended_blocks, "{:.0%}"),
     ]
     for label, value, form in rows:
         if value is not None:
@@ -450,8 +465,23 @@ def _measurement(figures: StudyFigures) -> Iterator[str]:
         )
         if noise.drift_per_hour:
             yield f"- drift: {noise.drift_per_hour:+.1%} per hour"
+    for label, text in condition_rows(figures.conditions):
+        yield f"- {label}: {text}"
     for one in figures.runs:
         yield f"- {PURPOSES.get(one.purpose, one.purpose)}: {one.count}, {one.seconds:.1f} s"
+
+
+def condition_rows(found: Conditions) -> Iterator[tuple[str, str]]:
+    """Yield label and figure of what was observed of the machine during the timed runs."""
+    if found.foreign_cpu is not None and found.most_foreign_cpu is not None:
+        mean, most = percent(found.foreign_cpu), percent(found.most_foreign_cpu)
+        yield "others took of the processors", f"{mean} % on average, {most} % in one run at most"
+    if found.disturbed_share is not None:
+        yield "blocks that others disturbed", f"{found.disturbed_share:.0%}"
+    if found.clock_mhz is not None:
+        low, high = (f"{value:,.0f}" for value in found.clock_mhz)
+        clock = low if low == high else f"{low} to {high}"
+        yield "clock of the slowest device", f"{clock} MHz, from run to run"
 
 
 def _bottlenecks(figures: StudyFigures) -> Iterator[str]:

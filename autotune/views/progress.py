@@ -11,10 +11,10 @@ from typing import Any
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present, StoredStanding, basis_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
-from autotune.analysis.wording import difference, quantity
+from autotune.analysis.wording import Terms, difference, quantity
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
-from autotune.views.figure_text import MIB, Known, ratio_text, short_ratio, times
+from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
 from autotune.views.outlook import outlook
 from storage import (
     UNTIMED,
@@ -95,9 +95,8 @@ class ProgressLines:
         time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""
         text = f"{study.name}: {now.trials}{trials} trials, {study.elapsed:.0f}{time_} s"
         if now.ratio and now.ratio.low != now.ratio.high:
-            text += (
-                f", leading: trial {now.leading}, {short_ratio(now.ratio)} over yours, seen once"
-            )
+            known = over_yours(now.ratio, Terms.of(self._unit))
+            text += f", leading: trial {now.leading}, {known}, seen once"
         seen = outlook(study, self._spec, found, time.time())
         doing_now = seen.running[:1] or _before(study, found)
         text += "".join(f"; {running}" for running in doing_now)
@@ -200,7 +199,7 @@ class ProgressLines:
 def _seen_once(ratio: Ratio) -> str:
     """Return the ratio of a trial to the baseline; one that is not told apart from 1 is labelled."""
     told = short_ratio(ratio)
-    return f"speed-up {told}" if Known.of(ratio) is Known.UNKNOWN else told
+    return f"ratio {told}" if Known.of(ratio) is Known.UNKNOWN else told
 
 
 def _before(study: StoredStudy, found: Present) -> tuple[str, ...]:

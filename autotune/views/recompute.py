@@ -11,8 +11,8 @@ from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate
+from autotune.measurement.measure import Measure
 from autotune.measurement.noise import total_half_width
-from autotune.measurement.step_series import estimate_of_run
 from autotune.runs.interleaved import ratio_to_baseline, turn_blocks
 from storage import (
     Attempts,
@@ -42,19 +42,19 @@ def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
     return build_verdict(Records.of(repository, attempts, study.id), spec, facts)
 
 
-def estimate_of(blocks: list[StoredBlock], *, counts: str) -> Estimate | None:
+def estimate_of(blocks: list[StoredBlock], measure: Measure) -> Estimate | None:
     """Return the rate of an attempt from its blocks; None if none of them counts."""
     kept = [block for block in blocks if block.kept]
     if not kept:
         return None
-    return estimate_of_run(kept, counts=counts)
+    return measure.estimate(kept)
 
 
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """Return all attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    counts = spec.counts
+    measure = Measure.of(spec)
     recomputed = []
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
     beside: dict[int, list[cycles.TurnBlock]] = {}
@@ -62,15 +62,13 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
         if attempt.purpose in (Purpose.SEARCH, Purpose.PAIRED):
-            beside[attempt.id] = turn_blocks(kept, counts=counts)
+            beside[attempt.id] = turn_blocks(kept, measure)
         if attempt.result.throughput is None:
             recomputed.append(attempt)
             continue
-        if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and turn_blocks(
-            kept, counts=counts
-        ):
+        if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and turn_blocks(kept, measure):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
-        again = estimate_of(blocks, counts=counts)
+        again = estimate_of(blocks, measure)
         known = again is not None and math.isfinite(again.half_width)
         own = again.half_width if again and known else 1.0
         result = dataclasses.replace(
@@ -81,7 +79,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
-    typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, counts)}
+    typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, measure)}
     recomputed = [_at_rate(attempt, typical.get(attempt.id)) for attempt in recomputed]
     every = Attempts(recomputed, spec.full_baseline(), spec.harmless)
     return every.each(lambda attempt: _at_pace(attempt, every, beside))
@@ -101,9 +99,9 @@ def _at_pace(
     return dataclasses.replace(attempt, result=result)
 
 
-def _rates(group: dict[int, list[StoredBlock]], counts: str) -> Iterable[tuple[int, float]]:
+def _rates(group: dict[int, list[StoredBlock]], measure: Measure) -> Iterable[tuple[int, float]]:
     """Return the rates of interleaved attempts, by their ids."""
-    found = cycles.rates([turn_blocks(blocks, counts=counts) for blocks in group.values()])
+    found = cycles.rates([turn_blocks(blocks, measure) for blocks in group.values()])
     return zip(group, found, strict=True) if found else ()
 
 

@@ -3,15 +3,13 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from autotune.analysis.run_digest import run_digest
 from autotune.measurement.bottleneck import peak_flops
+from autotune.measurement.measure import energy_per_sample, mean_power
 from autotune.measurement.stop_rule import straggler_ratio
-from storage import Attempts, AttemptState, StoredBlock
-
-_HIGH = 0.95
-_STEPS_OF_A_PERCENTILE = 20
-"""Steps of which the 95th percentile is below the longest."""
+from storage import Attempts, AttemptState, StoredAttempt, StoredBlock
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,10 @@ class Running:
         flops: of the model, per second and rank.
         utilisation: the same over the device's peak.
         energy_per_sample: joules of all devices.
+        watts: of all devices together, on average.
         clock_mhz: of the slowest device.
         compile_seconds: spent compiling, all runs together.
         in_turn: runs that took turns with what they are compared with, block by block.
-        contended_blocks: share of the blocks that count which others disturbed.
     """
 
     runs: int
@@ -51,9 +49,9 @@ class Running:
     flops: float | None
     utilisation: float | None
     energy_per_sample: float | None
+    watts: float | None
     clock_mhz: float | None
     compile_seconds: float
-    contended_blocks: float
 
 
 def running(
@@ -76,7 +74,7 @@ def running(
     kept = [block for block in every if block.kept]
     if not kept or confirmed.first is None:
         return None
-    knobs = confirmed.first.knobs
+    knobs, digest = confirmed.first.knobs, run_digest(every)
     seconds = sum(block.seconds for block in kept)
     peak = max(attempt.result.peak_bytes for attempt in confirmed)
     flops = _flops(reference, blocks, kept) if _has_one_cost(knobs) else None
@@ -86,8 +84,8 @@ def running(
         runs=len(confirmed),
         in_turn=sum(any("turn" in block.observed for block in blocks[a.id]) for a in confirmed),
         blocks=len(kept),
-        step_p50=_median(kept, "step_p50"),
-        step_p95=_high_step(kept),
+        step_p50=digest.step_median,
+        step_p95=digest.step_p95,
         step_max=max(
             (b.observed["step_max"] for b in kept if "step_max" in b.observed), default=None
         ),
@@ -98,43 +96,90 @@ def running(
         headroom=1 - peak / memory if memory else None,
         flops=flops,
         utilisation=utilisation,
-        energy_per_sample=_energy(kept),
-        clock_mhz=_median(kept, "clock_mhz"),
+        energy_per_sample=digest.sample_joules,
+        watts=digest.watts,
+        clock_mhz=digest.clock_mhz,
         compile_seconds=sum(b.observed.get("compile_seconds", 0.0) for b in every),
-        contended_blocks=sum(b.contended for b in kept) / len(kept),
     )
 
 
-def _high_step(blocks: Sequence[StoredBlock]) -> float | None:
-    """Return the 95th percentile of the time of a step.
+@dataclass(frozen=True)
+class Conditions:
+    """State of the machine during the timed runs; None where it was not observed.
 
-    A block of few steps has no percentile of its own; there it is that of all steps, those of a block
-    taken as alike.
+    Attributes:
+        foreign_cpu: share of a node's processors that other processes took, mean of the runs.
+        most_foreign_cpu: the same of the run with the most.
+        disturbed_share: share of the blocks of a run that others disturbed, mean of the runs.
+        clock_mhz: lowest and highest clock of the slowest device.
     """
-    if statistics.median(block.steps for block in blocks) >= _STEPS_OF_A_PERCENTILE:
-        return _median(blocks, "step_p95")
-    if not any("step_p95" in block.observed for block in blocks):
-        return None
-    each = sorted((block.seconds / block.steps, block.steps) for block in blocks)
-    left = _HIGH * sum(steps for _, steps in each)
-    for seconds, steps in each:
-        left -= steps
-        if left <= 0:
-            return seconds
-    return each[-1][0]
+
+    foreign_cpu: float | None
+    most_foreign_cpu: float | None
+    disturbed_share: float | None
+    clock_mhz: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, timed: Sequence[StoredAttempt]) -> Self:
+        """Return the conditions of timed runs."""
+        digests = [attempt.digest for attempt in timed]
+        foreign = [one.foreign_cpu for one in digests if one.foreign_cpu is not None]
+        disturbed = [one.disturbed_share for one in digests if one.disturbed_share is not None]
+        clocks = [one.clock_mhz for one in digests if one.clock_mhz is not None]
+        return cls(
+            foreign_cpu=statistics.fmean(foreign) if foreign else None,
+            most_foreign_cpu=max(foreign, default=None),
+            disturbed_share=statistics.fmean(disturbed) if disturbed else None,
+            clock_mhz=(min(clocks), max(clocks)) if clocks else None,
+        )
+
+
+@dataclass(frozen=True)
+class EnergyUse:
+    """Energy and power of the baseline and of the recommended configuration in the rounds.
+
+    Attributes:
+        joules_per_sample: of all devices together, before and after.
+        watts: of a device on average, before and after; on the CPU of the processors of a node.
+        limit: watts that a device may take; None: there is no limit.
+        devices: number of devices.
+        speed: samples per second, after over before.
+    """
+
+    joules_per_sample: tuple[float, float]
+    watts: tuple[float, float]
+    limit: float | None
+    devices: int
+    speed: float
+
+    @classmethod
+    def of(
+        cls,
+        before: Sequence[StoredBlock],
+        after: Sequence[StoredBlock],
+        devices: int,
+        limit: float | None,
+    ) -> Self | None:
+        """Return the figures of two configurations by their blocks; None if they were not read.
+
+        Args:
+            before: blocks of the baseline that count.
+            after: those of the recommended configuration.
+            devices: number of devices.
+            limit: watts that a device may take; None: there is no limit.
+        """
+        energy = [energy_per_sample(blocks) for blocks in (before, after)]
+        watts = [mean_power(blocks) for blocks in (before, after)]
+        if energy[0] is None or energy[1] is None or watts[0] is None or watts[1] is None:
+            return None
+        each = watts[0] / devices, watts[1] / devices
+        speed = (watts[1] / energy[1]) / (watts[0] / energy[0])
+        return cls((energy[0], energy[1]), each, limit, devices, speed)
 
 
 def _exposed(block: StoredBlock) -> float | None:
     exposed = block.observed.get("exposed_seconds")
     return min(exposed) / (block.seconds / block.steps) if exposed else None
-
-
-def _energy(blocks: Sequence[StoredBlock]) -> float | None:
-    known = [block for block in blocks if "energy_joules" in block.observed]
-    if not known:
-        return None
-    joules = sum(block.observed["energy_joules"] for block in known)
-    return float(joules / sum(block.samples for block in known))
 
 
 def _has_one_cost(knobs: Mapping[str, Any]) -> bool:
@@ -160,10 +205,6 @@ def _flops(
 
 def _peak_flops(devices: Sequence[dict[str, Any]], precision: str) -> float | None:
     return peak_flops(devices[0]["name"], precision) if devices else None
-
-
-def _median(blocks: Sequence[StoredBlock], name: str) -> float | None:
-    return _median_of([block.observed[name] for block in blocks if name in block.observed])
 
 
 def _median_of(values: Sequence[float]) -> float | None:

@@ -17,6 +17,10 @@ _SHAPES = {
     "cross": "M-{r} -{r}L{r} {r}M-{r} {r}L{r} -{r}",
     "square": "M-{r} -{r}H{r}V{r}H-{r}Z",
 }
+_NARROWEST = 256.0
+"""Pixels of the width of a chart on a phone of 320."""
+_CHARACTER, _APART = 7.0, 8.0
+"""Pixels of a character of a label, and between two labels."""
 _POINTED = 1.35
 """Half a diagonal of a diamond, in radii of a dot of the same weight."""
 
@@ -51,6 +55,31 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+Labels = Sequence[tuple[float, str]]
+"""Places along an axis, in per cent, and texts."""
+
+
+def roomy(labels: Callable[[int], Labels], most: int) -> Labels:
+    """Return as many labels, up to a number, as lie side by side on a phone.
+
+    Args:
+        labels: returns about so many labels, from left to right.
+        most: largest number to try.
+    """
+    found = labels(most)
+    while most > 1 and not _fits(found):
+        most -= 1
+        found = labels(most)
+    return found
+
+
+def _fits(labels: Labels) -> bool:
+    return all(
+        (right - left) / 100 * _NARROWEST >= _CHARACTER * (len(one) + len(other)) / 2 + _APART
+        for (left, one), (right, other) in itertools.pairwise(labels)
+    )
 
 
 def whole_ticks(count: int, most: int = 10) -> range:
@@ -100,7 +129,7 @@ def area(height: float, body: Iterable[str], title: str, css: str = "area") -> s
 class Axis:
     """Labels of an axis: places and texts, and a title."""
 
-    labels: Sequence[tuple[float, str]] = ()
+    labels: Labels = ()
     title: str = ""
 
 

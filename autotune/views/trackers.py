@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.saving import EnergySaving
+from autotune.analysis.wording import Terms
 from autotune.measurement.estimate import Ratio
 from autotune.views.figures import StudyFigures
 from autotune.views.page import page
@@ -41,8 +43,12 @@ def metrics(figures: StudyFigures) -> dict[str, float]:
     """Return the figures of the answer that are known, each with the bounds of its interval."""
     found = {"rounds": float(figures.answer.rounds), "device_hours": figures.cost.device_hours}
     if figures.answer.speedup is not None:
-        found |= _bounded("speedup", figures.answer.speedup)
-    if figures.saving is not None:
+        terms = Terms.of(figures.unit)
+        name = "energy_ratio" if terms.of_energy else "speedup"
+        found |= _bounded(name, terms.said(figures.answer.speedup))
+    if isinstance(figures.saving, EnergySaving):
+        found |= _bounded("saved_kilowatt_hours", figures.saving.kilowatt_hours)
+    elif figures.saving is not None:
         found |= _bounded("saved_hours", figures.saving.hours)
     return found
 

@@ -23,8 +23,9 @@ class TrialFigures:
         reference: name of the baseline's attempt that the ratio is over.
         reference_rate: rate of that attempt, per second.
         rate: as measured, per second.
-        expected: speed-up that the model of a step expects of it, by all trials together; None where
-            it is not asked.
+        expected: ratio over the baseline that the model of a step expects of it, by all trials together;
+            None where it is not asked.
+        disturbed_share: share of its blocks that others disturbed; None if it was not timed.
         again: number of rounds in which it was measured again.
         recommended: True for the trial that is recommended.
         changes: knobs that differ from the baseline, with their values.
@@ -47,6 +48,7 @@ class TrialFigures:
     cause: str
     changes: Mapping[str, Any]
     suggested_by: str
+    disturbed_share: float | None
 
 
 def trial_figures(
@@ -79,7 +81,7 @@ def trial_figures(
             reference=ratio.reference if ratio else "",
             reference_rate=ratio.reference_rate if ratio else None,
             rate=one.result.rate,
-            expected=expected.get(one.trial),
+            expected=expected[one.trial].value if one.trial in expected else None,
             again=again[one.trial],
             baseline=own is not None and one.trial == own.trial,
             recommended=one.trial == verdict.trial,
@@ -88,6 +90,7 @@ def trial_figures(
             cause=one.result.cause,
             changes=changed_knobs(one.knobs, today) if today else dict(one.knobs),
             suggested_by=reasons.get(one.trial, ""),
+            disturbed_share=one.digest.disturbed_share,
         )
 
     return [figures(one) for one in attempts.searched()]

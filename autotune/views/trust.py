@@ -8,9 +8,10 @@ from autotune.analysis.attribution import Contribution
 from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Round
 from autotune.analysis.verdict import Kind, Verdict
-from autotune.analysis.wording import counted, duration
+from autotune.analysis.wording import Terms, counted, duration
 from autotune.measurement.bottleneck import STRAGGLER
-from autotune.views.figure_text import expected_text, least, range_text, ratio_text
+from autotune.views.figure_text import expected_text, least, range_text, said_ratio, times
+from autotune.views.running import EnergyUse
 from autotune.views.trial_figures import TrialFigures
 from storage import SearchEndCause, StoredAttempt
 
@@ -62,6 +63,7 @@ class Evidence:
         search_end: cause that ended the search; None if it goes on, or if that is not recorded.
         environments: number of machines that were measured on.
         elapsed: seconds of the study.
+        energy: of the baseline and the recommended configuration; None where it was not read.
         warmup: seconds of a run's warm-up.
         bottlenecks: what holds the baseline back.
     """
@@ -76,6 +78,7 @@ class Evidence:
     environments: int
     elapsed: float
     unit: str
+    energy: EnergyUse | None
     warmup: float
     bottlenecks: Sequence[Finding]
 
@@ -103,11 +106,15 @@ def points(evidence: Evidence) -> tuple[Point, ...]:
     if not evidence.timed:
         return ()
     found = [*_measured(evidence), *_with_care(evidence), *_open(evidence)]
-    return tuple(point for point in found if point is not None)
+    told = [point for point in found if point is not None]
+    return tuple(sorted(told, key=lambda point: list(Trust).index(point.trust)))
 
 
 def _measured(known: Evidence) -> list[Point | None]:
-    return [_in_turn(known), _same_training(known), _one_machine(known)]
+    return [
+        *(_in_turn(known), _same_training(known), _within_power(known)),
+        *(_pace(known), _one_machine(known)),
+    ]
 
 
 def _with_care(known: Evidence) -> list[Point | None]:
@@ -162,6 +169,31 @@ def _one_machine(known: Evidence) -> Point | None:
         return None
     text = f"One environment, within {duration(known.elapsed)}."
     return Point(Trust.MEASURED, "one_machine", "One machine, one sitting", text)
+
+
+def _within_power(known: Evidence) -> Point | None:
+    used = known.energy
+    if used is None or used.limit is None:
+        return None
+    before, after = used.watts
+    limit = f"the limit is {used.limit:g} W"
+    if after > used.limit:  # it is the baseline, which runs today
+        text = f"It takes {after:.4g} W a device on average; {limit}."
+        return Point(Trust.CARE, "power", "Yours exceeds the power limit", text)
+    text = f"It took {after:.4g} W a device on average, yours {before:.4g} W; {limit}."
+    return Point(Trust.MEASURED, "power", "Within the power limit", text)
+
+
+def _pace(known: Evidence) -> Point | None:
+    """Return what the least energy costs in time."""
+    used = known.energy
+    if used is None or not known.better or not Terms.of(known.unit).of_energy:
+        return None
+    before, after = used.watts
+    text = f"{times(used.speed)} as fast as yours, at {after:.4g} W a device instead of {before:.4g} W."
+    if used.speed < 1:
+        return Point(Trust.CARE, "pace", "It takes longer", f"It is {text}")
+    return Point(Trust.MEASURED, "pace", "It takes no longer", f"It is {text}")
 
 
 def _restless(known: Evidence) -> Point | None:
@@ -246,9 +278,11 @@ def _by_how_much(known: Evidence) -> Point | None:
     verdict = known.verdict
     if not known.better or not verdict.confirmed or verdict.speedup is None:
         return None
-    text = least(verdict.speedup)
+    terms = Terms.of(known.unit)
+    text = least(verdict.speedup, terms)
     setting = "budget.wall_time" if verdict.missing_seconds else "measurement.rounds"
-    return Point(Trust.OPEN, "width", "By how much it is faster", text, setting) if text else None
+    title = f"By how much it is {terms.better}"
+    return Point(Trust.OPEN, "width", title, text, setting) if text else None
 
 
 def _which_change(known: Evidence) -> Point | None:
@@ -274,17 +308,17 @@ def _more_trials(known: Evidence) -> Point | None:
 
 
 def _rival(known: Evidence) -> Point | None:
-    """Return the trial that was seen faster than the recommended one and was not measured again."""
+    """Return the trial that was seen better than the recommended one and was not measured again."""
     own = next((t for t in known.trials if t.recommended and not t.baseline), None)
     if own is None or own.ratio is None or not known.verdict.confirmed:
         return None
     others = [t for t in known.trials if t.ratio is not None and t.in_turn == own.in_turn]
-    faster = [t for t in others if not t.again and t.ratio and t.ratio.value > own.ratio.value]
-    if not faster:
+    better = [t for t in others if not t.again and t.ratio and t.ratio.value > own.ratio.value]
+    if not better:
         return None
-    rival = max(faster, key=lambda t: t.ratio.value if t.ratio else 0.0)
+    rival = max(better, key=lambda t: t.ratio.value if t.ratio else 0.0)
     assert rival.ratio is not None
-    text = f"Seen once: {ratio_text(rival.ratio)}; not measured again."
+    text = f"Seen once: {said_ratio(rival.ratio, Terms.of(known.unit))}; not measured again."
     return Point(
         Trust.OPEN,
         "rival",

@@ -8,7 +8,7 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
-from autotune.analysis.wording import counted, difference, quantity, too_slow
+from autotune.analysis.wording import Terms, counted, difference, quantity, too_slow
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     CI,
@@ -16,7 +16,7 @@ from autotune.views.figure_text import (
     claim,
     least,
     range_text,
-    ratio_text,
+    said_ratio,
     signed_percent,
     times,
 )
@@ -51,7 +51,7 @@ def _answer(verdict: Verdict) -> str:
     texts = _BY_ROUNDS if verdict.confirmed else _BY_SEARCH
     text = texts[verdict.kind](verdict)
     if verdict.long_run is not None:
-        text += _long_figure(verdict.long_run)
+        text += _long_figure(verdict.long_run, _terms(verdict))
     if verdict.long_failure is not None:
         failure = verdict.long_failure
         text += (
@@ -68,13 +68,18 @@ def _better(verdict: Verdict) -> str:
     assert verdict.speedup is not None
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_over_yours(verdict.speedup)}: {changed}, {_how_often(verdict)}, at {_rate(verdict)}."
+        f"{_over_yours(verdict.speedup, verdict)}: {changed}, {_how_often(verdict)}, "
+        f"at {_rate(verdict)}."
         + _of_several(verdict)
         + _failed(verdict)
         + _reverted(verdict)
-        + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
+        + _batch(verdict, verdict.batch, verdict.speedup)
         + _consequences(verdict)
-        + (f" {least(verdict.speedup)}{_would_narrow(verdict)}" if verdict.speedup.vague else "")
+        + (
+            f" {least(verdict.speedup, _terms(verdict))}{_would_narrow(verdict)}"
+            if verdict.speedup.vague
+            else ""
+        )
     )
 
 
@@ -125,17 +130,15 @@ def _open(verdict: Verdict, contender: Contender) -> str:
     """Return what the rounds say of the contender; a vague figure is not printed."""
     rounds = counted(verdict.chosen_in or verdict.rounds, "round")
     changed, ratio = difference(contender.knobs, verdict.baseline_knobs), contender.gain
+    terms = _terms(verdict)
+    said, energy = terms.said(ratio), " the energy per sample" if terms.of_energy else ""
+    measured = f"{changed} measured {times(said.value)}{energy}"
+    no_gain = "no less" if terms.of_energy else "no more"
     if contender.contradicted_by:
         since = counted(contender.contradicted_by, "round")
-        return (
-            f"{changed} measured {times(ratio.value)} in the rounds that chose it, and no more than "
-            f"yours in {since} after that"
-        )
+        return f"{measured} in the rounds that chose it, and {no_gain} than yours in {since} after that"
     if not ratio.vague:
-        return (
-            f"{changed} measured {times(ratio.value)} in {rounds}, but the {CI} is "
-            f"{bounds_text(ratio)}"
-        )
+        return f"{measured} in {rounds}, but the {CI} is {bounds_text(said)}"
     known = "nothing" if not math.isfinite(ratio.high) else "too little"
     return f"{rounds} of {changed} against yours tell {known}"
 
@@ -176,10 +179,12 @@ def _not_enough_time(verdict: Verdict) -> str:
         seen = "not even your configuration could be timed"
     elif best.knobs == verdict.baseline_knobs:
         seen = f"your configuration ran at {quantity(best.rate or 0.0)} {verdict.unit}"
-        seen += ", and nothing was seen to be faster"
+        seen += f", and nothing was seen to be {_terms(verdict).better}"
     else:
         changed = difference(best.knobs, verdict.baseline_knobs)
         seen = f"{changed} ran {best.ratio:.2f} times as fast as yours, once"
+        if _terms(verdict).of_energy:
+            seen = f"{changed} took {1 / best.ratio:.2f} times the energy of yours, once"
     if verdict.missing_seconds:
         return (
             f"Not enough time: {seen}. About {verdict.missing_seconds:.0f} s more would do to prove "
@@ -210,9 +215,9 @@ def _ahead(verdict: Verdict) -> str:
     assert verdict.speedup is not None
     changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
     return (
-        f"{_over_yours(verdict.speedup)}: {changed}, by one run of each. That is not confirmed: the "
-        "first of many trials owes a part of it to luck."
-        + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
+        f"{_over_yours(verdict.speedup, verdict)}: {changed}, by one run of each. That is not "
+        "confirmed: the first of many trials owes a part of it to luck."
+        + _batch(verdict, verdict.batch, verdict.speedup)
         + _consequences(verdict)
         + _unchecked(verdict)
     )
@@ -225,17 +230,18 @@ def _keep(verdict: Verdict) -> str:
         return text + _unchecked(verdict)
     changed = difference(contender.knobs, verdict.baseline_knobs)
     return (
-        f"keep your configuration, which ran at {rate}: nothing is surely faster; next comes "
-        f"{changed}: {_over_yours(contender.gain)}." + _unchecked(verdict)
+        f"keep your configuration, which ran at {rate}: nothing is surely "
+        f"{_terms(verdict).better}; next comes {changed}: {_over_yours(contender.gain, verdict)}."
+        + _unchecked(verdict)
     )
 
 
-def _fastest(verdict: Verdict) -> str:
+def _best_seen(verdict: Verdict) -> str:
     failure = verdict.baseline_failure
     yours = f"does not run here ({_ended(failure)})" if failure else "has not been measured yet"
     return (
-        f"your configuration {yours}; the fastest that was seen ran at {_rate(verdict)} with "
-        f"{difference(verdict.knobs or {}, verdict.baseline_knobs)}." + _unchecked(verdict)
+        f"your configuration {yours}; the {_terms(verdict).best} that was seen ran at {_rate(verdict)} "
+        f"with {difference(verdict.knobs or {}, verdict.baseline_knobs)}." + _unchecked(verdict)
     )
 
 
@@ -243,7 +249,7 @@ _BY_SEARCH: Mapping[Kind, Callable[[Verdict], str]] = {
     Kind.BETTER: _ahead,
     Kind.NOTHING_BETTER: _keep,
     Kind.UNDECIDED: _keep,
-    Kind.NO_BASELINE: _fastest,
+    Kind.NO_BASELINE: _best_seen,
     Kind.NO_RESULT: _no_result,
 }
 
@@ -256,8 +262,12 @@ def _rate(verdict: Verdict) -> str:
     return range_text(verdict.own_rates, verdict.unit)
 
 
-def _over_yours(ratio: Ratio) -> str:
-    return claim(ratio, "your configuration")
+def _over_yours(ratio: Ratio, verdict: Verdict) -> str:
+    return claim(ratio, "your configuration", _terms(verdict))
+
+
+def _terms(verdict: Verdict) -> Terms:
+    return Terms.of(verdict.unit)
 
 
 def remarks(verdict: Verdict) -> list[str]:
@@ -265,14 +275,14 @@ def remarks(verdict: Verdict) -> list[str]:
     if verdict.kind != Kind.BETTER or verdict.speedup is None or verdict.told:
         return []
     batch = verdict.batch if verdict.batch and verdict.batch.compared else None
-    compared = _batch(batch, verdict.speedup, verdict.baseline_knobs)
+    compared = _batch(verdict, batch, verdict.speedup)
     found = [
         *(_of_several(verdict), _failed(verdict), _reverted(verdict)),
         *(compared, _training(verdict), _refused(verdict)),
         *(_outgrown(verdict), _unchecked(verdict)),
     ]
     if verdict.long_run is not None:
-        found.append(f"{_long_figure(verdict.long_run)}.")
+        found.append(f"{_long_figure(verdict.long_run, _terms(verdict))}.")
     return [text.strip() for text in found if text]
 
 
@@ -294,8 +304,8 @@ def _of_several(verdict: Verdict) -> str:
     if verdict.behind is None:
         return ""
     if verdict.behind < _AS_FAST:
-        return " None of the finalists is faster."
-    return f" It is at most {verdict.behind:.1%} slower than the best of the finalists."
+        return f" None of the finalists is {_terms(verdict).better}."
+    return f" It is at most {verdict.behind:.1%} {_terms(verdict).worse} than the best of the finalists."
 
 
 def _reverted(verdict: Verdict) -> str:
@@ -321,20 +331,23 @@ def _refused(verdict: Verdict) -> str:
     return f" {counted(len(verdict.refused), 'trial')} refused: {changed}, as {first.reason}."
 
 
-def _batch(change: BatchChange | None, speedup: Ratio, today: Mapping[str, Any]) -> str:
+def _batch(verdict: Verdict, change: BatchChange | None, speedup: Ratio) -> str:
+    """Return what the global batch has to do with the gain; empty if it stays."""
     if change is None:
         return ""
+    terms, today = _terms(verdict), verdict.baseline_knobs
     before, after = change.before, change.after
     text = f" The global batch changes from {before} to {after}: adjust the learning rate."
     if not change.compared:
         return text
     best = change.best_gain
     if best is None:
-        return f"{text} At your {before} nothing that was tried is surely faster."
+        return f"{text} At your {before} nothing that was tried is surely {terms.better}."
     direction = "grow" if after > before else "shrink"
     return (
-        f"{text} {ratio_text(best)} at your {before}, with "
-        f"{difference(change.best_knobs or {}, today)}; {times(speedup.value)} if it may {direction} to "
+        f"{text} {said_ratio(best, terms)} at your {before}, with "
+        f"{difference(change.best_knobs or {}, today)}; {times(terms.said(speedup).value)} if it may "
+        f"{direction} to "
         f"{after}."
     )
 
@@ -376,18 +389,22 @@ def _unchecked(verdict: Verdict) -> str:
     found = verdict.unchecked
     if found is None:
         return ""
+    terms = _terms(verdict)
+    how, ratio = terms.better.capitalize(), 1 / found.ratio if terms.of_energy else found.ratio
+    energy = " the energy" if terms.of_energy else ""
     return (
-        f" Faster, at {found.ratio:.2f}x, but not an answer before {', '.join(found.touched)} has been "
+        f" {how}, at {ratio:.2f}x{energy}, but not an answer before {', '.join(found.touched)} has been "
         f"checked against fp32: {difference(found.knobs, verdict.baseline_knobs)}."
     )
 
 
 def _would_narrow(verdict: Verdict) -> str:
+    better = _terms(verdict).better
     if missing := verdict.missing_seconds:
-        return f" By how much it is faster, about {missing:.0f} s more would tell ({_MORE_TIME})."
+        return f" By how much it is {better}, about {missing:.0f} s more would tell ({_MORE_TIME})."
     if not verdict.exhausted and not verdict.provisional:
         return (
-            " By how much it is faster, no number of rounds that the study may have would tell: its "
+            f" By how much it is {better}, no number of rounds that the study may have would tell: its "
             "runs lie too far apart."
         )
     return _more_rounds(verdict)
@@ -425,13 +442,14 @@ def _hindrance(failure: Failure, study: str) -> str:
     )
 
 
-def _long_figure(found: LongRun) -> str:
+def _long_figure(found: LongRun, terms: Terms) -> str:
     """Return for example 'In runs of 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in ...'."""
-    ratio, shift = found.ratio, found.shift
+    ratio, shift = terms.said(found.ratio), terms.said(found.shift)
+    energy = " the energy" if terms.of_energy else ""
     change = "less" if shift.value < 1 else "more"
     doubt = " Compare both for longer before you rely on it." if found.contradicts else ""
     return (
-        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {times(ratio.value)} "
+        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {times(ratio.value)}{energy} "
         f"({bounds_text(ratio)}, {CI}), {abs(shift.value - 1):.1%} {change} than in short ones "
         f"({bounds_text(shift, signed_percent)}).{doubt}"
     )
@@ -453,10 +471,8 @@ def _outgrown(verdict: Verdict) -> str:
     if found is None or (verdict.trial is None and not verdict.provisional):
         return ""
     changed = difference(found.knobs, verdict.baseline_knobs)
-    return (
-        f" {counted(found.count, 'faster trial')} refused: {changed} runs out of memory with the "
-        "longest samples."
-    )
+    refused = counted(found.count, f"{_terms(verdict).better} trial")
+    return f" {refused} refused: {changed} runs out of memory with the longest samples."
 
 
 def memory_lines(memory: Memory) -> Iterator[str]:

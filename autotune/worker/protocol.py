@@ -236,6 +236,8 @@ class TrialRequest:
     """
     takes_turns: bool = False
     """True if it is interleaved: it trains a block when it is given a turn."""
+    alone: bool = False
+    """True if no other trial runs on its nodes at the same time: their energy is its own."""
     stays: bool = False
     """True if its ranks become warm workers, which wait for another configuration.
 
@@ -359,6 +361,8 @@ class Hello(Message):
     """Why nothing should be forked from what the agent has imported; empty if all is well."""
     protocol: int = 0
     """Version of the agent's protocol; 0 for an agent older than version numbers."""
+    energy_unreadable: dict[str, str] = field(default_factory=dict)
+    """Reason why the energy of trials cannot be read there, by 'cpu' and 'cuda'; empty where it can."""
 
 
 class Observed(TypedDict, total=False):
@@ -391,7 +395,7 @@ class Observed(TypedDict, total=False):
     throttled: float
     power_watts: float
     energy_joules: float
-    """Energy of all devices of the trial over the block."""
+    """Energy of all devices of the trial over the block; on the CPU, of the nodes' processors."""
     foreign_processes: float
     """Number of other processes on a device of the trial."""
     tells_longest: int

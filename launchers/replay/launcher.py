@@ -76,7 +76,8 @@ class ReplayLauncher(Launcher):
             behaviour: outcomes of launches.
             workers: number of ranks of a trial.
             slots: number of concurrent trials.
-            environment: fingerprint of the replayed node; one CUDA device per rank if it has any.
+            environment: fingerprint of the replayed node; one CUDA device per rank if it has any. A
+                value of `energy_unreadable` is the reason why no energy can be read there.
             seed: seed of all random numbers.
             refusal: returns why a configuration cannot be replayed; empty: it can.
             variation: variation of the speed of each slot's machine.
@@ -129,6 +130,7 @@ class ReplaySlot(Slot):
     ) -> None:
         self.name = name
         self.environment = dict(environment)
+        self.energy_unreadable = self.environment.pop("energy_unreadable", "")
         on_device = bool(environment["devices"])
         self.device = "cuda" if on_device else "cpu"
         self.devices_per_rank = float(on_device)

@@ -54,6 +54,14 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
         loss *= _FALLING if request.trajectory else 1.0
 
 
+def _metered(block: BlockReport, watts: float | None) -> BlockReport:
+    """Return a block with its energy at this power; None: it is not told."""
+    if watts is None:
+        return block
+    energy = Observed(power_watts=watts, energy_joules=watts * block.seconds)
+    return dataclasses.replace(block, observed=block.observed | energy)
+
+
 def first_step(block: BlockReport) -> BlockReport:
     """Return the block of a profile that ends after its first step."""
     return dataclasses.replace(
@@ -144,7 +152,7 @@ class ReplayMember:
         due = bool(answer.outcome) and len(self._seen) >= answer.after
         block = None if due else next(self._blocks, None)
         if block:
-            block = self._timed(block, number, speed, rested=rested)
+            block = _metered(self._timed(block, number, speed, rested=rested), answer.watts)
             seconds += block.observed.get("left_out_seconds", 0.0) + block.seconds
             self._seen.append(block)
         elif answer.outcome:

@@ -134,6 +134,8 @@ def assert_sound(url: str) -> None:
     database.engine.dispose()
 
 
+@pytest.mark.sample
+@pytest.mark.fault(13)
 def test_a_process_that_was_killed_while_it_made_the_tables_blocks_nobody(
     postgres_url: str,
 ) -> None:
@@ -203,7 +205,6 @@ print(json.dumps({"killed": killed, "findings": findings}))
 """
 
 
-@pytest.mark.sample
 @pytest.mark.fault(13)
 @pytest.mark.slow
 def test_a_first_start_that_is_killed_before_any_write_is_made_good(tmp_path: Path) -> None:

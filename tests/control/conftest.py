@@ -39,6 +39,12 @@ def played(tmp_path: Path, database: Database) -> Replayed:
     return Replayed(tmp_path, database)
 
 
+@pytest.fixture(autouse=True)
+def shown_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard has a study at its beginning and its end, however slow this machine is."""
+    monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", math.inf)
+
+
 @pytest.fixture
 def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard has everything as soon as it is recorded."""

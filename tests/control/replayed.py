@@ -1,11 +1,13 @@
 """A whole study over a replaying launcher: a real database, daemon, session and tuner, no rank."""
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+from sqlalchemy import update
 
 from autotune.config import load
 from autotune.service.daemon import Daemon
@@ -15,6 +17,7 @@ from autotune.worker.protocol import Knobs
 from launchers.replay import Behaviour, ReplayLauncher
 from launchers.replay.behaviours import running_at
 from storage import Database, Repository, StoredAttempt
+from storage.models import StudyRow
 from tests.support.records import Records, end_lease
 from tests.support.steering import write_study
 
@@ -88,6 +91,25 @@ class Replayed(Records):
         self.submit(**changes)
         self.serve()
         return self.verdict
+
+    def run_once(self, name: str, **changes: Any) -> None:
+        """Submit and serve a study, or copy the records of the run that had this name.
+
+        The machine is the same in all runs of a name.
+        """
+        database = self.repository.database
+        path = Path(str(database.url.database))
+        kept = path.with_suffix(f".{name}")
+        if not kept.exists():
+            self.run(**changes)
+        for engine in (database.engine, database.optuna().engine):
+            engine.dispose()
+        if not kept.exists():
+            shutil.copy(path, kept)
+            return
+        shutil.copy(kept, path)
+        with database.writing() as connection:
+            connection.execute(update(StudyRow).values(workdir=str(self.folder)))
 
     def run_until_it_fails(self, **changes: Any) -> None:
         """Submit and serve a study that ends without a verdict."""

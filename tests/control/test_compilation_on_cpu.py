@@ -44,7 +44,7 @@ def run(played: Replayed, wall_time: int, seed: int = 0) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("wall_time", [90, 150])
 def test_study_too_short_to_compile_on_cpu_proves_another_gain_and_says_what_it_leaves_out(
     played: Replayed, wall_time: int, seed: int

@@ -319,7 +319,10 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
     played.assert_complete(trials=4)
 
 
-@pytest.mark.parametrize("wall_time", [90, 160, 220, 230, 240])
+@pytest.mark.parametrize(
+    "wall_time",
+    [90, 220, 240, *(pytest.param(one, marks=pytest.mark.slow) for one in (160, 230))],
+)
 def test_what_is_recommended_is_what_the_figures_are_of(played: Replayed, wall_time: int) -> None:
     """Where the time is over before what was taken back is measured, because that starts so slowly."""
 

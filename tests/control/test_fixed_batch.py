@@ -66,7 +66,10 @@ def test_large_micro_batches_and_little_accumulation_come_first(played: Replayed
     assert third[0] > 16
 
 
-@pytest.mark.parametrize("sampler", ["model", "tpe", "random"])
+@pytest.mark.parametrize(
+    "sampler",
+    ["model", *(pytest.param(other, marks=pytest.mark.slow) for other in ("tpe", "random"))],
+)
 def test_a_number_is_the_baselines_in_figures(played: Replayed, sampler: str) -> None:
     played.run(
         search_space=SPACE,
@@ -79,7 +82,9 @@ def test_a_number_is_the_baselines_in_figures(played: Replayed, sampler: str) ->
     played.assert_complete(trials=12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_the_model_believes_in_what_may_compete(played: Replayed, seed: int) -> None:
     """Not in configurations that fail, that run out of memory, or that were tried without success."""
     limited = within_memory(LARGER, lambda knobs: knobs["micro_batch"] * 100.0, limit=2000.0)

@@ -85,7 +85,7 @@ def test_a_baseline_that_is_not_to_run_again_sets_no_pace(played: Replayed) -> N
 
 
 def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
-    restless(played).run(**ASKED)
+    restless(played).run_once("restless", **ASKED)
     complete = [
         a for a in played.attempts("search")[BY_THEMSELVES:] if a.result.state == "COMPLETE"
     ]
@@ -145,7 +145,13 @@ def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
     return [a for a in beside if a.knobs["micro_batch"] == size]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.ERROR, Outcome.CRASH])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome.OOM,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (Outcome.ERROR, Outcome.CRASH)),
+    ],
+)
 def test_who_fails_beside_the_baseline_is_measured_again_alone(
     played: Replayed, outcome: Outcome
 ) -> None:
@@ -180,7 +186,7 @@ def test_without_the_baseline_beside_it_a_trial_is_measured_again(played: Replay
 
 
 def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
-    restless(played).run(**ASKED)
+    restless(played).run_once("restless", **ASKED)
     again = {a.id: a.result for a in recomputed_attempts(played.repository, played.name)}
     for one in played.attempts("search"):
         found = again[one.id]
@@ -189,7 +195,9 @@ def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
 
 
 @pytest.mark.parametrize("method", ["AttemptRecords.begin", "AttemptRecords.finish"])
-@pytest.mark.parametrize("call", [8, 9, 10, 11])
+@pytest.mark.parametrize(
+    "call", [8, 9, *(pytest.param(call, marks=pytest.mark.slow) for call in (10, 11))]
+)
 def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
     played: Replayed, method: str, call: int
 ) -> None:
@@ -234,7 +242,7 @@ def test_a_machine_that_has_become_slower_stops_nobody(played: Replayed) -> None
 def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     played: Replayed,
 ) -> None:
-    restless(played).run(**ASKED)
+    restless(played).run_once("restless", **ASKED)
     before = [a for a in played.attempts() if a.purpose in ("search", "paired", "calibrate")]
     baseline = before[0].knobs
     found = leader(Attempts(before, baseline), baseline, GateRecord(), 2, None)

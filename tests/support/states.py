@@ -15,7 +15,14 @@ from autotune.worker.protocol import Knobs, Outcome
 from benchmarks import gpu_policy
 from launchers.replay import Answer, Behaviour, Launch
 from launchers.replay.answers import SpeedVariation
-from launchers.replay.behaviours import noisy, running_at, where, within_memory
+from launchers.replay.behaviours import (
+    by_utilisation,
+    drawing,
+    noisy,
+    running_at,
+    where,
+    within_memory,
+)
 from launchers.replay.device import read_device
 from tests.control.replayed import PLAIN, Replayed, rate
 
@@ -58,8 +65,11 @@ class Shown:
 
 
 def tuned(played: Replayed) -> StudyFigures:
-    """Run a whole study on a machine whose speed wanders; its trials take turns with the baseline."""
-    played.on(noisy(PLAIN, run=0.005, block=0.01), **_UNSTEADY).run(**WHOLE)
+    """Run a whole study on a machine whose speed wanders; its trials take turns with the baseline.
+
+    It is run once in a process: later calls copy its records.
+    """
+    played.on(noisy(PLAIN, run=0.005, block=0.01), **_UNSTEADY).run_once("tuned", **WHOLE)
     return figures_of(played.repository, played.study())
 
 
@@ -156,6 +166,27 @@ def _bytes(knobs: Knobs) -> float:
 
 def _remembering(behaviour: Behaviour, limit: float = 4e9) -> Behaviour:
     return within_memory(behaviour, _bytes, limit)
+
+
+def _watts(knobs: Knobs) -> float:
+    """Return the power of all devices: it rises with the rate, less so in bf16."""
+    power = by_utilisation(_scaling, fastest=130.0, idle=90.0, full=420.0)(knobs)
+    return power * (0.85 if knobs["precision"] == "bf16" else 1.0)
+
+
+def _energy(played: Replayed) -> Shown:
+    """Return a study whose objective is the energy of a sample."""
+    behaviour = drawing(_remembering(noisy(_SCALING, run=0.01, block=0.02)), _watts)
+    objective = {"metric": "samples_per_joule"}
+    played.on(behaviour, seed=3).run(**SAME_BATCH, objective=objective)
+    return _ended(played)
+
+
+def _power(played: Replayed) -> Shown:
+    """Return a study under a power limit, which some trials exceed."""
+    behaviour = drawing(_remembering(noisy(_SCALING, run=0.01, block=0.02)), _watts)
+    played.on(behaviour, seed=3).run(**SAME_BATCH, objective={"power_limit": 300.0})
+    return _ended(played)
 
 
 def _done(played: Replayed) -> Shown:
@@ -258,6 +289,8 @@ STATES: dict[str, Callable[[Replayed], Shown]] = {
     "undecided": _undecided,
     "no-result": _no_result,
     "script": _script,
+    "energy": _energy,
+    "power": _power,
     "one-trial": _one_trial,
     "many-trials": _many_trials,
 }

@@ -8,7 +8,7 @@ import torch
 
 from autotune.measurement.gradients import (
     FirstSteps,
-    Rounding,
+    RoundingErrors,
     comparable,
     deviations,
     first_problem,
@@ -50,7 +50,7 @@ FP32, BF16 = {"precision": "fp32"}, {"precision": "bf16"}
 
 
 def amplified(error):
-    return [Rounding(error, 2 * error)] * 2
+    return [RoundingErrors(error, 2 * error)] * 2
 
 
 def problem(run, reference, formats=(BF16, FP32)):

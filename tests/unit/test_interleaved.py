@@ -58,7 +58,7 @@ def test_nor_do_a_few_blocks_that_something_has_disturbed() -> None:
 
 def test_slow_steps_timed_by_the_device_count_in_the_ratio_as_in_a_long_run() -> None:
     steady, uneven = blocks([100.0, 100.0], 10, lambda _: 1.0)
-    slow = uneven[3]._replace(seconds=3 * uneven[3].seconds)
+    slow = uneven[3]._replace(cost=3 * uneven[3].cost)
     uneven = [*uneven[:3], slow, *uneven[4:]]
     timed = [[b._replace(stepwise=True) for b in own] for own in (steady, uneven)]
     found, typical = cycles.rates(timed), cycles.rates([steady, uneven])

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from autotune.search.ranking import expected_first
+from autotune.search.ranking import expectation, expected_first
 
 SIZES, BUCKETS, LOGGING = (1, 2, 4, 8, 16), (5, 25, 100), (1, 10, 50)
 EVERY = [
@@ -63,3 +63,18 @@ def test_only_the_ratios_of_rates_count():
     assert order == expected_first([1000 * rate for rate in rates], [0.05] * len(rates), EVERY)
     tiny = [*rates[:-1], 1e-300]
     assert expected_first(tiny, [0.05] * len(tiny), EVERY)[-1] == len(tiny) - 1
+
+
+def test_expected_ratio_has_an_interval_that_mostly_holds_the_truth():
+    held = []
+    for seed in range(4):
+        draw = np.random.default_rng(seed)
+        several = [EVERY[place] for place in draw.permutation(len(EVERY))[:20]]
+        rates = [truth(knobs) * np.exp(draw.normal(0, 0.04)) for knobs in several]
+        found = expectation(rates, [0.04] * len(rates), several)
+        for place in range(1, len(several)):
+            off = np.log(found.rates[place] / found.rates[0])
+            off -= np.log(truth(several[place]) / truth(several[0]))
+            held.append(abs(off) < found.half_width(place, 0))
+    assert np.mean(held) > 0.85
+    assert found.half_width(0, 0) == 0.0

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from autotune.measurement.measure import Measure
 from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
 from autotune.worker.protocol import BlockReport, Observed, TimeLimit
@@ -51,14 +52,14 @@ def without_tokens(index):
 
 
 def test_a_workload_without_tokens_has_no_rate_of_them():
-    watch = StopRule(dataclasses.replace(LIMITS, counts="tokens"))
+    watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     ended = [watch(without_tokens(index)) for index in range(12)]
     assert any(ended)
     assert "tokens_per_sample" in watch.problem
 
 
 def test_nor_has_it_one_where_it_takes_turns():
-    watch = StopRule(dataclasses.replace(LIMITS, counts="tokens"))
+    watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     for index in range(FEWEST_BLOCKS):
         assert watch.problem is None
         watch.take(without_tokens(index))
@@ -66,18 +67,18 @@ def test_nor_has_it_one_where_it_takes_turns():
 
 
 def test_tokens_of_the_warm_up_alone_make_no_rate():
-    watch = StopRule(dataclasses.replace(LIMITS, counts="tokens"))
+    watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     assert not watch(block(0, 0.1))
     assert any(watch(without_tokens(index)) for index in range(1, 12))
     assert "tokens_per_sample" in watch.problem
 
 
 def test_a_block_without_tokens_among_others_counts():
-    watch = StopRule(dataclasses.replace(LIMITS, counts="tokens"))
+    watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     assert not watch(without_tokens(0))
     assert feed(watch, [0.1] + [0.2] * 20)
     assert watch.problem is None
-    in_turn = StopRule(dataclasses.replace(LIMITS, counts="tokens"))
+    in_turn = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     for one in (without_tokens(0), block(1, 0.2), block(2, 0.2), block(3, 0.2)):
         in_turn.take(one)
     assert in_turn.problem is None
@@ -111,7 +112,7 @@ def test_a_trial_that_might_win_is_not_lost():
 
 
 def test_tokens():
-    watch = StopRule(dataclasses.replace(LIMITS, counts="tokens"))
+    watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     feed(watch, [0.2] * 20)
     assert watch.estimate().rate == pytest.approx(3500)
 

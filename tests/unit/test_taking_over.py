@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 
 import autotune
 from autotune.worker.rank.context import RankContext
@@ -143,6 +142,8 @@ def test_weights_and_momentum_lie_as_channels_last_says_and_as_before() -> None:
 def test_compiled_model_is_compiled_once_for_each_graph_and_with_static_shapes(
     monkeypatch: pytest.MonkeyPatch, scope: str, parallelism: str
 ) -> None:
+    from torch._dynamo.utils import counters  # two seconds of every worker of the suite
+
     dynamic: list[bool] = []
 
     def backend(graph: Any, inputs: Any, **_: Any) -> Any:

@@ -263,13 +263,15 @@ class Agent:
 
 def _introduce(connection: Connection, agent: int, interface: str) -> None:
     from autotune.worker.node import environment, preloaded
+    from autotune.worker.observers import energy
 
     unfit = preloaded.unfit()
     if unfit:
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
     if not preloaded.began_cuda():
         fingerprint, devices = environment.describe(), environment.cuda_devices()
-        hello = Hello(agent, 0, interface, fingerprint, devices, unfit, PROTOCOL)
+        told = (fingerprint, devices, unfit, PROTOCOL, energy.unreadable())
+        hello = Hello(agent, 0, interface, *told)
     elif (
         preloaded.wanted()
     ):  # no fork of this process can use the devices; the launcher starts another agent

@@ -10,7 +10,7 @@ from torch import nn
 
 from autotune.worker.observers import communication, device
 from autotune.worker.observers.contention import NodeLoad, NodeShares
-from autotune.worker.observers.device import DeviceState, DeviceWatch
+from autotune.worker.observers.device import DeviceState, DeviceWatch, ProcessorWatch
 from autotune.worker.observers.timing import StepMarks, StepTimes
 from autotune.worker.protocol import Observed
 
@@ -68,11 +68,16 @@ class BlockObservers:
         self._devices = devices
         self._load = NodeLoad() if node else None
         self._settled = read_counters(devices)
-        self._nvidia = [DeviceWatch(device, first=first, alone=alone) for device in devices]
+        self._watches: list[DeviceWatch | ProcessorWatch] = [
+            DeviceWatch(device, first=first, alone=alone)
+            if device.type == "cuda"
+            else ProcessorWatch(first=node, alone=alone)
+            for device in devices[: None if devices[0].type == "cuda" else 1]
+        ]
 
     def resume(self) -> None:
         """Start counters anew: other trials have had the devices since the last block."""
-        for watch in self._nvidia:
+        for watch in self._watches:
             watch.restart()
 
     def start(self, index: int) -> None:
@@ -93,7 +98,7 @@ class BlockObservers:
             communication.exposed_seconds(self._model),
             load,
             news,
-            device.together([watch.state() for watch in self._nvidia]),
+            device.together([watch.state() for watch in self._watches]),
         )
 
 

@@ -1,7 +1,7 @@
-"""An NVIDIA device during a block, by NVML: clock, throttling, power, energy, other processes.
+"""Devices during a block, read between blocks only.
 
-It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-py, nothing is
-observed.
+An NVIDIA device tells by NVML its clock, throttling, power, energy and other processes; without
+nvidia-ml-py nothing is observed. The processors of a node tell their energy.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autotune.worker import processes
+from autotune.worker.observers.energy import ProcessorEnergy
 
 _NAN = float("nan")
 _THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
@@ -64,7 +65,7 @@ class DeviceWatch:
         """Open a device.
 
         Args:
-            device: of this rank.
+            device: CUDA device of this rank.
             first: whether this rank, of those that share the device, reports its energy.
             alone: whether no other trial may be on it; otherwise its energy cannot be attributed.
         """
@@ -72,8 +73,7 @@ class DeviceWatch:
         self._energy = _NAN
         self._nvml: Any = None
         self._handle: Any = None
-        if device.type == "cuda":
-            self._open(device)
+        self._open(device)
 
     def _open(self, device: torch.device) -> None:
         with contextlib.suppress(*_UNREADABLE):
@@ -126,3 +126,28 @@ class DeviceWatch:
             return float(getattr(self._nvml, question)(self._handle, *arguments))
         except _UNREADABLE:
             return _NAN  # not every device answers every question
+
+
+class ProcessorWatch:
+    """Observer of the processors of a node."""
+
+    def __init__(self, *, first: bool, alone: bool) -> None:
+        """Open the counters.
+
+        Args:
+            first: whether this rank reports the energy of its node.
+            alone: whether no other trial may be on the node; otherwise its energy cannot be attributed.
+        """
+        self._alone = alone
+        self._energy = ProcessorEnergy() if first and alone else None
+
+    def restart(self) -> None:
+        """Start the energy anew: other trials have had the processors."""
+        if self._energy is not None:
+            self._energy.restart()
+
+    def state(self) -> DeviceState:
+        """Return the energy since the last call."""
+        if not self._alone:
+            return DeviceState()
+        return DeviceState(energy_joules=self._energy.joules() if self._energy else 0.0)

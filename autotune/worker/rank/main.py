@@ -164,7 +164,9 @@ def _context(
         world_size=request.world_size,
         devices=devices,
         first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
-        alone=ranks * request.devices_per_rank >= 1,
+        alone=request.alone
+        if not request.devices_per_rank
+        else ranks * request.devices_per_rank >= 1,
         turns=_turns(request, turns),
     )
 

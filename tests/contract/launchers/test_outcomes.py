@@ -29,7 +29,6 @@ NAMED_TROUBLE = {
 }
 
 
-@pytest.mark.sample
 @pytest.mark.fault(8)
 @sites("local", "ray", "slurm", "cluster")
 @pytest.mark.parametrize("trouble", NAMED_TROUBLE)
@@ -49,7 +48,7 @@ def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) ->
     site.check_next_trial()
 
 
-@sites("local", "ray", "slurm")
+@sites("local", slow=["ray", "slurm"])
 @pytest.mark.parametrize(
     ("factory", "changes", "cause"),
     [

@@ -115,8 +115,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "environment"),
     [
-        ("python ./tools/process.py a --b", {"PYTHONPATH": "..:tools", **NVML}),
-        ("python -O -u -X dev -W error::SyntaxWarning tools/process.py", {"OMP_NUM_THREADS": "1"}),
+        (
+            "python -O -u -X dev -W error::SyntaxWarning ./tools/process.py a --b",
+            {"PYTHONPATH": "..:tools", "OMP_NUM_THREADS": "1", **NVML},
+        ),
+        rarely("python ./tools/process.py a --b", {"PYTHONPATH": "..:tools", **NVML}),
         ("python -m tools.process", {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "ignore"}),
         rarely("python -I tools/../tools/process.py", {}),
         rarely("env A=1 OMP_NUM_THREADS=1 python -P tools/process.py", {}),

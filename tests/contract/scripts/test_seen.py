@@ -308,7 +308,7 @@ def test_tokens_of_rows_that_ranks_share_are_counted_once(bench: Bench) -> None:
 def test_what_comes_before_the_first_pass_is_start_up(bench: Bench) -> None:
     """A batch is there, and then something is loaded, or compiled, for longer than a step may take."""
     text = OWN_BATCHES.replace(
-        "while True", "import time; next(iter(loader)); time.sleep(4)\nwhile True"
+        "while True", "import time; next(iter(loader)); time.sleep(7)\nwhile True"
     )
     loads = "from torch.utils.data import DataLoader\nloader = DataLoader(torch.ones(8, 8))\n"
     script = bench.write(text.replace("model =", f"{loads}model ="))
@@ -316,7 +316,7 @@ def test_what_comes_before_the_first_pass_is_start_up(bench: Bench) -> None:
         script,
         samples=4,
         told={"draws_none": True},
-        asked={"deadlines": Deadlines(startup=120, step=2)},
+        asked={"deadlines": Deadlines(startup=120, step=5)},
     )
     assert_well(report)
 
@@ -467,7 +467,7 @@ _COMPILES = """
 import time
 step = optimizer.step
 def compiled():
-    time.sleep(4)
+    time.sleep(7)
     optimizer.step = step
     step()
 optimizer.step = compiled
@@ -477,7 +477,7 @@ optimizer.step = compiled
 def test_first_step_belongs_to_the_start(bench: Bench) -> None:
     """It compiles its optimizer for longer than a step may take."""
     script = bench.write(TRAINS.replace("while True", f"{_COMPILES}while True"))
-    assert_well(bench.run(script, samples=4, asked={"deadlines": Deadlines(startup=120, step=2)}))
+    assert_well(bench.run(script, samples=4, asked={"deadlines": Deadlines(startup=120, step=5)}))
 
 
 def test_long_step_is_told_with_its_setting_and_the_usual_reasons(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from storage import Lease, LeaseHolder, Repository, StoredBlock, StoredStudy, StudyState
 from storage.models import Base, LeaseRow
@@ -23,6 +23,13 @@ def taken(repository: Repository, queue: str = CLUSTER, seconds: float = LONG) -
     lease = repository.leases.acquire(queue, LeaseHolder("here", 1, seconds))
     assert lease is not None
     return lease
+
+
+def pass_time(repository: Repository, seconds: float) -> None:
+    """Make all leases so many seconds older."""
+    aged = {column: column - seconds for column in (LeaseRow.expires, LeaseRow.boot_expires)}
+    with repository.database.writing() as connection:
+        connection.execute(update(LeaseRow).values(aged))
 
 
 def taken_over(repository: Repository) -> Lease:

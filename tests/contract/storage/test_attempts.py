@@ -7,7 +7,7 @@ from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import StaleLease
 from search_spaces import defaults
-from storage import AttemptFeed, AttemptResult, Lease, Purpose, Repository, StoredStudy
+from storage import AttemptFeed, AttemptResult, Lease, Purpose, Repository, RunDigest, StoredStudy
 from tests.contract.storage.making import at_once, block, claim, database_time, rows, submit
 
 
@@ -98,10 +98,11 @@ class TestAttempts:
         ]
         attempt = repository.attempts.begin(lease, study.id, 0, {"micro_batch": 1})
         other = repository.attempts.begin(lease, study.id, 1, {})
-        repository.attempts.finish(lease, attempt.id, result, blocks[::-1], environment)
+        digest = RunDigest(steps=7, foreign_cpu=1 / 7, clock_mhz=1410.0, step_correlation=-1 / 3)
+        repository.attempts.finish(lease, attempt.id, result, blocks[::-1], environment, digest)
 
         found, untouched = repository.attempts.of(study.id)
-        assert found.result == result
+        assert (found.result, found.digest) == (result, digest)
         assert not found.running
         assert found.knobs == {**defaults(), "micro_batch": 1}
         assert found.ended is not None

@@ -8,6 +8,8 @@ from autotune.errors import BadInput, StaleLease, StudyNotFound
 from storage import (
     AttemptResult,
     AttemptState,
+    ChoiceReason,
+    FinalistChoice,
     Lease,
     LeaseHolder,
     Repository,
@@ -31,6 +33,7 @@ def fill(repository: Repository, lease: Lease, study: StoredStudy) -> None:
     repository.messages.say(lease, study.id, "hello")
     noise = StoredNoise(0.01, 3, None)
     repository.noise.record(lease, study.id, environment, noise, workload="w", world_size=1)
+    repository.choices.record(lease, study.id, [FinalistChoice(0, ChoiceReason.FINALIST)])
     repository.recommendations.record(lease, study.id, 0, {"knobs": {}})
     ledger = TrialLedger(repository.database, study.name, None, lease)
     ledger.enqueue({"micro_batch": 1}, "baseline")

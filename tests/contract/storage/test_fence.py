@@ -12,6 +12,8 @@ from sqlalchemy import text
 from autotune.errors import StaleLease
 from storage import (
     AttemptResult,
+    ChoiceReason,
+    FinalistChoice,
     Lease,
     LeaseHolder,
     Repository,
@@ -74,6 +76,9 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
         StoredNoise(0.01, 3, None),
         workload="gpt",
         world_size=2,
+    ),
+    "choices.record": lambda r, lease, study, attempt: r.choices.record(
+        lease, study, [FinalistChoice(0, ChoiceReason.FINALIST)]
     ),
     "recommendations.record": lambda r, lease, study, attempt: r.recommendations.record(
         lease, study, 0, {"late": True}

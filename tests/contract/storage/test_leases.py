@@ -12,6 +12,7 @@ from tests.contract.storage.making import (
     LONG,
     at_once,
     database_time,
+    pass_time,
     rows,
     taken,
 )
@@ -85,10 +86,10 @@ class TestLease:
         assert epochs == sorted(set(epochs))
 
     def test_it_can_be_renewed_for_as_long_as_one_likes(self, repository: Repository) -> None:
-        lease = taken(repository, seconds=3)
+        lease = taken(repository, seconds=LONG)
         for _ in range(4):
-            time.sleep(0.9)
-            repository.leases.renew(lease, 3)
+            pass_time(repository, 0.9 * LONG)
+            repository.leases.renew(lease, LONG)
             assert repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None
 
     def test_renewing_does_not_add_to_what_is_left(self, repository: Repository) -> None:

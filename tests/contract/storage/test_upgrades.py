@@ -14,6 +14,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Engine, MetaData, create_engine, select, text
 
 import storage
+from autotune.analysis.run_digest import run_digest
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageError
 from autotune.measurement.estimate import Ratio
@@ -21,14 +22,17 @@ from autotune.views.verdict_text import text_of
 from search_spaces import defaults
 from storage import (
     AttemptResult,
+    ChoiceReason,
     Database,
     Fault,
+    FinalistChoice,
     LeaseHolder,
     MessageCode,
     MessageKind,
     Purpose,
     Quota,
     Repository,
+    RunDigest,
     SlotHealth,
     StoredBlock,
     StudyState,
@@ -176,6 +180,35 @@ update autotune_quota set weight = 2.0 where owner = 'alice';
     "0016": """
 update autotune_attempt set sigma_run = 0.02 where purpose = 'paired';
 """,
+    "0017": """
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, throughput, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 7, 'search', 0, 1, 3, '{"micro_batch": 8}', 'COMPLETE', '', '', 80.0, true, false,
+        0, 1.0, 130.0, 131.0);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 0, 1, 8, 0, 9.0, '[9.0]', 0.0, 1.5, 1024, false, false, '{"energy_joules": 900.0}');
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 1, 2, 16, 0, 0.5, '[0.5]', 0.0, 1.5, 1024, false, true, '{"foreign_cpu": 0.9}');
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 2, 2, 16, 0, 0.5, '[0.5]', 0.0, 1.5, 1024, true, false,
+        '{"energy_joules": 40.0, "foreign_cpu": 0.1, "clock_mhz": 1400.0, "step_p50": 0.25,
+        "step_p95": 0.25}');
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept, contended, observed)
+    values (10, 3, 2, 16, 0, 0.3, '[0.3]', 0.0, 1.5, 1024, true, false,
+        '{"energy_joules": 24.0, "foreign_cpu": 0.3, "clock_mhz": 1500.0, "step_p50": 0.15,
+        "step_p95": 0.15}');
+insert into autotune_message (study_id, at, kind, text, code, data)
+    values (1, 140.0, 'said', 'Measured again with yours: trial 1.', 'finalists',
+        '{"choices": [{"trial": 1, "expected": 1.5, "reason": "finalist", "detail": ""}]}');
+insert into autotune_message (study_id, at, kind, text, code, data)
+    values (1, 141.0, 'said', 'Measured again with yours: trial 7.', 'finalists',
+        '{"choices": [{"trial": 7, "expected": 1.4, "reason": "finalist", "detail": ""},
+        {"trial": 1, "expected": null, "reason": "refused", "detail": "another loss"}]}');
+""",
 }
 
 
@@ -256,13 +289,16 @@ class Frozen:
         return self._databases.url(name)
 
 
-@pytest.fixture(
-    scope="session",
-    params=[
-        pytest.param(kind, marks=pytest.mark.xdist_group(f"older {kind}"))
-        for kind in ("sqlite", "postgresql")
-    ],
-)
+KINDS = ("sqlite", "postgresql")
+
+
+def _of_kind(kind: str, *values: str, slow: bool = False) -> Any:
+    """Return parameters of a test that shares the databases of one kind."""
+    marks = [pytest.mark.xdist_group(f"older {kind}"), *([pytest.mark.slow] if slow else [])]
+    return pytest.param(kind, *values, marks=marks)
+
+
+@pytest.fixture(scope="session", params=[_of_kind(kind) for kind in KINDS])
 def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     if request.param == "sqlite":
         return Frozen(Sqlite(tmp_path_factory.mktemp("older")))
@@ -315,7 +351,15 @@ def test_everything_that_was_there_is_still_read(repository: Repository) -> None
     assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
 
 
-@FROM_EACH_VERSION
+# A server's is copied into a file of SQLite to be read: then all is as it is with those.
+READ = [
+    _of_kind(kind, version, slow=kind != "sqlite" and version not in (min(FROZEN), max(FROZEN)))
+    for kind in KINDS
+    for version in FROZEN
+]
+
+
+@pytest.mark.parametrize(("frozen", "older"), READ, indirect=True)
 def test_database_of_each_version_is_read_without_being_changed(older: str, engine: Engine) -> None:
     before = dumped(engine)
     database = Database(older)
@@ -498,6 +542,34 @@ def test_upgrade_from_quotas_without_weights_gives_each_owner_the_weight_one(
 ) -> None:
     assert repository.quotas.all() == [Quota("alice", studies=2)]
     assert repository.quotas.weight_of("alice") == 1.0
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_upgrade_gives_attempts_what_their_blocks_tell_of_the_run(repository: Repository) -> None:
+    *others, last = repository.attempts.of(1)
+    assert last.digest == RunDigest(
+        steps=4,
+        disturbed_share=pytest.approx(1 / 3),
+        foreign_cpu=pytest.approx(0.2),
+        clock_mhz=1450.0,
+        watts=pytest.approx(80.0),
+        sample_joules=2.0,
+        step_mean=pytest.approx(0.2),
+        step_median=pytest.approx(0.2),
+        step_p95=0.25,
+    )
+    blocks = repository.attempts.blocks(last.id)
+    assert run_digest(blocks) == last.digest, "as a run of today is recorded"
+    assert others[1].digest == RunDigest(), "it runs"
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_upgrade_from_choices_in_messages_keeps_the_newest(repository: Repository) -> None:
+    assert repository.choices.newest_of(1) == [
+        FinalistChoice(7, ChoiceReason.FINALIST, expected=1.4),
+        FinalistChoice(1, ChoiceReason.REFUSED, "another loss"),
+    ]
+    assert repository.messages.of(1)[-1].data == {}
 
 
 @pytest.mark.parametrize("older", ["0015", "0016"], indirect=True)

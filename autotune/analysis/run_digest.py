@@ -1,0 +1,67 @@
+"""Digest of a run: its steps, the clocks and power of its devices, disturbance by others. Pure."""
+
+import statistics
+from collections.abc import Sequence
+
+from autotune.measurement.measure import energy_per_sample, mean_power
+from autotune.measurement.step_series import StepSeries
+from storage import RunDigest, StoredBlock
+
+_HIGH = 0.95
+_STEPS_OF_A_PERCENTILE = 20
+"""Steps of a block of which the 95th percentile is below the longest."""
+
+
+def run_digest(blocks: Sequence[StoredBlock]) -> RunDigest:
+    """Return the digest of a run, or of several, by the blocks that count."""
+    kept = [block for block in blocks if block.kept]
+    if not kept:
+        return RunDigest()
+    timed = [block for block in blocks if block.kept or block.contended]
+    steps = sum(block.steps for block in kept)
+    series = StepSeries.of(kept)
+    return RunDigest(
+        steps=steps,
+        disturbed_share=sum(block.contended for block in timed) / len(timed),
+        foreign_cpu=_mean_of(kept, "foreign_cpu"),
+        clock_mhz=_median_of(kept, "clock_mhz"),
+        watts=mean_power(kept),
+        sample_joules=energy_per_sample(kept),
+        step_mean=sum(block.seconds for block in kept) / steps,
+        step_median=_median_of(kept, "step_p50"),
+        step_p95=_high_step(kept),
+        step_correlation=series.correlation if series else None,
+    )
+
+
+def _high_step(kept: Sequence[StoredBlock]) -> float | None:
+    """Return the 95th percentile of the time of a step.
+
+    A block of few steps has no percentile of its own; there it is that of all steps, those of a block
+    taken as alike.
+    """
+    if not any("step_p95" in block.observed for block in kept):
+        return None
+    if statistics.median(block.steps for block in kept) >= _STEPS_OF_A_PERCENTILE:
+        return _median_of(kept, "step_p95")
+    each = sorted((block.seconds / block.steps, block.steps) for block in kept)
+    left = _HIGH * sum(steps for _, steps in each)
+    for seconds, steps in each:
+        left -= steps
+        if left <= 0:
+            return seconds
+    return each[-1][0]
+
+
+def _observed(kept: Sequence[StoredBlock], name: str) -> list[float]:
+    return [float(block.observed[name]) for block in kept if name in block.observed]
+
+
+def _mean_of(kept: Sequence[StoredBlock], name: str) -> float | None:
+    known = _observed(kept, name)
+    return statistics.fmean(known) if known else None
+
+
+def _median_of(kept: Sequence[StoredBlock], name: str) -> float | None:
+    known = _observed(kept, name)
+    return statistics.median(known) if known else None

@@ -1,0 +1,83 @@
+"""Energy of processors by Intel RAPL, and why energy cannot be read where it cannot."""
+
+import math
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from autotune.worker.observers import energy
+from autotune.worker.observers.device import ProcessorWatch
+from autotune.worker.observers.energy import ProcessorEnergy, unreadable
+from tests.unit.test_telemetry import NVMLError, library, raising
+
+
+def counters(root: Path, values: Mapping[str, tuple[str, int]]) -> None:
+    """Write counters: folder -> name and microjoules."""
+    for folder, (name, micro) in values.items():
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / "name").write_text(f"{name}\n")
+        (root / folder / "energy_uj").write_text(f"{micro}\n")
+        (root / folder / "max_energy_range_uj").write_text("10000000\n")
+
+
+def test_energy_is_that_of_all_packages_and_counts_through_the_end_of_the_range(
+    tmp_path: Path,
+) -> None:
+    counters(
+        tmp_path,
+        {
+            "intel-rapl:0": ("package-0", 1_000_000),
+            "intel-rapl:0:0": ("core", 500_000),
+            "intel-rapl:1": ("package-1", 9_000_000),
+            "intel-rapl:2": ("psys", 0),
+        },
+    )
+    meter = ProcessorEnergy(tmp_path)
+    counters(
+        tmp_path,
+        {"intel-rapl:0": ("package-0", 3_000_000), "intel-rapl:1": ("package-1", 1_000_000)},
+    )
+    assert meter.joules() == pytest.approx(2.0 + 2.0)
+    assert meter.joules() == 0.0
+    assert unreadable(tmp_path)["cpu"] == ""
+
+
+def test_counter_that_is_missing_or_unreadable_gives_no_energy_and_a_reason(tmp_path: Path) -> None:
+    assert math.isnan(ProcessorEnergy(tmp_path).joules())
+    assert "no counter of a processor package" in unreadable(tmp_path)["cpu"]
+    counters(tmp_path, {"intel-rapl:0": ("package-0", 5)})
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("broken\n")
+    assert math.isnan(ProcessorEnergy(tmp_path).joules())
+    assert "intel-rapl:0/energy_uj cannot be read" in unreadable(tmp_path)["cpu"]
+
+
+def test_of_ranks_on_a_node_one_tells_its_energy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counters(tmp_path, {"intel-rapl:0": ("package-0", 1_000_000)})
+    monkeypatch.setattr(energy, "packages", lambda _: [tmp_path / "intel-rapl:0"])
+    ranks = [ProcessorWatch(first=first, alone=True) for first in (True, False)]
+    counters(tmp_path, {"intel-rapl:0": ("package-0", 2_500_000)})
+    assert [rank.state().energy_joules for rank in ranks] == [1.5, 0.0]
+    shared = ProcessorWatch(first=True, alone=False).state()
+    assert math.isnan(shared.energy_joules), "others may run on the node"
+
+
+@pytest.mark.parametrize(
+    ("nvml", "reason"),
+    [
+        (library(nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=str), ""),
+        (library(nvmlInit=raising(NVMLError)), "NVMLError: library 550.54"),
+        (None, "pip install nvidia-ml-py"),
+    ],
+    ids=["told", "driver", "missing"],
+)
+def test_devices_that_do_not_tell_their_energy_give_a_reason(
+    monkeypatch: pytest.MonkeyPatch, nvml: types.SimpleNamespace | None, reason: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = unreadable(Path("/nowhere"))["cuda"]
+    assert reason in found and bool(found) == bool(reason)

@@ -3,10 +3,12 @@
 import bisect
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 
 from search_spaces.words import Knobs
 from storage.records import AttemptState, Fault, Purpose, StoredAttempt
+
+_OF, _ENDED_IN = "of", "ended_in"
 
 
 class Attempts:
@@ -34,6 +36,7 @@ class Attempts:
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
+        self._found: dict[Hashable, Attempts] = {}
 
     def __iter__(self) -> Iterator[StoredAttempt]:
         return iter(self._attempts)
@@ -55,8 +58,12 @@ class Attempts:
         """Return the attempts for these purposes."""
         if len(purposes) == 1:
             of_it = self._by_purpose.get(purposes[0], ())
-            return Attempts(of_it, self._baseline, self.harmless)
-        return self._where(lambda attempt: attempt.purpose in purposes)
+            return self._once(
+                (_OF, *purposes), lambda: Attempts(of_it, self._baseline, self.harmless)
+            )
+        return self._once(
+            (_OF, *purposes), lambda: self._where(lambda one: one.purpose in purposes)
+        )
 
     def of_trial(self, trial: int | None) -> "Attempts":
         """Return the attempts of this trial."""
@@ -72,11 +79,13 @@ class Attempts:
 
     def ended_in(self, *states: AttemptState) -> "Attempts":
         """Return the attempts in one of these states."""
-        return self._where(lambda attempt: attempt.result.state in states)
+        return self._once(
+            (_ENDED_IN, *states), lambda: self._where(lambda one: one.result.state in states)
+        )
 
     def recorded(self) -> "Attempts":
         """Return the attempts with a result of their own: neither running, nor abandoned, nor lost."""
-        return self._where(lambda attempt: attempt.recorded)
+        return self._once("recorded", lambda: self._where(lambda one: one.recorded))
 
     def complete(self) -> "Attempts":
         """Return the attempts that ended well."""
@@ -84,7 +93,7 @@ class Attempts:
 
     def measured(self) -> "Attempts":
         """Return the attempts with a throughput."""
-        return self._where(lambda attempt: attempt.result.throughput is not None)
+        return self._once("measured", lambda: self._where(_is_measured))
 
     def searched(self) -> "Attempts":
         """Return the recorded trials of the search."""
@@ -92,7 +101,7 @@ class Attempts:
 
     def of_baseline(self) -> "Attempts":
         """Return the attempts of the baseline's configuration."""
-        return self.with_knobs(self._baseline)
+        return self._once("baseline", lambda: self.with_knobs(self._baseline))
 
     def baseline(self) -> StoredAttempt | None:
         """Return the baseline's own trial of the search, once it is complete."""
@@ -161,8 +170,18 @@ class Attempts:
     def _own_trial(self) -> StoredAttempt | None:
         return self._searched.of_baseline().complete().first
 
+    def _once(self, query: Hashable, find: Callable[[], "Attempts"]) -> "Attempts":
+        """Return the answer to a query, which is found once: a search asks the same for each trial."""
+        if query not in self._found:
+            self._found[query] = find()
+        return self._found[query]
+
     def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
+
+
+def _is_measured(one: StoredAttempt) -> bool:
+    return one.result.throughput is not None
 
 
 def _ended_in_vain(one: StoredAttempt) -> bool:

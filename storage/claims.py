@@ -17,7 +17,7 @@ from storage.models import (
     MessageRow,
     StudyRow,
 )
-from storage.order import exhausted, open_in, place, quotas_of, recent_hours
+from storage.order import PLACED, exhausted, open_in, places, quotas_of, recent_hours
 from storage.records import (
     Claim,
     EventKind,
@@ -78,13 +78,13 @@ class Claims:
             StudyRow.retry_at <= now,
             StudyRow.retry_at > now + _FARTHEST_RETRY,
         )
-        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
+        wanted = select(*PLACED)
         found = session.execute(wanted.where(*open_in(queue, only), due)).all()
         owners = {row.owner for row in found}
         used = recent_hours(session, now) if len(owners) > 1 else {}
         quota = self._quota(session, now)
         allowed = [row for row in found if row.state == StudyState.RUNNING or not quota(row.owner)]
-        return [row.id for row in sorted(allowed, key=lambda row: place(row, used))]
+        return [one[-1] for one in places(allowed, used)]
 
     def _quota(self, session: Session, now: float) -> Callable[[str], str]:
         """Return a function that tells, for an owner, which quota is exhausted; empty: none."""

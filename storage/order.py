@@ -1,11 +1,11 @@
 """Order in which daemons take the studies of a queue, and quotas that have an owner's studies wait."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput
@@ -16,6 +16,8 @@ from storage.transactions import Transactions
 EVERY_OWNER = "*"
 """Owner of the quota that each owner without one has."""
 OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
+PLACED = (StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
+"""Columns that the order of a queue goes by."""
 _RECENT_DAYS = 1.0
 """Time of which an owner's device hours count against other studies of that owner."""
 _SECONDS_PER_DAY = 86_400.0
@@ -123,18 +125,22 @@ def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Call
     return reason
 
 
-def place(study: Any, used: Mapping[str, float]) -> tuple[bool, int, float, int]:
-    """Return what the order of a queue goes by.
+def places(
+    studies: Iterable[Row[int, str, int, str]], used: Mapping[str, float]
+) -> list[tuple[bool, int, float, int]]:
+    """Return what the order of a queue goes by for each study, in that order; last come the ids.
 
     Studies that were left running come first, then higher priorities, then owners that have used
     less of the devices lately, then older studies.
 
     Args:
-        study: row with id, state, priority and owner.
+        studies: id, state, priority and owner of each, see `PLACED`.
         used: device hours by owner.
     """
-    waits = study.state != StudyState.RUNNING
-    return waits, -study.priority, used.get(study.owner, 0.0), study.id
+    return sorted(
+        (state != StudyState.RUNNING, -priority, used.get(owner, 0.0), study_id)
+        for study_id, state, priority, owner in studies
+    )
 
 
 def recent_hours(session: Session, now: float, days: float = _RECENT_DAYS) -> dict[str, float]:

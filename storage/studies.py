@@ -27,7 +27,7 @@ from storage.models import (
     StudyRow,
     record_of,
 )
-from storage.order import OPEN, open_in, place, recent_hours
+from storage.order import OPEN, PLACED, open_in, places, recent_hours
 from storage.records import (
     EventKind,
     MessageKind,
@@ -221,11 +221,10 @@ class Studies:
 
     def order(self) -> list[int]:
         """Return the ids of studies that run or wait, in the order in which daemons take them."""
-        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner).where(OPEN)
+        wanted = select(*PLACED).where(OPEN)
         with self._transactions.reading() as session:
             used = recent_hours(session, self._transactions.now(session))
-            found = session.execute(wanted).all()
-            return [row.id for row in sorted(found, key=lambda row: place(row, used))]
+            return [one[-1] for one in places(session.execute(wanted), used)]
 
     def ahead_of(
         self, name: str, queue: str, *, owner: str, priority: int | None = None
@@ -238,17 +237,17 @@ class Studies:
             owner: of that study.
             priority: of that study; None: as it is stored, or 0.
         """
-        wanted = select(StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
+        wanted = select(*PLACED)
         with self._transactions.reading() as session:
             used = recent_hours(session, self._transactions.now(session))
             known = session.execute(wanted.where(StudyRow.name == name)).one_or_none()
             others = wanted.where(*open_in(queue, None), StudyRow.name != name)
-            places = sorted(place(row, used) for row in session.execute(others))
+            found = places(session.execute(others), used)
         if priority is None:
             priority = known.priority if known else 0
         waits = known is None or known.state != StudyState.RUNNING
         own = waits, -priority, used.get(owner, 0.0), known.id if known else math.inf
-        return [one[-1] for one in places if one < own]
+        return [one[-1] for one in found if one < own]
 
     def of_ids(self, ids: Sequence[int]) -> list[StoredStudy]:
         """Return the studies of these ids, in their order; deleted ones are left out."""

@@ -299,9 +299,15 @@ class CostRecords:
         self._device = device
         self._runs: dict[int, RunTimes | None] = {}
         self._looked: float | None = None
+        self._last: tuple[Attempts, Costs] | None = None
 
     def by(self, attempts: Attempts) -> Costs:
         """Return the costs by the latest runs and the baseline's first one."""
+        if self._last is None or self._last[0] is not attempts:
+            self._last = attempts, self._by(attempts)
+        return self._last[1]
+
+    def _by(self, attempts: Attempts) -> Costs:
         timed = list(attempts.of(*_TIMED).complete())
         looked_at = [*timed[:1], *timed[1:][-MEASUREMENT.runs_looked_at :]]
         for attempt in looked_at:

@@ -5,6 +5,7 @@ the finals begin only where it is left, and a verdict that asks for more time as
 set of figures.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,8 +52,12 @@ class Proof:
     repeats: int = 0
     at_once: bool = False
 
-    def rivals(self) -> list[StoredAttempt]:
+    def rivals(self) -> Sequence[StoredAttempt]:
         """Return complete trials that may still be recommended, the fastest first."""
+        return self._rivals
+
+    @functools.cached_property
+    def _rivals(self) -> list[StoredAttempt]:
         several = ranked(self.attempts)
         return [a for a in several if a.knobs != self.baseline and a.trial not in self.barred]
 

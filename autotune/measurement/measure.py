@@ -52,8 +52,8 @@ class Measure:
         return number
 
     def cost(self, block: TimedBlock) -> float:
-        """Return the seconds or joules of a block; NaN if its energy could not be read."""
-        return float(block.observed.get(ENERGY, math.nan)) if self.of_energy else block.seconds
+        """Return the seconds or joules of a block; NaN if its energy could not be read, or is 0."""
+        return float(block.observed.get(ENERGY) or math.nan) if self.of_energy else block.seconds
 
     def series(self, blocks: Sequence[TimedBlock]) -> StepSeries | None:
         """Return the steps of a run by their digests; None if they do not tell the cost of a step."""

@@ -189,10 +189,11 @@ class WorthLaunching:
             if trial.state.is_finished():
                 self._take(trial)
         begun = [t for t in new if t.state != TrialState.WAITING]
-        tried = self._tried | {self._key(t.params) for t in begun}
+        running = {self._key(t.params) for t in begun}
 
         def worth(params: Mapping[str, KnobValue]) -> bool:
-            if self._key(params) in tried or self._space.problems(params):
+            own = self._key(params)
+            if own in self._tried or own in running or self._space.problems(params):
                 return False
             full = self._space.complete(params)
             return not any(needs_more_memory(full, known) for known in self._too_large)

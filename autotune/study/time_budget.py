@@ -51,6 +51,7 @@ class TimeBudget:
         self._wall_time = context.plan.spec.budget.wall_time
         on_device = self._on_device = context.on_device
         self._residency = Residency(context)
+        self._proof: Proof | None = None
         self._processes_of: dict[int, Processes | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = (
@@ -239,6 +240,11 @@ class TimeBudget:
 
     def proof(self, attempts: Attempts) -> Proof:
         """Return the price of the finals by what is recorded."""
+        if self._proof is None or self._proof.attempts is not attempts:
+            self._proof = self._proof_by(attempts)
+        return self._proof
+
+    def _proof_by(self, attempts: Attempts) -> Proof:
         blocks = self._context.blocks
         out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         proof = Proof(attempts, self._context.costs(), self._baseline, out)

@@ -127,7 +127,7 @@ class Bench:
         self._context = RankContext(rank, rank, dist.get_world_size(), (torch.device("cpu"),))
         self._model = model
         self._references: dict[int, Trajectory] = {}
-        self._rounding: dict[int, tuple[float, ...]] = {}
+        self._rounding: dict[int, tuple[gradients.RoundingErrors, ...]] = {}
         self._kept: list[TrainingLoop] = []
         self.errors: dict[str, list[float]] = {name: [] for name in ERRORS}
 
@@ -161,7 +161,7 @@ class Bench:
         for errors, size in zip(self.errors.values(), sizes, strict=True):
             errors.append(size)
 
-    def _rounding_of(self, seed: int) -> tuple[float, ...]:
+    def _rounding_of(self, seed: int) -> tuple[gradients.RoundingErrors, ...]:
         """Return the errors under plain autocast, where a study would have run it."""
         if "convnet" not in self._model["factory"]:
             return ()
@@ -169,7 +169,7 @@ class Bench:
             plain = {**defaults(), **TRAINED}
             with plain_autocast("cpu"):
                 run = self._train(seed, plain, "", FirstStepsMonitor(), STEPS_WITHOUT_DROPOUT)
-            self._rounding[seed] = gradients.rounding(run.first, self._reference(seed).first)
+            self._rounding[seed] = gradients.rounding_of(run.first, self._reference(seed).first)
         return self._rounding[seed]
 
     def _reference(self, seed: int) -> Trajectory:

@@ -11,6 +11,7 @@ from typing import Any
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.measurement import gradients
+from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.numerics import (
     Agreement,
     Pair,
@@ -47,7 +48,7 @@ class Check:
     reference: Trajectory | None = None
     formats: tuple[dict[str, Any], ...] = ()
     earlier: tuple[Pair, ...] = ()
-    rounding: tuple[float, ...] = ()
+    rounding: tuple[RoundingErrors, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,13 @@ def _lacks_rounding(reference: StoredAttempt, attempts: Attempts, blocks: Blocks
     return any(block.observed.get("convolutions") for block in blocks(reference.id))
 
 
-def _rounding(safe: Knobs, attempts: Attempts, blocks: Blocks) -> tuple[float, ...]:
+def _rounding(safe: Knobs, attempts: Attempts, blocks: Blocks) -> tuple[RoundingErrors, ...]:
     """Return how far plain autocast deviates the gradient of a reference; empty if not known."""
     run = attempts.of(Purpose.AUTOCAST).complete().with_knobs(safe).first
     reference = _references(attempts).complete().with_knobs(safe).first
     if run is None or reference is None:
         return ()
-    return gradients.rounding(
+    return gradients.rounding_of(
         trajectory(blocks(run.id)).first, trajectory(blocks(reference.id)).first
     )
 

@@ -107,7 +107,23 @@ def first_problem(several: Iterable[Deviation]) -> str:
     return next((one.problem for one in several if one.problem), "")
 
 
-class Limits(NamedTuple):
+class RoundingErrors(NamedTuple):
+    """Errors that plain autocast in bf16 causes in a step, relative to the norms in fp32.
+
+    Attributes:
+        whole: of the whole gradient.
+        tensor: of the tensor that is furthest off.
+    """
+
+    whole: float
+    tensor: float
+
+    def times(self, factor: float) -> "RoundingErrors":
+        """Return multiples of both."""
+        return RoundingErrors(factor * self.whole, factor * self.tensor)
+
+
+class GradientLimits(NamedTuple):
     """Largest allowed deviations of the gradient in a step, each relative to the reference's norm.
 
     Attributes:
@@ -129,8 +145,8 @@ class Limits(NamedTuple):
 
 
 def limits(
-    configurations: Iterable[Mapping[str, Any]], rounding: Sequence[float] = ()
-) -> list[Limits]:
+    configurations: Iterable[Mapping[str, Any]], rounding: Sequence[RoundingErrors] = ()
+) -> list[GradientLimits]:
     """Return the limits in the first and in the second step.
 
     They depend on the number formats of both configurations, and on the model, which may amplify
@@ -138,32 +154,31 @@ def limits(
 
     Args:
         configurations: the two that are compared.
-        rounding: result of the function of that name, for the model.
+        rounding: errors of plain autocast with the model, in both steps; empty if not known.
     """
     null = math.hypot(NULL["precision", "fp32"], *map(null_of, configurations))
-    second = PROOF.limit_of_second
-    plain = [_by_format(PROOF.limit * null), _by_format(second * PROOF.limit * null)]
-    if not rounding or not rounding[0] > PROOF.null_bf16:
+    factors = 1.0, PROOF.limit_of_second
+    plain = [_by_format(factor * PROOF.limit * null) for factor in factors]
+    if not rounding or not rounding[0].whole > PROOF.null_bf16:
         return plain
     # Once weights differ, by however little, gradients drift apart: the second step has one limit.
-    errors = null / PROOF.null_bf16 * rounding[0], max(rounding)
-    norms = PROOF.limit_of_norm, second * PROOF.limit_of_norm
-    wide = map(_amplified, errors, norms)
-    return [max(both) for both in zip(plain, wide, strict=True)]
+    errors = rounding[0].times(null / PROOF.null_bf16), RoundingErrors(*map(max, *rounding))
+    each = zip(plain, errors, factors, strict=True)
+    return [_amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each]
 
 
-def _by_format(size: float) -> Limits:
+def _by_format(size: float) -> GradientLimits:
     largest = PROOF.largest_limit
-    return Limits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
+    return GradientLimits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
 
 
-def _amplified(error: float, norm: float) -> Limits:
-    """Return the limits where rounding by itself causes this error of the whole gradient."""
+def _amplified(plain: GradientLimits, error: RoundingErrors, norm: float) -> GradientLimits:
+    """Return the limits where rounding by itself causes these errors."""
     norms = norm, PROOF.limit_of_tensor * norm
-    if error > PROOF.largest_limit:
-        return Limits(math.inf, math.inf, *norms)
-    whole, ceiling = (PROOF.limit_of_rounding * size for size in (error, PROOF.largest_limit))
-    return Limits(whole, min(ceiling, PROOF.limit_of_tensor * whole), *norms)
+    if error.whole > PROOF.largest_limit:
+        return GradientLimits(math.inf, math.inf, *norms)
+    whole, tensor = error.times(PROOF.limit_of_rounding)
+    return GradientLimits(max(plain.whole, whole), max(plain.tensor, tensor), *norms)
 
 
 def null_of(knobs: Mapping[str, Any]) -> float:
@@ -171,15 +186,16 @@ def null_of(knobs: Mapping[str, Any]) -> float:
     return math.hypot(*(null for (name, value), null in NULL.items() if knobs.get(name) == value))
 
 
-def rounding(autocast: FirstSteps | None, reference: FirstSteps | None) -> tuple[float, ...]:
-    """Return by how much plain autocast in bf16 deviates the whole gradient, step by step.
-
-    Empty if nothing is known of it.
-    """
+def rounding_of(
+    autocast: FirstSteps | None, reference: FirstSteps | None
+) -> tuple[RoundingErrors, ...]:
+    """Return the errors of a run under plain autocast in both steps; empty if nothing is known."""
     if autocast is None or reference is None or not comparable(autocast, reference):
         return ()
-    steps = ((one.gradients[place] for one in (autocast, reference)) for place in (0, -1))
-    return tuple(_error(run, plain) for run, plain in steps)
+    unlimited = [GradientLimits(math.inf, math.inf)] * 2
+    found = [one.size for one in deviations(autocast, reference, unlimited)]
+    half = len(found) // 2
+    return tuple(RoundingErrors(*step[:2]) for step in (found[:half], found[half:]))
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
@@ -192,7 +208,9 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
     return [t.size for t in own] == [t.size for t in other]
 
 
-def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits]) -> list[Deviation]:
+def deviations(
+    run: FirstSteps, reference: FirstSteps, limits: Sequence[GradientLimits]
+) -> list[Deviation]:
     """Compare the first steps of a run with those of its reference.
 
     Return, for the first step and for the last, the deviation of the whole gradient and of the
@@ -209,7 +227,7 @@ def deviations(run: FirstSteps, reference: FirstSteps, limits: Sequence[Limits])
 
 
 def _of_gradient(
-    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: Limits
+    step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: GradientLimits
 ) -> Iterator[Deviation]:
     whole = max(_norm(reference), _TINY)
     sizes = [max(tensor.norm, PROOF.negligible * whole) for tensor in reference]
@@ -224,12 +242,6 @@ def _of_gradient(
     of = f"gradient of {reference[place].name} in the {step} step"
     yield Deviation(f"the norm of its {its}", abs(_norm(run) - whole) / whole, limits.norm)
     yield Deviation(f"the norm of its {of}", error, limits.norm_of_tensor)
-
-
-def _error(run: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """Return the relative error of the whole gradient."""
-    errors = (a.distance(b) for a, b in zip(run, reference, strict=True))
-    return math.hypot(*errors) / max(_norm(reference), _TINY)
 
 
 def _furthest(errors: Sequence[float], sizes: Sequence[float]) -> tuple[int, float]:

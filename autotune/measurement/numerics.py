@@ -17,7 +17,13 @@ from scipy import special
 
 from autotune.measurement import gradients
 from autotune.measurement.estimate import lag_one
-from autotune.measurement.gradients import Deviation, FirstSteps, Limits, first_problem
+from autotune.measurement.gradients import (
+    Deviation,
+    FirstSteps,
+    GradientLimits,
+    RoundingErrors,
+    first_problem,
+)
 from autotune.measurement.policy import PROOF, ProofPolicy
 
 
@@ -204,7 +210,7 @@ def agreement(
     *,
     formats: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[Pair] = (),
-    rounding: Sequence[float] = (),
+    rounding: Sequence[RoundingErrors] = (),
 ) -> Agreement:
     """Compare a trajectory with the reference of the same seed and data.
 
@@ -246,7 +252,7 @@ def _unproven(reference: Trajectory, *, blind: bool) -> str:
     return f"{_hardly_fallen(reference)}, and {why}"
 
 
-def refuted(run: Trajectory, reference: Trajectory, limits: Sequence[Limits]) -> str:
+def refuted(run: Trajectory, reference: Trajectory, limits: Sequence[GradientLimits]) -> str:
     """Return why a run need not go on, by its first steps; empty if it must."""
     return first_problem([_of_replicas(run), *_of_first_steps(run, reference, limits)])
 
@@ -257,7 +263,7 @@ def _cut(run: Trajectory, steps: int) -> Trajectory:
 
 
 def _of_first_steps(
-    run: Trajectory, reference: Trajectory, limits: Sequence[Limits]
+    run: Trajectory, reference: Trajectory, limits: Sequence[GradientLimits]
 ) -> list[Deviation]:
     """Return the deviations of gradients; none where they cannot be compared."""
     if run.first is None or reference.first is None:

@@ -466,7 +466,7 @@ class ProofPolicy:
     limit_of_rounding: float = judgement(
         1.5,
         "errors of plain autocast",
-        "largest error of the whole gradient where the model amplifies rounding",
+        "largest error, of the whole or a tensor, where the model amplifies rounding",
         "other kernels round elsewhere: channels_last 0.98 to 1.01, five convolutional networks",
     )
     limit_of_norm: float = judgement(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from autotune.measurement import gradients
+from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import (
     Pair,
@@ -115,7 +116,7 @@ class TrajectoryMonitor:
         *,
         formats: Sequence[Knobs] = (),
         earlier: Sequence[Pair] = (),
-        rounding: Sequence[float] = (),
+        rounding: Sequence[RoundingErrors] = (),
     ) -> None:
         """Take in the reference; without one the run becomes a reference itself.
 

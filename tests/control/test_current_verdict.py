@@ -299,6 +299,7 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
     assert not autotune.load(played.folder / "best.yaml").provisional
 
 
+@pytest.mark.usefixtures("shown_at_once")  # but for the one limit
 @pytest.mark.parametrize(("limit", "value"), [("EVERY_SECONDS", 3600.0), ("LARGEST_SHARE", 1e-9)])
 def test_the_dashboard_is_written_now_and_then_and_when_the_study_stops(
     limit: str,

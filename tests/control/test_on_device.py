@@ -60,7 +60,11 @@ def on_device(played: Replayed, device: RecordedDevice) -> Replayed:
 
 @pytest.mark.parametrize(
     ("baseline", "kind", "true", "lower"),
-    [("mb4", "factory", 1.9, 1.3), ("mb16", "factory", 1.3, 1.3), ("mb16", "script", 1.3, 1.3)],
+    [
+        ("mb4", "factory", 1.9, 1.3),
+        pytest.param("mb16", "factory", 1.3, 1.3, marks=pytest.mark.slow),
+        ("mb16", "script", 1.3, 1.3),
+    ],
 )
 def test_study_of_two_minutes_compiles_and_proves_a_large_gain(
     storage: EmptyStorage,
@@ -83,7 +87,8 @@ def test_slow_step_of_a_short_trial_does_not_make_its_processes_unsteady(
     assert (found.kind, found.lower is not None and found.lower > 1.3) == ("better", True)
 
 
-@pytest.mark.parametrize("seed", [0, 8])  # 8: the first rounds do not show the gain
+# 8: the first rounds do not show the gain.
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("kind", gpu_policy.KINDS)
 def test_study_of_one_minute_proves_a_gain_over_an_unsteady_baseline(
     storage: EmptyStorage, device: RecordedDevice, kind: str, seed: int
@@ -229,7 +234,7 @@ def test_winner_over_an_unsteady_baseline_is_measured_until_its_own_rate_is_know
     assert (found.own_high - found.own_low) / 2 <= 0.0155
 
 
-@pytest.mark.parametrize("script", [False, True])
+@pytest.mark.parametrize("script", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_run_of_a_proof_with_steps_of_seconds_has_twenty_of_them(
     played: Replayed, script: bool
 ) -> None:

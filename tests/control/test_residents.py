@@ -56,7 +56,13 @@ def test_what_acts_above_a_step_is_launched_anew(played: Replayed) -> None:
         assert (one.result.resident_of is not None) == same
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.OOM, Outcome.HANG, Outcome.ERROR])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        *(Outcome.CRASH, Outcome.OOM),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (Outcome.HANG, Outcome.ERROR)),
+    ],
+)
 def test_what_fails_in_the_processes_of_another_is_launched_again(
     played: Replayed, outcome: Outcome
 ) -> None:

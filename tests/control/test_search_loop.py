@@ -148,6 +148,8 @@ FAILURES = {
 }
 
 
+@pytest.mark.sample
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("outcome", FAILURES)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_two_equal_failures_of_the_baseline_end_the_study(

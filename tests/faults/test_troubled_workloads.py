@@ -73,13 +73,12 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and knobs["micro_batch"] >= other["micro_batch"]
 
 
-@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.fault(17)
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "oom", "at": 1}, resources=MEMORY, budget={"trials": 8})
     assert found.returncode == 1
-    assert "ran out of memory" in found.stdout
+    assert "ran out of memory" in " ".join(found.stdout.split()), "wherever its lines end"
     assert {a.result.state for a in tiny.attempts()} == {"OOM"}
     assert not (tiny.folder / "best.yaml").exists()
     tiny.assert_complete()

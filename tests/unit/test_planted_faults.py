@@ -72,7 +72,7 @@ def test_what_computes_the_same_passes(changes):
 def errors_of_plain_autocast(reference):
     with plain_autocast("cpu"):
         run, _ = first_steps(build=deep_convolutions)
-    return gradients.rounding(run.first, reference.first)
+    return gradients.rounding_of(run.first, reference.first)
 
 
 def deviation_in_bf16(fault=""):

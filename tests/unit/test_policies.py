@@ -38,18 +38,21 @@ CONSTANTS = {
     "_TERA",
     "_TINY",
     "_TRIAL, _BASELINE",
+    "_WATTS_OF_A_KILOWATT",
 }
 """Numbers that are no choice: of mathematics, units, the machine and the records."""
 OF_A_MESSAGE = {
     "_COUNTED",
     "_DRAWN",
     "_DRAWN_PER_VALUE",
+    "_HIGH",
     "_MOST_TOLD",
     "_NOISE_DIGITS",
     "_ROUNDED_TO",
     "_RUNNERS_UP",
     "_SHOWN",
     "_SMALLEST_PERCENTAGE",
+    "_STEPS_OF_A_PERCENTILE",
 }
 """Numbers that decide what is printed, and nothing of a study."""
 OF_A_LOOP = {

@@ -10,7 +10,7 @@ from autotune.measurement.gradients import (
     deviations,
     first_problem,
     limits,
-    rounding,
+    rounding_of,
 )
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import Outcome, TrialReport
@@ -229,8 +229,8 @@ def test_plain_autocast_of_a_script_tells_how_far_its_model_amplifies_rounding(
     bench: Bench,
 ) -> None:
     reference = _convolutional(bench)
-    amplified = rounding(_convolutional(bench, autocast=True), reference)
-    assert amplified[0] > PROOF.null_bf16
+    amplified = rounding_of(_convolutional(bench, autocast=True), reference)
+    assert amplified[0].whole > PROOF.null_bf16
     formats = {"precision": "bf16"}, {"precision": "fp32"}
     run = _convolutional(bench, precision="bf16")
     assert first_problem(deviations(run, reference, limits(formats, amplified))) == ""

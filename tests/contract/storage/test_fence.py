@@ -61,6 +61,9 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     ),
     "claims.stop": lambda r, lease, study, attempt: r.claims.stop(lease, study),
     "claims.put_back": lambda r, lease, study, attempt: r.claims.put_back(lease, study),
+    "claims.record_standing": lambda r, lease, study, attempt: r.claims.record_standing(
+        lease, study, {}
+    ),
     "claims.record_slots": lambda r, lease, study, attempt: r.claims.record_slots(
         lease, study, SlotHealth(1, 2, {})
     ),

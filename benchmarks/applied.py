@@ -88,7 +88,7 @@ def applied(name: str, *, trials: int, rounds: int, seconds: float) -> dict[str,
         best = yaml.safe_load((folder / "best.yaml").read_text())
         found = {
             "study_seconds": study_seconds,
-            "promised": best["speedup"],
+            "promised": best.get("speedup"),
             "turned": best["script"]["turned"],
             "changes": {knob: best["knobs"][knob] for knob in best["script"]["changes"]},
         }

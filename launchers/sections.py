@@ -83,7 +83,8 @@ def wrong_address(address: str) -> str:
     A name server that does not answer says nothing about a name.
     """
     host, _, port = address.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) <= _MOST_PORT):
+    digits = len(port) if port.isascii() and port.isdecimal() else 0
+    if not (0 < digits <= len(str(_MOST_PORT)) and 0 < int(port) <= _MOST_PORT):
         return f"{address} must be HOST:PORT with a port from 1 to {_MOST_PORT}, as 10.0.0.1:6379"
     name = host.rpartition("://")[-1].strip("[]")
     if not name:

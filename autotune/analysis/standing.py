@@ -174,7 +174,7 @@ class StoredStanding:
             body: of `as_dict`.
             basis: digest of what the figures rest on at present.
         """
-        if body is None or body["basis"] != basis:
+        if not body or body.get("basis") != basis:
             return None
         return cls(**{**body, "standing": Standing.from_dict(body["standing"])})
 

@@ -141,5 +141,6 @@ def mean_power(blocks: Sequence[TimedBlock]) -> float | None:
 
 
 def _joules(blocks: Sequence[TimedBlock]) -> float | None:
+    """Return the energy of blocks; None if it was not read in each, or its counter stood still."""
     told = [block.observed.get(ENERGY) for block in blocks]
-    return math.fsum(told) if told and None not in told else None
+    return (math.fsum(told) if told and None not in told else 0.0) or None

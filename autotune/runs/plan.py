@@ -124,7 +124,7 @@ class Plan:
             )
         return Space(self.spec.values(), self.baseline, self.facts, self.launcher.refusal)
 
-    def _check_energy(self) -> None:
+    def check_energy(self) -> None:
         """Check that the energy of trials can be read, where the objective needs it.
 
         Raises:
@@ -153,7 +153,7 @@ class Plan:
         Raises:
             BadInput: it cannot; the message has the reasons.
         """
-        self._check_energy()
+        self.check_energy()
         problems = infeasible(self.baseline, self.facts)
         if refusal := self.launcher.refusal(self.baseline):
             problems = [*problems, refusal]

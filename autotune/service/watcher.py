@@ -71,9 +71,8 @@ class Watcher:
         """Print where the metrics are, as the job begins."""
         self._say(f"watching this job; metrics: http://{LOOPBACK}:{self._port}/metrics")
         if not self._promise.bound:
-            self._say(
-                "best.yaml has no interval: the speed is shown, but a drift cannot be detected"
-            )
+            lacks = "has no interval" if self._promise.value else "tells no speed"
+            self._say(f"best.yaml {lacks}: the speed is shown, but a drift cannot be detected")
 
     def attend(self, line: socket.socket, job: int) -> None:
         """Watch until the job has ended.
@@ -132,12 +131,12 @@ class Watcher:
             return
         change = self._drift(rate)
         self._metrics.check(rate, self._drift.drifted)
-        self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
+        self._once(f"{self._rate(rate)} in the first minute{self._promised()}")
         if change == Change.BEGAN:
             self._began = self._clock() - MEASUREMENT.checks_in_a_row * self._every
             self._say(
                 f"slower than promised in each of the last {MEASUREMENT.checks_in_a_row} checks, "
-                f"now {self._rate(rate)}; {self._promised()}. To tune again, give study.yaml another "
+                f"now {self._rate(rate)}{self._promised()}. To tune again, give study.yaml another "
                 "name and `autotune start` it"
             )
         elif change == Change.OVER:
@@ -164,6 +163,9 @@ class Watcher:
         return f"{quantity(rate)} {self._unit}"
 
     def _promised(self) -> str:
+        """Return the promise as the end of a sentence; empty if there is none."""
         promise = self._promise
+        if not promise.value:
+            return ""
         bound = f", slower is below {quantity(promise.bound)}" if promise.bound else ""
-        return f"promised are {quantity(promise.value)}{bound}"
+        return f"; promised are {quantity(promise.value)}{bound}"

@@ -21,6 +21,8 @@ from search_spaces import infeasible
 from storage import AttemptResult
 
 _PAIRS = 2
+_OF_SPEED = {"metric": "samples_per_second", "power_limit": None}
+"""Objective of the runs where that of the study is energy: the parts of a step are told in time."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Diagnosis:
     Attributes:
         findings: the largest share of the step first.
         parts: share of a step by part.
-        throughput: of the baseline, in the unit of the objective.
-        unit: of the objective.
+        throughput: of the baseline, in the unit of the objective; where that is energy, samples/s.
+        unit: of the throughput.
         rising: throughput with twice the micro-batch over the baseline's; None if that cannot run.
         traces: one per rank, for Perfetto.
     """
@@ -60,6 +62,8 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
             f"a {spec.workload.noun} cannot be profiled: its ranks are its own; `autotune doctor` says "
             "which knobs act, and `autotune start` measures them"
         )
+    if spec.objective.reads_energy:
+        spec = spec.model_copy(update={"objective": spec.objective.model_copy(update=_OF_SPEED)})
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
         return _profiled_baseline(OneOffRuns(Plan(spec, launcher), folder, workdir))

@@ -34,6 +34,7 @@ from launchers.replay.tables import (
 )
 from storage import AttemptState, disk
 
+NO_ENERGY = "objective: a table tells no energy; take samples_per_second, without power_limit"
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
 _FIRST_BEHIND, _LAST_BEHIND = 0.25, 0.05
@@ -151,8 +152,11 @@ def record(
         The output.
 
     Raises:
-        BadInput: the journal belongs to another space, or the space has nothing to vary.
+        BadInput: the journal belongs to another space, the space has nothing to vary, or the objective
+            is energy or has a power limit.
     """
+    if spec.objective.reads_energy:
+        raise BadInput(NO_ENERGY)
     with (
         tempfile.TemporaryDirectory() as logs,
         launcher_of(spec, Path(logs)) as launcher,

@@ -22,6 +22,7 @@ from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.plan import Plan
 from autotune.search.space import MICRO_BATCH, Space
+from autotune.standalone.recording import NO_ENERGY
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes
@@ -164,7 +165,7 @@ def _other_measurements(
     if wanted.workload != own.workload:
         yield f"workload: it was recorded with {own.workload.label} {own.workload.given or ''}".rstrip()
     if wanted.objective.reads_energy:
-        yield "objective: a table tells no energy; take samples_per_second, without power_limit"
+        yield NO_ENERGY
     elif wanted.objective.metric != own.objective.metric:
         yield f"objective.metric: it was recorded in {own.objective.metric}"
     if (wanted.resources.known_workers or launcher.ranks) != launcher.ranks:

@@ -83,12 +83,14 @@ class LargestBatch:
         """Return the settings of the study with a number for `max`.
 
         Raises:
-            BadInput: memory has no limit, or does not hold a single sample.
+            BadInput: memory has no limit, or does not hold a single sample; or energy is needed and
+                cannot be read.
         """
         plan, spec = self._context.plan, self._context.plan.spec
         if not spec.asks_for_largest:
             return spec
         self._check_limit()
+        plan.check_energy()
         # Why a baseline cannot run at all, the search says.
         can_run = not infeasible(plan.baseline, plan.facts)
         largest = self._found() if can_run else None

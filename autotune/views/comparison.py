@@ -49,9 +49,9 @@ class StudyComparison:
     """Comparison of two studies.
 
     Attributes:
-        speedups: of both over their own baselines; None where there is none.
+        gains: ratios of rates of both over their own baselines; None where there is none.
         units: of their rates.
-        change: second speed-up over the first; None unless both are known, and of one quantity.
+        change: second gain over the first; None unless both are known, and of one quantity.
         environments: differences of the machines and their software.
         settings: differences of job, baseline and recommendation.
         checks: parts of the first verdict.
@@ -59,7 +59,7 @@ class StudyComparison:
 
     first: str
     second: str
-    speedups: tuple[Ratio | None, Ratio | None]
+    gains: tuple[Ratio | None, Ratio | None]
     units: tuple[str, str]
     change: Ratio | None
     environments: tuple[Difference, ...]
@@ -74,7 +74,7 @@ def comparison(first: StudyFigures, second: StudyFigures) -> StudyComparison:
     return StudyComparison(
         first=first.study,
         second=second.study,
-        speedups=ratios,
+        gains=ratios,
         units=(first.unit, second.unit),
         change=_change(*ratios) if alike else None,
         environments=tuple(_environments(first, second)),
@@ -84,7 +84,7 @@ def comparison(first: StudyFigures, second: StudyFigures) -> StudyComparison:
 
 
 def _change(first: Ratio | None, second: Ratio | None) -> Ratio | None:
-    """Return the second speed-up over the first; the bounds assume that their errors are independent."""
+    """Return the second gain over the first; the bounds assume that their errors are independent."""
     if first is None or second is None or min(first.low, second.low) <= 0:
         return None
     value = second.value / first.value
@@ -142,10 +142,11 @@ def _rates(figures: StudyFigures) -> str:
 
 
 def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[PartCheck]:
+    alike = first.unit == second.unit
     if not first.answer.better or first.answer.speedup is None:
-        yield _kept(first, second)
+        yield _kept(first, second, alike=alike)
         return
-    if first.unit == second.unit:
+    if alike:
         yield _better(first.answer.speedup, second)
         yield _by_as_much(first.answer.speedup, second)
     changes = {one.knob: one.after for one in second.answer.changes}
@@ -153,9 +154,11 @@ def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[PartCheck]:
         yield _change_stays(one.knob, one.after, changes, second)
 
 
-def _kept(first: StudyFigures, second: StudyFigures) -> PartCheck:
+def _kept(first: StudyFigures, second: StudyFigures, *, alike: bool) -> PartCheck:
     terms = Terms.of(second.unit)
     statement = f"nothing is {Terms.of(first.unit).better} than yours"
+    if not alike:
+        return PartCheck(statement, Holds.UNKNOWN, f"{second.study} compares {second.unit}")
     if second.answer.better and second.answer.speedup is not None:
         why = f"{second.study} found {said_ratio(second.answer.speedup, terms)}"
         return PartCheck(statement, Holds.NO, why)
@@ -206,7 +209,7 @@ def _change_stays(
 def comparison_text(found: StudyComparison) -> str:
     """Return a comparison as text for a terminal."""
     parts = [
-        [f"{found.first} and {found.second}", *_speedup_lines(found)],
+        [f"{found.first} and {found.second}", *_gain_lines(found)],
         ["Of the first verdict:", *(f"  {_check_text(one)}" for one in found.checks)],
         ["Machines:", *_difference_lines(found.environments)],
         ["Settings and results:", *_difference_lines(found.settings)],
@@ -214,11 +217,12 @@ def comparison_text(found: StudyComparison) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _speedup_lines(found: StudyComparison) -> Iterator[str]:
+def _gain_lines(found: StudyComparison) -> Iterator[str]:
     names = found.first, found.second
-    for name, ratio, unit in zip(names, found.speedups, found.units, strict=True):
-        known = f"{said_ratio(ratio, Terms.of(unit))} over yours" if ratio else "no gain"
-        yield f"  {name}: {known}"
+    for name, ratio, unit in zip(names, found.gains, found.units, strict=True):
+        terms = Terms.of(unit)
+        of = "of" if terms.of_energy else "over"
+        yield f"  {name}: {f'{said_ratio(ratio, terms)} {of} yours' if ratio else 'no gain'}"
     if found.change is not None:
         yield f"  second over first: {said_ratio(found.change, Terms.of(found.units[0]))}"
 

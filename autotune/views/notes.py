@@ -62,8 +62,9 @@ def _rate_lines(
     if result.rate is not None:
         yield f"- rate, as measured: {quantity(result.rate)} {unit}"
     if result.throughput is not None and level.error:
+        how = "efficient" if Terms.of(unit).of_energy else "fast"
         yield (
-            f"- the baseline is {level.factor:.3f} times as fast where its own trial ran as on this "
+            f"- the baseline is {level.factor:.3f} times as {how} where its own trial ran as on this "
             f"node, ±{level.error:.1%} (standard error)"
         )
     if ran := rate_range(confirmed):
@@ -104,9 +105,10 @@ def attributes(
         return
     yield "recommended", f"trial {verdict.trial}: {difference(verdict.knobs or {}, baseline)}"
     how = "provisional" if verdict.provisional else "confirmed"
-    yield "throughput", f"{how}: {range_text(verdict.own_rates, unit)}"
+    terms = Terms.of(unit)
+    name = "energy of a sample" if terms.of_energy else "throughput"
+    yield name, f"{how}: {range_text(verdict.own_rates, unit)}"
     if verdict.speedup:
-        terms = Terms.of(unit)
         name = "energy" if terms.of_energy else "speed-up"
         yield name, f"{how}: {said_ratio(verdict.speedup, terms)}"
     searched = levelled(attempts).searched().complete()

@@ -268,7 +268,7 @@ def memory_chart(figures: StudyFigures) -> str:
         lambda most: [(x(value), f"{value:,.0f}") for value in ticks(x.low, x.high, most)], _TICKS
     )
     return chart(
-        *(_MEMORY, marks, "Speed-up against memory"),
+        *(_MEMORY, marks, "Ratio over yours against memory"),
         *(Axis(grid, "over yours"), Axis(under, "peak memory of a rank, MiB")),
     )
 

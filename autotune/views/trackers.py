@@ -70,6 +70,7 @@ def _tags(figures: StudyFigures) -> dict[str, str]:
     return {
         "study": figures.study,
         "state": figures.state,
+        "unit": figures.unit,
         "verdict": figures.answer.text,
         "measured_on": figures.verdict.measured_on,
     }

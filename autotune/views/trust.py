@@ -191,7 +191,7 @@ def _pace(known: Evidence) -> Point | None:
         return None
     before, after = used.watts
     text = f"{times(used.speed)} as fast as yours, at {after:.4g} W a device instead of {before:.4g} W."
-    if used.speed < 1:
+    if round(used.speed, 2) < 1:  # as it is told
         return Point(Trust.CARE, "pace", "It takes longer", f"It is {text}")
     return Point(Trust.MEASURED, "pace", "It takes no longer", f"It is {text}")
 

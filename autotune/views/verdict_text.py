@@ -8,7 +8,7 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
-from autotune.analysis.wording import Terms, counted, difference, quantity, too_slow
+from autotune.analysis.wording import Terms, counted, difference, too_slow
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     CI,
@@ -106,11 +106,14 @@ def _left_out(verdict: Verdict) -> str:
     """Return why the trial that looked fastest was not measured again."""
     if (one := verdict.left_out) is None:
         return ""
-    changed = difference(one.knobs, verdict.baseline_knobs)
-    seen = f"Trial {one.trial}, seen once at {times(one.gain.value)} yours, was left out"
+    changed, terms = difference(one.knobs, verdict.baseline_knobs), _terms(verdict)
+    gain, whose = terms.said(one.gain), "yours"
+    if terms.of_energy:
+        whose = "the energy per sample of yours"
+    seen = f"Trial {one.trial}, seen once at {times(gain.value)} {whose}, was left out"
     if one.gain.faster:
         return f" {seen} for want of time: {changed}."
-    return f" {seen}, as the {CI} of that is {bounds_text(one.gain)}: {changed}."
+    return f" {seen}, as the {CI} of that is {bounds_text(gain)}: {changed}."
 
 
 def _undecided(verdict: Verdict) -> str:
@@ -178,7 +181,8 @@ def _not_enough_time(verdict: Verdict) -> str:
     if best.knobs is None:
         seen = "not even your configuration could be timed"
     elif best.knobs == verdict.baseline_knobs:
-        seen = f"your configuration ran at {quantity(best.rate or 0.0)} {verdict.unit}"
+        assert best.rate is not None
+        seen = f"your configuration ran at {range_text((best.rate, best.rate), verdict.unit)}"
         seen += f", and nothing was seen to be {_terms(verdict).better}"
     else:
         changed = difference(best.knobs, verdict.baseline_knobs)

@@ -63,6 +63,10 @@ def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
         tmp_path,
         workload={"name": "bottlenecks:build", "args": {"planted": "loader"}},
         search_space={"micro_batch": [1, 2]},
+        objective={
+            "metric": "samples_per_joule",
+            "global_batch": "free",
+        },  # time is told all the same
     )
     done = autotune("diagnose", "study.yaml", cwd=tmp_path, check=True)
     throughput, _, first, knobs, *_ = done.stdout.splitlines()

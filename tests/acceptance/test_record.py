@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import BadInput
 from launchers.replay.tables import read_table
-from tests.support.steering import TINY_WORKLOAD, autotune, write_study
+from tests.support.steering import TINY_WORKLOAD, ask, autotune, write_study
 
 SPACE = {"micro_batch": [1, 2, 4], "log_interval": [1, 10]}
 
@@ -104,6 +104,15 @@ def test_a_journal_of_another_space_is_left_alone(folder: Path) -> None:
     assert done.returncode == 2
     assert "t.runs.csv has the columns pass, other" in done.stderr
     assert (folder / "t.runs.csv").read_text() == "pass,other,throughput,trial_seconds,state\n"
+
+
+@pytest.mark.parametrize("objective", [{"metric": "samples_per_joule"}, {"power_limit": 100.0}])
+def test_study_of_energy_or_power_is_not_recorded(folder: Path, objective: dict) -> None:
+    write_study(folder, search_space=SPACE, objective={**objective, "global_batch": "free"})
+    done = ask("record", "study.yaml", "-o", "t.csv", cwd=folder)
+    assert done.returncode == 2
+    assert "a table tells no energy" in done.stderr
+    assert not (folder / "t.runs.csv").exists()
 
 
 def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:

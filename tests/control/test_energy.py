@@ -88,18 +88,23 @@ def test_baseline_over_the_power_limit_is_measured_all_the_same(played: Replayed
     assert verdict["knobs"]["micro_batch"] == 16, "nothing within the limit is faster"
 
 
+@pytest.mark.parametrize("values", [[1, 2, 4], ["max"]])
 @pytest.mark.parametrize("objective", [ENERGY, {"power_limit": 100.0}])
 def test_study_fails_at_the_start_where_energy_cannot_be_read(
-    played: Replayed, objective: dict[str, Any]
+    played: Replayed, objective: dict[str, Any], values: list[Any]
 ) -> None:
     reason = "/sys/class/powercap has no counter of a processor package (Intel RAPL)"
     environment = {**ENVIRONMENT, "energy_unreadable": reason}
     played.on(running_at(rate), environment=environment)
-    played.run_until_it_fails(objective=objective, **SEARCH)
+    space = {"micro_batch": values}
+    resources = {"workers": 2, "memory_per_worker": "8GiB"}
+    played.run_until_it_fails(
+        objective=objective, **{**SEARCH, "search_space": space, "resources": resources}
+    )
     error = played.study().error
     field = "metric" if "metric" in objective else "power_limit"
     assert error is not None and f"objective.{field}" in error and reason in error
-    assert not played.attempts("search"), "it has run nothing"
+    assert not played.attempts(), "it has run nothing"
 
 
 def test_trial_whose_energy_is_not_told_is_an_error_with_what_to_do(played: Replayed) -> None:
@@ -108,6 +113,19 @@ def test_trial_whose_energy_is_not_told_is_an_error_with_what_to_do(played: Repl
     assert (last.trial, last.result.state) == (0, AttemptState.ERROR)
     error = played.study().error
     assert error is not None and "objective.metric" in error and "autotune doctor" in error
+
+
+def test_counter_that_stands_still_tells_no_energy(played: Replayed) -> None:
+    played.on(drawing(running_at(rate), lambda _: 0.0)).run(objective=FREE, **SEARCH)
+    assert figures_of(played.repository, played.study()).energy is None
+
+
+def test_trial_whose_power_counter_stands_still_is_an_error(played: Replayed) -> None:
+    behaviour = drawing(running_at(rate), lambda _: 0.0)
+    played.on(behaviour).run(objective={"power_limit": 100.0, **FREE}, **SEARCH)
+    others = [one for one in played.attempts("search") if one.knobs["micro_batch"] != 2]
+    assert {one.result.state for one in others} == {AttemptState.ERROR}
+    assert all("objective.power_limit" in one.result.cause for one in others)
 
 
 def test_every_figure_of_energy_is_the_same_wherever_it_is_shown(played: Replayed) -> None:
@@ -148,6 +166,10 @@ def test_every_figure_of_energy_is_the_same_wherever_it_is_shown(played: Replaye
     for found in (told["answer"], told["verdict"], status, status["verdict"], listed):
         assert found["speedup"] is None and found["energy_ratio"] == as_json(energy)
     assert told["unit"] == "samples/J"
+    assert not re.search(r"faster|slower|[Ss]peed-up", page(figures)), "labels of its charts"
+    attributes = played.trials_of_optuna().user_attrs
+    assert "throughput" not in attributes
+    assert attributes["energy of a sample"].startswith("confirmed: ")
     assert played.trials_of_optuna().metric_names == ["samples per joule over yours"]
     assert told["energy"] == as_json(used)
     rows = csv.DictReader(io.StringIO(answered(played, "export", played.name, "--trials", "-")))
@@ -160,6 +182,20 @@ def test_every_figure_of_energy_is_the_same_wherever_it_is_shown(played: Replaye
     assert best["energy"]["unit"] == "J/sample" and "speedup" not in best
     assert not best["throughput"]
     assert metrics(figures)["energy_ratio"] == energy.value
+
+
+def test_pace_that_is_told_as_equal_takes_no_longer(played: Replayed) -> None:
+    played.on(
+        drawing(
+            running_at(lambda knobs: 50.0 if knobs["micro_batch"] == 2 else 49.9),
+            lambda knobs: 200.0 if knobs["micro_batch"] == 2 else 100.0,
+        )
+    )
+    played.run(objective=ENERGY, **SEARCH)
+    [point] = [
+        one for one in figures_of(played.repository, played.study()).trust if one.code == "pace"
+    ]
+    assert "1.00x as fast" in point.text and point.trust is Trust.MEASURED
 
 
 def test_study_under_a_power_limit_tells_the_power_of_both(played: Replayed) -> None:

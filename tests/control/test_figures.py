@@ -457,6 +457,17 @@ def test_comparison_says_what_still_holds(played: Replayed) -> None:
     assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
 
 
+def test_comparison_of_speed_and_energy_confirms_and_refutes_nothing(played: Replayed) -> None:
+    first = tuned(played)
+    kept = dataclasses.replace(first.answer, kind="nothing_better", speedup=None, changes=())
+    keeps = dataclasses.replace(first, answer=kept)
+    saves = dataclasses.replace(first, unit="samples/J")
+    for second in (saves, dataclasses.replace(keeps, unit="samples/J")):
+        [found] = comparison(keeps, second).checks
+        assert found.holds is Holds.UNKNOWN
+    assert "the energy per sample of yours" in comparison_text(comparison(first, saves))
+
+
 def test_comparison_with_a_study_that_has_measured_nothing_is_refused(
     played: Replayed, database: Database, tmp_path: Path
 ) -> None:

@@ -196,6 +196,7 @@ def test_study_that_has_ended_has_no_place_in_the_queue(
         *("foo", "local:here", "ray:", "host:", "ray 10.0.0.1:6379"),
         *("host:elsewhere", "slurm:elsewhere"),
         *("ray:10.0.0.1", "ray:10.0.0.1:port", "ray::6379", "ray:10.0.0.1:99999", "ray:a..b:6379"),
+        pytest.param(f"ray:10.0.0.1:{'9' * 5000}", id="port beyond any integer"),
     ],
 )
 def test_daemon_of_a_place_where_no_study_runs_is_refused(

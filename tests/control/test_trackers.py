@@ -26,6 +26,7 @@ def test_run_of_mlflow_holds_the_figures_of_the_study(
     [whole] = [run for run in runs if "verdict" in run.data.tags]
     assert whole.data.metrics == pytest.approx(metrics(figures))
     assert whole.data.params == parameters(figures)
+    assert whole.data.tags["unit"] == figures.unit
     nested = {int(run.data.tags["trial"]): run.data for run in runs if run is not whole}
     assert nested.keys() == {one.trial for one in figures.trials}
     for one in figures.trials:

@@ -340,6 +340,24 @@ def test_text_of_a_study_without_time(changes, text):
     assert text_of(dataclasses.replace(EMPTY, kind=Kind.NOT_ENOUGH_TIME, **changes)) == text
 
 
+def test_texts_of_energy_tell_ratios_and_rates_of_energy():
+    left_out = Contender(1, knobs(precision="bf16"), Ratio(1.25, 0.5, 2.0))
+    alone = dataclasses.replace(
+        KEPT, kind=Kind.NOTHING_BETTER, finalists=(finalist(0),), unit="samples/J"
+    )
+    assert text_of(dataclasses.replace(alone, left_out=left_out)).endswith(
+        " Trial 1, seen once at 0.80x the energy per sample of yours, was left out, as the 95 % CI of "
+        "that is 0.50 to 2.00: precision=bf16."
+    )
+    found = dataclasses.replace(
+        EMPTY,
+        kind=Kind.NOT_ENOUGH_TIME,
+        search_best=SearchBest(True, TODAY, 0.25),
+        unit="samples/J",
+    )
+    assert "your configuration ran at 4 J/sample, and nothing" in text_of(found)
+
+
 def test_text_of_a_provisional_answer_by_the_search():
     found = dataclasses.replace(BETTER, provisional=True, rounds=0)
     assert text_of(found) == (

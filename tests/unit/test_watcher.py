@@ -138,6 +138,13 @@ def test_without_an_interval_nothing_is_judged() -> None:
     assert "slower" not in "".join(job.minutes(*[1.0] * 9))
 
 
+def test_speed_is_shown_without_a_promise_where_energy_was_the_objective() -> None:
+    job = Job(throughput={}, energy={"value": 0.5, "low": 0.4, "high": 0.6, "unit": "J/sample"})
+    assert "best.yaml tells no speed" in job.said[1]
+    (first,) = job.minutes(1000.0, 1000.0)
+    assert first.endswith("1,000 samples/s in the first minute")
+
+
 def test_what_another_version_tells_is_left_out() -> None:
     job = Job()
     job.watcher.hear(b'{"rank": 1}')

@@ -494,7 +494,8 @@ def _choices(figures: StudyFigures) -> str:
         "<th class=n>trial</th><th class=n>expected</th><th class=n>seen once</th>"
         f"<th class=n>by rounds</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
         '<p class="note">All over yours. Expected: by the model of a step, from all trials, when the '
-        "search ended; it orders the trials. Seen once: in the trial itself, luck included. By rounds: "
+        "search ended, with its own interval; it orders the trials. Seen once: in the trial itself, "
+        "luck included. By rounds: "
         "the result; a dash: it had none, or they only chose. The three rest on different runs, and "
         "need not agree.</p>"
     )

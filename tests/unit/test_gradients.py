@@ -98,7 +98,7 @@ def test_direction_tells_nothing_where_plain_autocast_turns_the_gradient_around(
 
 @pytest.mark.parametrize("wrong", [-1.0, 0.0])
 def test_tensor_that_is_wrong_under_plain_autocast_as_well_is_refused(wrong):
-    """The user's own code computes it in bf16: against its gradient, or without regard to it."""
+    # It points against the gradient, or is unrelated to it: the user's own code does so in bf16.
     other = drawn(2)["bias"]
     lost = wrong * GRADIENT["bias"] + (1 + wrong) * other * GRADIENT["bias"].norm() / other.norm()
     run = first_steps({**off(GRADIENT, 0.1), "bias": lost})

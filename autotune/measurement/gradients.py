@@ -164,7 +164,13 @@ def limits(
     # Once weights differ, by however little, gradients drift apart: the second step has one limit.
     errors = rounding[0].times(null / PROOF.null_bf16), RoundingErrors(*map(max, *rounding))
     each = zip(plain, errors, factors, strict=True)
-    return [_amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each]
+    first, second = (
+        _amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each
+    )
+    if first.blind:
+        return [first, second]
+    # Code that is wrong in bf16 is wrong under plain autocast, too.
+    return [first._replace(tensor=min(first.tensor, PROOF.largest_of_tensor)), second]
 
 
 def _by_format(size: float) -> GradientLimits:

@@ -469,6 +469,12 @@ class ProofPolicy:
         "largest error, of the whole or a tensor, where the model amplifies rounding",
         "other kernels round elsewhere: channels_last 0.98 to 1.01, five convolutional networks",
     )
+    largest_of_tensor: float = judgement(
+        1.2,
+        "relative error",
+        "largest limit of a tensor in the first step where the direction of the gradient tells anything",
+        "gradients of equal norm with nothing in common lie 1.4 apart, and a sketch errs by an eighth",
+    )
     limit_of_norm: float = judgement(
         0.1,
         "relative error",

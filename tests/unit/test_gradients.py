@@ -13,6 +13,7 @@ from autotune.measurement.gradients import (
     deviations,
     first_problem,
     limits,
+    rounding_of,
 )
 from autotune.measurement.policy import PROOF
 from autotune.worker.rank.sketch import Sketcher
@@ -93,6 +94,18 @@ def test_limits_of_every_format_widen_as_the_model_amplifies_rounding():
 def test_direction_tells_nothing_where_plain_autocast_turns_the_gradient_around():
     assert limits([BF16, FP32], amplified(0.6))[0].blind
     assert not limits([FP32, FP32], amplified(0.6))[0].blind
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 0.0])
+def test_tensor_that_is_wrong_under_plain_autocast_as_well_is_refused(wrong):
+    # It points against the gradient, or is unrelated to it: the user's own code does so in bf16.
+    other = drawn(2)["bias"]
+    lost = wrong * GRADIENT["bias"] + (1 + wrong) * other * GRADIENT["bias"].norm() / other.norm()
+    run = first_steps({**off(GRADIENT, 0.1), "bias": lost})
+    known = rounding_of(run, REFERENCE)
+    assert PROOF.null_bf16 < known[0].whole < PROOF.largest_limit
+    found = first_problem(deviations(run, REFERENCE, limits([BF16, FP32], known)))
+    assert found.startswith("its gradient of bias in the first step")
 
 
 def test_one_tensor_that_is_wrong_is_named():

@@ -22,7 +22,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.cli import app
 from autotune.config import load
 from autotune.views.block import final_block
-from autotune.views.figures import figures_of
+from autotune.views.figures import figures_of, gain_as_json
 from autotune.views.verdict_text import shown
 from search_spaces import preset_names, preset_summary
 from storage import StoredAttempt
@@ -186,8 +186,9 @@ def answer(study: StudyFolder) -> dict[str, Any]:
     """Return the study's verdict as commands print it in JSON."""
     stored = study.study().verdict
     assert stored is not None
-    body: dict[str, Any] = json.loads(json.dumps(shown(Verdict.from_dict(stored))))
-    return body
+    verdict = Verdict.from_dict(stored)
+    body = {**shown(verdict), **gain_as_json(verdict.speedup, "samples/s")}
+    return dict(json.loads(json.dumps(body)))
 
 
 def final(study: StudyFolder) -> str:

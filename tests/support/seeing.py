@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NoReturn
 
 from autotune.worker.survey_result import SurveyResult
@@ -57,7 +58,8 @@ def look(
         imported: modules that take seconds to import, which all scripts that name them share.
     """
     server = _server(imported)
-    server.requests.send((text, steps, counts_tokens, constructed or {}))
+    # The server may have been started in the folder of another test.
+    server.requests.send((str(Path.cwd()), text, steps, counts_tokens, constructed or {}))
     found = server.answer()
     assert isinstance(found, Looked), found
     return found
@@ -107,6 +109,7 @@ def _serve(imported: tuple[str, ...], connection: Connection) -> None:
 
 
 def _run(
+    folder: str,
     text: str,
     steps: int,
     counts_tokens: bool,
@@ -118,6 +121,7 @@ def _run(
     from autotune.worker.inject.script_survey import Survey
     from search_spaces import defaults
 
+    os.chdir(folder)
     # Loaders start their workers as in a process of their own.
     multiprocessing.set_start_method("fork", force=True)
     survey = Survey(defaults(), constructed=Constructed(constructed))

@@ -114,7 +114,8 @@ class _Patches:
             module: functools.partial(self._change, functions)
             for module, functions in _OTHERS.items()
         }
-        Arrivals({**changes, "sqlite3": self._of_sqlite, "h5py": self._of_h5py}).begin()
+        changes |= {"sqlite3": self._of_sqlite, "h5py": self._of_h5py, "dbm.ndbm": self._of_ndbm}
+        Arrivals(changes).begin()
 
     def _role(self, path: Any, role: str | None) -> Any:
         if role is None:
@@ -235,6 +236,14 @@ class _Patches:
             written = self._role(unquote(path), _KEEP)
             return f"file:{quote(os.fspath(written))}{mark}{rest}"
         return self._role(named, _KEEP)
+
+    def _of_ndbm(self, module: Any) -> None:
+        @wrapping(module, "open")
+        def patched(open_: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            # The library adds the ending by itself: one file or two.
+            name = os.fsdecode(filename)
+            several = [self._role(f"{name}{ending}", _KEEP) for ending in (".pag", ".dir", ".db")]
+            return open_(os.fspath(several[-1]).removesuffix(".db"), *args, **kwargs)
 
     def _of_h5py(self, module: Any) -> None:
         @wrapping(module.File, "__init__")

@@ -21,6 +21,7 @@ COMMITS = [
     Commit("Environments.record", 1),
     Commit("Messages.say", 3),
     Commit("Claims.record_slots", 1),
+    Commit("Claims.record_standing", 3),
     Commit("Claims.end_search", 1),
     Commit("AttemptRecords.begin", 3),
     Commit("AttemptRecords.finish", 3),

@@ -123,7 +123,7 @@ def test_counter_that_stands_still_tells_no_energy(played: Replayed) -> None:
 def test_trial_whose_power_counter_stands_still_is_an_error(played: Replayed) -> None:
     behaviour = drawing(running_at(rate), lambda _: 0.0)
     played.on(behaviour).run(objective={"power_limit": 100.0, **FREE}, **SEARCH)
-    others = [one for one in played.attempts("search") if one.knobs["micro_batch"] != 2]
+    others = [one for one in played.recorded("search") if one.knobs["micro_batch"] != 2]
     assert {one.result.state for one in others} == {AttemptState.ERROR}
     assert all("objective.power_limit" in one.result.cause for one in others)
 

@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.processes import Processes
-from autotune.measurement.contrasts import Contrast, contrast, critical_value, welch_contrast
-from autotune.measurement.estimate import CONFIDENCE, Ratio
+from autotune.measurement.contrasts import (
+    ONE_SIDED,
+    Contrast,
+    contrast,
+    critical_value,
+    welch_contrast,
+)
+from autotune.measurement.estimate import Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from autotune.measurement.policy import PROOF
 
@@ -130,7 +136,7 @@ class ChoiceRounds:
         """Return the ratio of two trials, with a single comparison's interval."""
         if trial == other:
             return Ratio(1.0, 1.0, 1.0)
-        return self.contrast(trial, other).ratio((1 - CONFIDENCE) / 2)
+        return self.contrast(trial, other).ratio(ONE_SIDED)
 
     def contrast(self, trial: int, other: int) -> Contrast:
         """Return how much faster a trial is than another, in logarithms.

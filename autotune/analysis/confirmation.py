@@ -58,8 +58,7 @@ class Confirmation:
         self._first_round = first_round
         rivals = self.choosing.rivals()
         if processes is not None and baseline is not None and len(rivals) == 1:
-            wanted = min(PROOF.fewest_alone, most_rounds)
-            self.alone = GainRounds(rivals[0], baseline, most_rounds, wanted, 1, processes)
+            self.alone = self._alone_with(rivals[0], baseline, least=1)
 
     @property
     def chosen(self) -> int | None:
@@ -154,14 +153,17 @@ class Confirmation:
         best, today = self.choosing.best(), self.baseline
         if today is None or best == today or today in self.choosing.dropped:
             return
+        self.alone = self._alone_with(best, today, least=PROOF.fewest_rounds)
+
+    def _alone_with(self, chosen: int, today: int, *, least: int) -> GainRounds:
+        """Plan rounds of a choice and the baseline alone, which tell from so many on."""
+        most = self._most_rounds
         if self.processes is not None:
-            wanted = min(PROOF.fewest_alone, self._most_rounds)
+            wanted = min(PROOF.fewest_alone, most)
         else:
-            seen = self.choosing.contrast(best, today)
-            wanted = rounds_wanted(seen, len(self.choosing.rounds), self._most_rounds)
-        self.alone = GainRounds(
-            best, today, self._most_rounds, wanted, PROOF.fewest_rounds, self.processes
-        )
+            seen = self.choosing.contrast(chosen, today)
+            wanted = rounds_wanted(seen, len(self.choosing.rounds), most)
+        return GainRounds(chosen, today, most, wanted, least, self.processes)
 
     def take_back(self, knobs: Mapping[str, Any]) -> None:
         """Have the choice measured alone without the changes that bring nothing."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from autotune.analysis.levels import error_of, levelled
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
-from autotune.search.ranking import expectation, expected_first
+from autotune.search.ranking import Expectation, expectation
 from search_spaces.constraints import global_batch
 from storage import (
     Attempts,
@@ -192,16 +192,15 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
     Args:
         several: trials with a throughput.
     """
-    by_rate, rates = _by_rate(several)
-    close = by_rate[: len(rates)]
-    order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
-    return [*(close[place] for place in order), *by_rate[len(rates) :]]
+    close, model = _expected(several)
+    return [*(close[place] for place in model.order()), *fastest_first(several)[len(close) :]]
 
 
-def _by_rate(several: Sequence[StoredAttempt]) -> tuple[list[StoredAttempt], list[float]]:
-    """Return trials, the fastest first, and the rates of those that are looked at closely."""
-    by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-    return by_rate, [rate for a in by_rate[: PROOF.ranked] if (rate := a.result.throughput)]
+def _expected(several: Iterable[StoredAttempt]) -> tuple[list[StoredAttempt], Expectation]:
+    """Return the trials that are looked at closely, the fastest first, and what is expected of them."""
+    close = [one for one in fastest_first(several)[: PROOF.ranked] if one.result.throughput]
+    rates = [one.result.throughput or _LEAST_RATE for one in close]
+    return close, expectation(rates, [_error(a) for a in close], [a.knobs for a in close])
 
 
 def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttempt]:
@@ -250,9 +249,7 @@ def expected_gains(attempts: Attempts) -> dict[int, Ratio]:
     own, timed = attempts.baseline(), timed_trials(attempts)
     if own is None or len(timed) < 2:
         return {}
-    by_rate, rates = _by_rate(timed)
-    close = by_rate[: len(rates)]
-    model = expectation(rates, [_error(a) for a in close], [a.knobs for a in close])
+    close, model = _expected(timed)
     place = next((n for n, one in enumerate(close) if one.trial == own.trial), None)
     if place is None:
         today = own.result.throughput

@@ -185,9 +185,16 @@ class ObjectiveSpec(Section):
         return self.metric == "samples_per_joule"
 
     @property
+    def energy_setting(self) -> str:
+        """Return the field that needs the energy of every block; empty if none does."""
+        if self.of_energy:
+            return "metric"
+        return "" if self.power_limit is None else "power_limit"
+
+    @property
     def reads_energy(self) -> bool:
         """Return whether the energy of every block has to be known."""
-        return self.of_energy or self.power_limit is not None
+        return bool(self.energy_setting)
 
     @field_validator("global_batch", mode="before")
     @classmethod

@@ -195,9 +195,9 @@ class StudySpec(Section):
 
     def _of_energy(self) -> mistakes.Problems:
         """Return mistakes in energy or power as the objective."""
-        if not self.objective.reads_energy:
+        field = self.objective.energy_setting
+        if not field:
             return {}
-        field = "metric" if self.objective.of_energy else "power_limit"
         if not self.workload.observable:
             noun = self.workload.noun
             text = f"needs the energy of each block, which is not seen of a {noun} with ranks of its own"

@@ -130,10 +130,9 @@ class Plan:
         Raises:
             BadInput: it cannot; the message has the reason.
         """
-        objective, launcher = self.spec.objective, self.launcher
-        if not objective.reads_energy:
+        field, launcher = self.spec.objective.energy_setting, self.launcher
+        if not field:
             return
-        field = "metric" if objective.of_energy else "power_limit"
         problem = launcher.site.energy_unreadable
         if not problem and not launcher.site.on_device and len(launcher.slots) > 1:
             problem = (

@@ -20,14 +20,6 @@ from autotune.search.threads import ThreadpoolController
 from search_spaces.words import Knobs
 
 
-def expected_first(
-    rates: Sequence[float], errors: Sequence[float], knobs: Sequence[Knobs]
-) -> list[int]:
-    """Return the indices of configurations, the largest expected rate first; see `expectation`."""
-    expected = expectation(rates, errors, knobs).rates
-    return [int(place) for place in np.argsort(-np.asarray(expected), kind="stable")]
-
-
 @dataclass(frozen=True)
 class Expectation:
     """Rates that the model expects of some configurations, by all measurements together.
@@ -39,6 +31,10 @@ class Expectation:
 
     rates: tuple[float, ...]
     covariance: Matrix
+
+    def order(self) -> list[int]:
+        """Return the indices of the configurations, the largest expected rate first."""
+        return [int(place) for place in np.argsort(-np.asarray(self.rates), kind="stable")]
 
     def half_width(self, one: int, other: int) -> float:
         """Return the half-width of the 95 % interval of the log ratio of two rates."""

@@ -12,7 +12,6 @@ from optuna_dashboard import get_note
 
 from autotune.analysis.saving import EnergySaving
 from autotune.analysis.wording import quantity
-from autotune.views.block import final_block
 from autotune.views.figure_text import bounds_text, kilowatt_hours, times
 from autotune.views.figures import as_json, figures_of
 from autotune.views.page import page
@@ -24,7 +23,7 @@ from launchers.replay.behaviours import by_utilisation, drawing, noisy, running_
 from launchers.replay.launcher import ENVIRONMENT
 from storage import AttemptState
 from tests.control.replayed import Replayed, rate
-from tests.control.test_figures import answered, words
+from tests.control.shown import answered, texts_of, words
 
 FREE: dict[str, Any] = {"global_batch": "free"}
 ENERGY: dict[str, Any] = {"metric": "samples_per_joule", **FREE}
@@ -141,11 +140,7 @@ def test_every_figure_of_energy_is_the_same_wherever_it_is_shown(played: Replaye
     )
     energy = answer.speedup.inverse
     texts = {
-        "page": words(page(figures)),
-        "report": report_of(figures),
-        "block": final_block(figures),
-        "status": answered(played, "status", played.name),
-        "watch": answered(played, "watch", played.name),
+        **texts_of(played, figures),
         "note": get_note(played.trials_of_optuna()),
         "list": answered(played, "list"),
     }

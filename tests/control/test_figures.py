@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import html
 import io
 import json
 import re
@@ -35,6 +34,7 @@ from launchers.replay.behaviours import noisy, where
 from search_spaces.knob import written
 from storage import ChoiceReason, Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed
+from tests.control.shown import answered, texts_of, words
 from tests.support.states import WHOLE, tuned
 from tests.support.steering import ask
 
@@ -45,28 +45,11 @@ WIDE: dict[str, Any] = {
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J\x07 \u202e 'quoted\" & <b>"
 
 
-def words(markup: str) -> str:
-    """Return the text of a page."""
-    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", markup, flags=re.DOTALL))
-
-
-def answered(played: Replayed, *command: str) -> str:
-    found = ask(*command, "--storage", played.url, cwd=played.folder)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
 def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: Replayed) -> None:
     figures = tuned(played)
     speedup, saving = figures.answer.speedup, figures.saving
     assert figures.answer.better and speedup is not None and saving is not None
-    texts = {
-        "page": words(page(figures)),
-        "report": report_of(figures),
-        "block": final_block(figures),
-        "status": answered(played, "status", played.name),
-        "watch": answered(played, "watch", played.name),
-    }
+    texts = texts_of(played, figures)
     for name, text in texts.items():
         assert times(speedup.value) in text, name
         assert bounds_text(speedup) in " ".join(text.split()) or name == "page", name

@@ -1,0 +1,33 @@
+"""What a replayed study shows: on its page and on the terminal, as texts."""
+
+import html
+import re
+
+from autotune.views.block import final_block
+from autotune.views.figures import StudyFigures
+from autotune.views.page import page
+from autotune.views.paper import report_of
+from tests.control.replayed import Replayed
+from tests.support.steering import ask
+
+
+def words(markup: str) -> str:
+    """Return the text of a page."""
+    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", markup, flags=re.DOTALL))
+
+
+def answered(played: Replayed, *command: str) -> str:
+    found = ask(*command, "--storage", played.url, cwd=played.folder)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def texts_of(played: Replayed, figures: StudyFigures) -> dict[str, str]:
+    """Return the texts of a study that show its answer, by the place where they stand."""
+    return {
+        "page": words(page(figures)),
+        "report": report_of(figures),
+        "block": final_block(figures),
+        "status": answered(played, "status", played.name),
+        "watch": answered(played, "watch", played.name),
+    }

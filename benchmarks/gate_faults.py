@@ -74,6 +74,13 @@ def silent(built: autotune.Workload, _: int) -> autotune.Workload:
     return built
 
 
+def flipped(built: autotune.Workload, _: int) -> autotune.Workload:
+    """One matrix in the middle gets its gradient with the opposite sign."""
+    matrices = [p for p in built.model.parameters() if p.dim() > 1]
+    matrices[len(matrices) // 2].register_hook(torch.neg)
+    return built
+
+
 def sync(built: autotune.Workload, _: int) -> autotune.Workload:
     """Let the forward pass go around DDP, so that gradients are not exchanged."""
 
@@ -171,7 +178,7 @@ def other_dropout(built: autotune.Workload, _: int) -> autotune.Workload:
 FAULTS: dict[str, Callable[[autotune.Workload, int], autotune.Workload]] = {
     one.__name__: one
     for one in (
-        *(scale, shrunk, summed, silent, sync, frozen),
+        *(scale, shrunk, summed, silent, flipped, sync, frozen),
         *(half_rate, mask, stale, dropped, other_dropout),
     )
 }

@@ -5,6 +5,7 @@ Both start from equal weights and batches. Pure functions over sketches
 """
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,6 +49,12 @@ class Tensor:
     def distance(self, other: "Tensor") -> float:
         """Return an estimate of the norm of the difference."""
         return math.dist(self.buckets, other.buckets)
+
+    def turn(self, other: "Tensor") -> float:
+        """Return an estimate of one less the cosine: 0 for the same direction, 2 for its opposite."""
+        product = sum(a * b for a, b in zip(self.buckets, other.buckets, strict=True))
+        norms = math.hypot(*self.buckets) * math.hypot(*other.buckets)
+        return 1.0 - product / max(norms, _TINY)
 
 
 @dataclass(frozen=True)
@@ -131,12 +138,14 @@ class GradientLimits(NamedTuple):
         tensor: the same of a tensor.
         norm: difference of the norms of the whole gradients.
         norm_of_tensor: the same of a tensor.
+        turn: one less the cosine of a tensor's gradient and the reference's.
     """
 
     whole: float
     tensor: float
     norm: float = math.inf
     norm_of_tensor: float = math.inf
+    turn: float = math.inf
 
     @property
     def blind(self) -> bool:
@@ -168,7 +177,7 @@ def limits(
         _amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each
     )
     if first.blind:
-        return [first, second]
+        return [first._replace(turn=PROOF.largest_turn), second]
     # Code that is wrong in bf16 is wrong under plain autocast, too.
     return [first._replace(tensor=min(first.tensor, PROOF.largest_of_tensor)), second]
 
@@ -248,6 +257,17 @@ def _of_gradient(
     of = f"gradient of {reference[place].name} in the {step} step"
     yield Deviation(f"the norm of its {its}", abs(_norm(run) - whole) / whole, limits.norm)
     yield Deviation(f"the norm of its {of}", error, limits.norm_of_tensor)
+    turns = [_turn(a, b, PROOF.negligible * whole) for a, b in zip(run, reference, strict=True)]
+    place, turn = max(enumerate(turns), key=operator.itemgetter(1))
+    of = f"gradient of {reference[place].name} in the {step} step"
+    yield Deviation(f"the direction of its {of}", turn, limits.turn)
+
+
+def _turn(run: Tensor, reference: Tensor, least: float) -> float:
+    """Return the turn of a tensor; 0 where it is too small, or its norm below the least, to tell."""
+    if reference.size < PROOF.fewest_to_turn or reference.norm < least:
+        return 0.0
+    return run.turn(reference)
 
 
 def _furthest(errors: Sequence[float], sizes: Sequence[float]) -> tuple[int, float]:

@@ -474,6 +474,15 @@ class ProofPolicy:
         "largest limit of a tensor in the first step where the direction of the gradient tells anything",
         "gradients of equal norm with nothing in common lie 1.4 apart, and a sketch errs by an eighth",
     )
+    largest_turn: float = judgement(
+        1.7,
+        "one less the cosine",
+        "largest of a tensor's gradient in the first step where autocast turns the whole one around",
+        "2: a flipped sign; 1: nothing in common, four errors of a sketch away",
+    )
+    fewest_to_turn: int = judgement(
+        1024, "elements", "fewest of a tensor whose direction is compared", "few turn by chance"
+    )
     limit_of_norm: float = judgement(
         0.1,
         "relative error",

@@ -108,6 +108,32 @@ def test_tensor_that_is_wrong_under_plain_autocast_as_well_is_refused(wrong):
     assert found.startswith("its gradient of bias in the first step")
 
 
+def seen_by_direction(run):
+    """Return the problem where plain autocast turns the gradient beyond telling."""
+    known = limits([BF16, FP32], amplified(0.7))
+    assert known[0].blind
+    return first_problem(deviations(run, REFERENCE, known))
+
+
+def test_flipped_tensor_is_refused_where_the_distance_tells_nothing():
+    turned = off(GRADIENT, 0.7)
+    rounded = {name: t * GRADIENT[name].norm() / t.norm() for name, t in turned.items()}
+    assert seen_by_direction(first_steps(rounded)) == ""
+    flipped = first_steps({**rounded, "matrix": -rounded["matrix"]})
+    assert "direction of its gradient of matrix in the first step" in seen_by_direction(flipped)
+
+
+def test_direction_of_a_small_tensor_is_not_compared():
+    flipped = first_steps({**GRADIENT, "bias": -GRADIENT["bias"]})
+    assert seen_by_direction(flipped) == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gradients_with_nothing_in_common_are_not_called_flipped(seed):
+    other = {name: t * GRADIENT[name].norm() / t.norm() for name, t in drawn(100 + seed).items()}
+    assert seen_by_direction(first_steps(other, GRADIENT)) == ""
+
+
 def test_one_tensor_that_is_wrong_is_named():
     wrong = {**GRADIENT, "bias": 3 * GRADIENT["bias"]}
     assert "gradient of bias in the first step" in problem(first_steps(wrong), REFERENCE)

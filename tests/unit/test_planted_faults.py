@@ -92,7 +92,9 @@ def test_bf16_that_batch_norm_amplifies_passes_if_plain_autocast_deviates_as_far
     assert by_autocast == ""
 
 
-@pytest.mark.parametrize("fault", ["scale", "shrunk", "silent", "summed", "dropped", "stale"])
+@pytest.mark.parametrize(
+    "fault", ["scale", "shrunk", "silent", "flipped", "summed", "dropped", "stale"]
+)
 def test_faults_in_bf16_show_however_far_batch_norm_amplifies_rounding(fault):
     assert deviation_in_bf16(fault)[1]
 

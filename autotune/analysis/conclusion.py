@@ -250,8 +250,7 @@ def mean_rate(rates: Sequence[float]) -> Ratio:
 
 def _numerics(trial: int, checks: GateRecord) -> Numerics | None:
     if trial in checks.passed:
-        agreement = checks.passed[trial]
-        return Numerics(agreement.loss_distance, agreement.norm_ratio, steps=agreement.steps)
+        return Numerics.of(checks.passed[trial])
     if trial in checks.unchecked:
         return Numerics(unchecked=checks.unchecked[trial])
     return None

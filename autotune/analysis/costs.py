@@ -13,6 +13,7 @@ from typing import Any, Self
 from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import Onset, OnsetBound
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces.constraints import why_not_live
 from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -42,6 +43,7 @@ class RunTimes:
         trained: seconds of all of its blocks, those of the warm-up included.
         live: it took over the processes of the run before.
         interleaved: it took turns with other runs.
+        convolutional: its model has convolutions.
     """
 
     knobs: dict[str, Any]
@@ -52,6 +54,7 @@ class RunTimes:
     trained: float = 0.0
     live: bool = False
     interleaved: bool = False
+    convolutional: bool = False
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
@@ -73,6 +76,7 @@ class RunTimes:
             trained,
             attempt.result.resident_of is not None,
             any("turn" in block.observed for block in blocks),
+            any(block.observed.get("convolutions") for block in blocks),
         )
 
     @property
@@ -266,9 +270,15 @@ class Costs:
         enough = MEASUREMENT.steps_for_proof * self.step(knobs)
         return max(0.0, enough - self._counted(knobs)) if self._on_device else 0.0
 
-    def trajectory(self, knobs: Knobs) -> float:
-        """Return seconds of a run of the numerics gate."""
-        steps = self.first_step(knobs) + (PROOF.fewest_steps - 1) * self.step(knobs)
+    @property
+    def convolutional(self) -> bool:
+        """True if a run has shown that the model has convolutions."""
+        return any(run.convolutional for run in self._runs)
+
+    def check(self, purpose: Purpose, knobs: Knobs) -> float:
+        """Return seconds of the shortest run of the numerics gate with this purpose."""
+        count = STEPS_WITHOUT_DROPOUT if purpose is Purpose.AUTOCAST else PROOF.fewest_steps
+        steps = self.first_step(knobs) + (count - 1) * self.step(knobs)
         return self.slow_startup + self._slower(knobs) * steps
 
     def _slower(self, knobs: Knobs) -> float:

@@ -135,7 +135,7 @@ def _of_change(
     return {
         "batch": batch_change(chosen.knobs, today, world_size),
         "touched": tuple(touched(chosen.knobs, today, checks.harmless)),
-        "numerics": found and Numerics(found.loss_distance, found.norm_ratio, steps=found.steps),
+        "numerics": found and Numerics.of(found),
         "risks": checks.risks.get(chosen.trial, ""),
     }
 

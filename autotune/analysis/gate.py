@@ -6,7 +6,7 @@ could not be compared with it. Pure functions over records.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.sameness import Comparison, Rules
@@ -104,11 +104,12 @@ def next_check(
 def _lacks_rounding(reference: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool:
     """Return whether a run must tell how far plain autocast deviates the gradient of a model.
 
-    Convolutional networks with normalisation amplify rounding.
+    Convolutional networks with normalisation amplify rounding. Without gradients it cannot tell.
     """
     if attempts.of(Purpose.AUTOCAST).recorded().with_knobs(reference.knobs):
         return False
-    return any(block.observed.get("convolutions") for block in blocks(reference.id))
+    seen = [block.observed for block in blocks(reference.id)]
+    return any("gradient" in one for one in seen) and any(one.get("convolutions") for one in seen)
 
 
 def _rounding(safe: Knobs, attempts: Attempts, blocks: Blocks) -> tuple[RoundingErrors, ...]:
@@ -153,23 +154,46 @@ def _is_open(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool
     return compared(attempt, attempts, blocks).open
 
 
+class MissingRun(NamedTuple):
+    """Run of the gate that has yet to be made."""
+
+    purpose: Purpose
+    knobs: dict[str, Any]
+
+
 def missing_runs(
-    finalists: Iterable[Knobs], baseline: Knobs, attempts: Attempts
-) -> list[dict[str, Any]]:
-    """Return the configurations that must run before these may be confirmed, references included."""
-    missing: list[dict[str, Any]] = []
+    finalists: Iterable[Knobs], baseline: Knobs, attempts: Attempts, *, convolutional: bool = False
+) -> list[MissingRun]:
+    """Return the runs that must be made before these may be confirmed, if each passes at once.
+
+    Args:
+        finalists: configurations.
+        baseline: a value for every knob.
+        attempts: attempts of the study.
+        convolutional: True if the model has convolutions, so that plain autocast is run as well.
+    """
+    missing: list[MissingRun] = []
     for knobs in finalists:
         if not touched(knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(knobs, baseline, _references(attempts))
         safe = reference_knobs(checked, baseline)
-        if reference is None and safe not in missing:
-            missing.append(safe)
+        if reference is None:
+            _add(MissingRun(Purpose.REFERENCE, safe), missing)
         own = {searched.trial for searched in attempts.searched().with_knobs(knobs)}
         done = attempts.of(Purpose.NUMERICS).recorded().with_knobs(checked)
-        if not any(check.trial in own for check in done):
-            missing.append(checked)
+        if any(check.trial in own for check in done):
+            continue
+        if convolutional and not attempts.of(Purpose.AUTOCAST).recorded().with_knobs(safe):
+            _add(MissingRun(Purpose.AUTOCAST, safe), missing)
+        missing.append(MissingRun(Purpose.NUMERICS, checked))
     return missing
+
+
+def _add(run: MissingRun, missing: list[MissingRun]) -> None:
+    """Add a run that finalists share, once."""
+    if run not in missing:
+        missing.append(run)
 
 
 def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:

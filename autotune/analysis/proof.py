@@ -81,7 +81,7 @@ class Proof:
 
     def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
         """Return seconds of the shortest rounds, the checks before, and the baseline's other runs."""
-        checks = sum(map(self.costs.trajectory, self._missing_checks(finalists)))
+        checks = sum(self.costs.check(*run) for run in self._missing_checks(finalists))
         repeats = self.repeats * self.costs.brief(self.baseline)
         return checks + repeats + self.rounds([self.baseline, *finalists], rounds)
 
@@ -125,8 +125,11 @@ class Proof:
             return 0.0
         return self.needed * sum(map(self.costs.further_steps, [self.baseline, first.knobs]))
 
-    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[dict[str, Any]]:
-        return gate.missing_runs(finalists, self.baseline, self.attempts)
+    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[gate.MissingRun]:
+        convolutional = self.costs.convolutional
+        return gate.missing_runs(
+            finalists, self.baseline, self.attempts, convolutional=convolutional
+        )
 
 
 class WallTime(NamedTuple):

@@ -11,6 +11,7 @@ from autotune.analysis.gate import Refusal
 from autotune.analysis.memory import Memory, Outgrown
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.numerics import Agreement
 from autotune.measurement.policy import PROOF
 
 VERSION = 2
@@ -73,16 +74,30 @@ class Numerics:
     """Agreement of a configuration with the fp32 reference.
 
     Attributes:
-        loss_distance: largest relative one; None if it could not be checked.
+        loss_distance: of the mean losses in the last quarter of the steps, relative; None if it could
+            not be checked.
         norm_ratio: median gradient norm over the reference's; None likewise.
         unchecked: reason why it could not be checked; empty if it was.
         steps: number of compared steps.
+        share_of_progress: the distance in units of the reference's progress, which is judged; None
+            where that was too small to compare with.
     """
 
     loss_distance: float | None = None
     norm_ratio: float | None = None
     unchecked: str = ""
     steps: int = 0
+    share_of_progress: float | None = None
+
+    @classmethod
+    def of(cls, found: Agreement) -> Self:
+        """Return the figures of a comparison."""
+        return cls(
+            found.loss_distance,
+            found.norm_ratio,
+            steps=found.steps,
+            share_of_progress=found.share_of_progress,
+        )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ from autotune.measurement.gradients import (
 )
 from autotune.measurement.policy import PROOF, ProofPolicy
 
+_TINY = 1e-30
+"""Least divisor."""
+
 
 class Equivalence(Enum):
     """Result of the test."""
@@ -166,7 +169,7 @@ def not_to_compare(reference: Trajectory) -> str:
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
-    share = reference.progress / max(abs(statistics.fmean(reference.losses[: PROOF.start])), 1e-30)
+    share = reference.progress / max(abs(statistics.fmean(reference.losses[: PROOF.start])), _TINY)
     steps = len(reference.losses)
     return (
         f"the loss of the reference fell by {share:.1%} in {steps} steps, less than "
@@ -180,18 +183,19 @@ class Agreement:
 
     Attributes:
         problem: reason for a refusal; empty if there is none.
-        loss_distance: largest relative distance of the losses, over all pairs.
+        loss_distance: distance of the mean losses in the last quarter of all pairs, relative to the
+            reference's; None where the run ended early.
         norm_ratio: median gradient norm over that of the reference.
         open: True if another pair of runs is needed.
         steps: number of compared steps.
         gradient_error: relative error in the first step; None where gradients were not compared.
-        share_of_progress: distance of the loss in the last quarter, in units of the reference's
-            progress; None where that had not fallen.
+        share_of_progress: the same with its sign, in units of the reference's progress; None also
+            where that had not fallen.
         unproven: why the comparison proves nothing either way, in words; empty if it does.
     """
 
     problem: str
-    loss_distance: float
+    loss_distance: float | None
     norm_ratio: float
     open: bool = False
     steps: int = 0
@@ -222,7 +226,6 @@ def agreement(
         rounding: errors of gradients under plain autocast, see measurement.gradients.
     """
     run = _cut(run, len(reference.losses))
-    losses = reference.losses[: len(run.losses)]
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
     limits = gradients.limits(formats, rounding)
     early = _of_first_steps(run, reference, limits)
@@ -233,7 +236,7 @@ def agreement(
     )
     return Agreement(
         problem,
-        max([*_distances(run.losses, losses), *map(_furthest, earlier)]),
+        curve.relative if curve else None,
         ratio,
         open=not problem and curve is not None and curve.open,
         steps=len(run.losses),
@@ -304,6 +307,12 @@ class _LossComparison:
         return self._distance.mean / self._progress if self._fallen else None
 
     @property
+    def relative(self) -> float:
+        """Size of the distance, relative to the loss of the references in the same steps."""
+        level = statistics.fmean(abs(x) for one in self._references for x in _last(one.losses))
+        return abs(self._distance.mean) / max(level, _TINY)
+
+    @property
     def open(self) -> bool:
         """True if another pair would tell more."""
         return self._fallen and self._answer is Equivalence.OPEN and not self._last
@@ -344,29 +353,10 @@ def _last(losses: Sequence[float]) -> Sequence[float]:
     return losses[-max(PROOF.start, len(losses) // 4) :]
 
 
-def _furthest(pair: Pair) -> float:
-    """Return the largest distance in a pair of whole runs."""
-    run, reference = pair
-    return max(_distances(_cut(run, len(reference.losses)).losses, reference.losses))
-
-
-def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Return the relative distance step by step, of means over a few steps, as single batches jump."""
-    size = statistics.fmean(map(abs, reference))
-    both = list(zip(losses, reference, strict=True))
-    windows = [both[max(0, end - PROOF.window) : end] for end in range(1, len(both) + 1)]
-    return [
-        abs(statistics.fmean(a - b for a, b in window)) / size
-        if all(_finite(pair) for pair in window)
-        else math.inf
-        for window in windows
-    ]
-
-
 def _finite(numbers: Sequence[float]) -> bool:
     return all(map(math.isfinite, numbers))
 
 
 def _median_norm(trajectory: Trajectory) -> float:
     known = [norm for norm in trajectory.norms if math.isfinite(norm)]
-    return max(statistics.median(known), 1e-30) if known else math.nan
+    return max(statistics.median(known), _TINY) if known else math.nan

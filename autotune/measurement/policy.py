@@ -427,7 +427,6 @@ class ProofPolicy:
         "least standard deviation between the distances of equal curves with other seeds",
         "at most 5 % of wrong curves pass (benchmarks/equivalence.py)",
     )
-    window: int = judgement(3, "optimizer steps", "whose mean distance is shown", "batches jump")
 
     # Gradients
     null_fp32: float = judgement(

@@ -70,15 +70,14 @@ def _candidates(seen: SurveyResult, facts: Facts) -> Iterator[tuple[str, list[Kn
             yield "compile_scope", ["model", "blocks"]
 
 
-def find_outside(run: RunScript, wanted: Values, seconds: float) -> Outside:
+def find_outside(run: RunScript, wanted: Values, searching: SearchTime) -> Outside:
     """Try a value of each knob; compile in a run of its own, as it takes longest.
 
     Args:
         run: runs the script.
         wanted: result of `candidates`, without knobs that an option turns.
-        seconds: after which no further run begins.
+        searching: its time, which is for knobs that are tried alone.
     """
-    searching = SearchTime(seconds)
     quick = {name: values for name, values in wanted.items() if name not in _ALONE}
     found = _try_together(run, quick) if quick else Outside()
     beside = {_PRECISION: "bf16"} if _PRECISION in found.values else {}

@@ -20,6 +20,8 @@ from search_spaces.knob import KnobValue, written
 
 LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_checkpointing"
 PRECISION = "precision"
+COMPILING = 3.0
+"""Time of a run that compiles what the unchanged command does not, over that of one which does not."""
 _WORKERS = "loader_workers"
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
@@ -88,15 +90,25 @@ class OwnOptions:
 
 
 class SearchTime:
-    """Time of a search by trial, after which no further run begins."""
+    """Time of a search by trial, within which a run has to end that begins."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, usual: float = 0.0) -> None:
+        """Begin the search.
+
+        Args:
+            seconds: that it may take.
+            usual: seconds that a run is expected to take.
+        """
         self._end = time.monotonic() + seconds
+        self._usual = usual
 
     def late(self, knob: str, flag: str = "") -> str:
         """Return that a knob, or its option, was not tried for lack of time; empty if there is time."""
+        expected = self._usual * (COMPILING if knob == COMPILE else 1.0)
+        if time.monotonic() + expected < self._end:
+            return ""
         what = f"{flag} was not tried" if flag else "not tried"
-        return f"{knob}: {what}, as init took too long" if time.monotonic() >= self._end else ""
+        return f"{knob}: {what}, as init took too long"
 
 
 def worth_trying(tried: Tried, seen: SurveyResult, device: str) -> Tried:
@@ -118,7 +130,7 @@ def find_own_options(
     seen: SurveyResult,
     tried: Tried,
     say: Callable[[str], None],
-    seconds: float,
+    searching: SearchTime,
 ) -> OwnOptions:
     """Try other words for options.
 
@@ -127,7 +139,7 @@ def find_own_options(
         seen: training of the unchanged command.
         tried: knob -> what to try for it.
         say: called with what will be tried.
-        seconds: after which no further run begins.
+        searching: its time.
     """
     if not tried:
         return OwnOptions()
@@ -136,7 +148,7 @@ def find_own_options(
         for knob, several in tried.items()
     )
     say(f"Trying options that are named for a knob: {listed}.")
-    search = _OptionSearch(run, seen, SearchTime(seconds))
+    search = _OptionSearch(run, seen, searching)
     for together in _groups(tried):
         search.try_knobs(together)
     return OwnOptions(search.turned, (*search.doubts, *search.untried))

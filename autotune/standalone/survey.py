@@ -21,7 +21,14 @@ from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken,
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.named_options import OtherWord
 from autotune.standalone.outside import Outside
-from autotune.standalone.own_options import COMPILE, OwnOptions, find_own_options, worth_trying
+from autotune.standalone.own_options import (
+    COMPILE,
+    COMPILING,
+    OwnOptions,
+    SearchTime,
+    find_own_options,
+    worth_trying,
+)
 from autotune.standalone.progress_lines import reported
 from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
@@ -35,10 +42,8 @@ _LINES_SHOWN = 20
 _SLOWER = 4.0
 """Factor over the first run's time: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
-_COMPILING = 3.0
-"""Factor of these times for a run that is to compile what the first one did not."""
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
-"""Seconds in which runs with knobs may begin, and as a multiple of those before them."""
+"""Seconds that runs with knobs may take, and as a multiple of those before them."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +147,10 @@ def _study_of(
     _check(seen, launched, one_off.plan, runner.output())
     found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
     facts = facts_of(launcher.site)
-    now = time.monotonic()
-    end = now + _seconds_for_trying(now - began + runner.usual)
-    own = _own_options(runner, seen, facts, _besides(found, seen), end - now)
-    acting = _outside(runner, seen, facts, own, end - time.monotonic())
+    taken = time.monotonic() - began + runner.usual
+    searching = SearchTime(_seconds_for_trying(taken), runner.usual)
+    own = _own_options(runner, seen, facts, _besides(found, seen), searching)
+    acting = _outside(runner, seen, facts, own, searching)
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
     seen = _of_all_nodes(seen, found, launched)
@@ -157,26 +162,30 @@ def _study_of(
 
 
 def _own_options(
-    runner: "_Runner", seen: SurveyResult, facts: Facts, options: Sequence[Option], seconds: float
+    runner: "_Runner",
+    seen: SurveyResult,
+    facts: Facts,
+    options: Sequence[Option],
+    searching: SearchTime,
 ) -> OwnOptions:
-    """Try the options that are named for a knob; no run begins after so many seconds."""
+    """Try the options that are named for a knob, within this time."""
     cpus = cpus_of_rank(runner.one_off.plan.launcher.ranks)
     tried = worth_trying(named_options.others(options, facts, cpus), seen, facts.device)
-    found = find_own_options(runner.given, seen, tried, runner.say, seconds)
+    found = find_own_options(runner.given, seen, tried, runner.say, searching)
     return found.fitting(facts.device)
 
 
 def _outside(
-    runner: "_Runner", seen: SurveyResult, facts: Facts, own: OwnOptions, seconds: float
+    runner: "_Runner", seen: SurveyResult, facts: Facts, own: OwnOptions, searching: SearchTime
 ) -> Outside:
-    """Try knobs that no option turns from outside; no run begins after so many seconds."""
+    """Try knobs that no option turns from outside, within this time."""
     wanted = outside.candidates(seen, facts)
     wanted = {knob: values for knob, values in wanted.items() if knob not in own.turned}
-    return outside.find_outside(runner.under, wanted, seconds)
+    return outside.find_outside(runner.under, wanted, searching)
 
 
 def _seconds_for_trying(taken: float) -> float:
-    """Return the seconds in which further runs may begin, after so many seconds."""
+    """Return the seconds that further runs may take, after so many seconds."""
     return max(_LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS * taken)
 
 
@@ -319,7 +328,7 @@ class _Runner:
             workdir=self.workdir,
             folder=files.copies(),
         )
-        limit = self._limit(_COMPILING if compiles else 1.0)
+        limit = self._limit(COMPILING if compiles else 1.0)
         with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
             configuration = {**self.one_off.plan.baseline, **knobs}

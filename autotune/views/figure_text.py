@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from autotune.analysis.saving import Cost, EnergySaving, Saving
+from autotune.analysis.verdict import Numerics
 from autotune.analysis.wording import SPEED, Rounding, Terms, duration, fixed, quantity
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.policy import PROOF
 
 MIB = 2**20
 CI = "95 % CI"
@@ -51,6 +53,15 @@ class Known(Enum):
 def times(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
     """Return for example '1.14x'."""
     return f"{fixed(value, 2, rounding)}x"
+
+
+def loss_text(found: Numerics) -> str:
+    """Return for example 'loss lies within 0.01% of fp32 in the last quarter of 32 steps'."""
+    steps = f" of {found.steps} steps" if found.steps else ""
+    text = f"loss lies within {found.loss_distance:.2%} of fp32 in the last quarter{steps}"
+    if found.share_of_progress is None:
+        return text
+    return f"{text}, by {abs(found.share_of_progress):.1%} of its fall (limit {PROOF.margin:.0%})"
 
 
 def percent(value: float, rounding: Rounding = Rounding.NEAREST) -> str:

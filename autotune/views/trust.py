@@ -10,7 +10,14 @@ from autotune.analysis.rounds import Round
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, counted, duration
 from autotune.measurement.bottleneck import STRAGGLER
-from autotune.views.figure_text import expected_text, least, range_text, said_ratio, times
+from autotune.views.figure_text import (
+    expected_text,
+    least,
+    loss_text,
+    range_text,
+    said_ratio,
+    times,
+)
 from autotune.views.running import EnergyUse
 from autotune.views.trial_figures import TrialFigures
 from storage import SearchEndCause, StoredAttempt
@@ -159,9 +166,7 @@ def _same_training(known: Evidence) -> Point | None:
     agreed = known.verdict.numerics
     if not known.better or agreed is None or agreed.loss_distance is None:
         return None
-    steps = f" over {agreed.steps} steps" if agreed.steps else ""
-    text = f"The loss stays within {agreed.loss_distance:.2%} of fp32{steps}."
-    return Point(Trust.MEASURED, "numerics", "The same training", text)
+    return Point(Trust.MEASURED, "numerics", "The same training", f"The {loss_text(agreed)}.")
 
 
 def _one_machine(known: Evidence) -> Point | None:

@@ -15,6 +15,7 @@ from autotune.views.figure_text import (
     bounds_text,
     claim,
     least,
+    loss_text,
     range_text,
     said_ratio,
     signed_percent,
@@ -299,8 +300,8 @@ def _how_often(verdict: Verdict) -> str:
     if not verdict.chosen_in:
         return f"measured again {verdict.rounds} times in turn with yours"
     return (
-        f"measured {verdict.rounds} times in turn with yours after {verdict.chosen_in} rounds of all "
-        "finalists had chosen it"
+        f"measured {verdict.rounds} times in turn with yours after {verdict.chosen_in} rounds "
+        "before had chosen it"
     )
 
 
@@ -383,10 +384,7 @@ def _numerics(verdict: Verdict) -> str:
     what, agreed = ", ".join(verdict.touched), verdict.numerics
     if agreed is None or agreed.loss_distance is None:
         return f" {what} can change the loss, which could not be checked: compare a longer run."
-    return (
-        f" With {what} the loss stays within {agreed.loss_distance:.2%} of fp32 over {agreed.steps} "
-        "steps."
-    )
+    return f" With {what} the {loss_text(agreed)}."
 
 
 def _unchecked(verdict: Verdict) -> str:

@@ -430,7 +430,10 @@ class Observed(TypedDict, total=False):
     Every entry is name, elements, norm and the buckets of its sketch (rank.sketch).
     """
     convolutions: int
-    """1 if a parameter of the model has more than two dimensions; with its first gradient."""
+    """1 if a parameter of the model has more than two dimensions.
+
+    It is in the first block, and in that of a script's first CHECKED_STEPS.
+    """
     start: str
     """Digest of the first weights and rows; a script may begin with others in each run."""
     parts: dict[str, list[float]]

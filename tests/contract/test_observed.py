@@ -157,3 +157,4 @@ def test_batch_normalisation_of_a_workload_is_told(launcher: Launcher, tmp_path:
     report = launcher.slots[0].run_solo(request, lambda block: block.index > 0)
     told = [block.observed.get("batch_dependent") for block in report.blocks[:2]]
     assert told == ["BatchNorm", None], report.cause
+    assert [block.observed.get("convolutions") for block in report.blocks[:2]] == [1, None]

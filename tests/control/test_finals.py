@@ -106,6 +106,13 @@ def test_no_run_under_autocast_where_rounding_is_not_amplified(played: Replayed)
     assert not played.attempts("autocast")
 
 
+def test_no_run_under_autocast_where_gradients_are_not_known(played: Replayed) -> None:
+    first = {"convolutions": 1}
+    played.on(where(FASTER, lambda one: bool(one.request.trajectory), first_steps=first))
+    assert played.run(search_space=PRECISION)["knobs"]["precision"] == "bf16"
+    assert not played.attempts("autocast")
+
+
 @pytest.mark.parametrize("needed", [{"find_unused_parameters": True}, {"broadcast_buffers": False}])
 def test_the_reference_has_what_the_baseline_needs(
     played: Replayed, needed: dict[str, bool]

@@ -118,12 +118,30 @@ def test_a_loss_that_does_not_fall_compares_nothing():
     assert not_to_compare(falling(fall=0.2)) == ""
 
 
-def test_the_distance_that_is_told_is_that_of_the_worst_pair():
-    far = falling(noise=0.3, seed=3), falling(noise=0.3, seed=4)
-    near = falling(noise=0.01, seed=1), falling(noise=0.01, seed=2)
-    alone = agreement(*far).loss_distance
-    assert agreement(*near).loss_distance < alone
-    assert agreement(*near, earlier=[far]).loss_distance == alone
+def test_the_distance_that_is_told_is_the_judged_one():
+    """That of the last quarter: a loss that jumps early and comes back is as close as any."""
+    jump = [1.3 * loss if 4 <= step < 8 else loss for step, loss in enumerate(REFERENCE.losses)]
+    end = [1.002 * loss if step >= 24 else loss for step, loss in enumerate(jump)]
+    found = agreement(dataclasses.replace(REFERENCE, losses=tuple(end)), REFERENCE)
+    assert found.problem == ""
+    assert found.loss_distance == pytest.approx(0.002)
+    progress = REFERENCE.progress / REFERENCE.losses[-1]
+    assert found.share_of_progress == pytest.approx(0.002 / progress)
+
+
+def test_the_distance_that_is_told_is_the_mean_of_all_pairs():
+    def ending(factor):
+        losses = [factor * x if step >= 24 else x for step, x in enumerate(REFERENCE.losses)]
+        return dataclasses.replace(REFERENCE, losses=tuple(losses)), REFERENCE
+
+    both = agreement(*ending(1.003), earlier=[ending(0.999)])
+    assert both.loss_distance == pytest.approx(0.001)
+
+
+def test_a_run_that_ends_early_has_no_distance():
+    losses = (*REFERENCE.losses[:-1], math.nan)
+    found = agreement(dataclasses.replace(REFERENCE, losses=losses), REFERENCE)
+    assert found.loss_distance is None
 
 
 def test_seeds_that_change_nothing_tell_nothing_new():

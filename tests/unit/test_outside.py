@@ -7,6 +7,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.standalone.outside import Outside, candidates, find_outside
+from autotune.standalone.own_options import SearchTime
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
 
@@ -75,38 +76,44 @@ WANTED = candidates(seen(), CPU)
 
 def test_compile_is_tried_after_everything_else_at_once() -> None:
     script = Script()
-    assert find_outside(script, WANTED, LONG) == Outside(WANTED)
+    assert find_outside(script, WANTED, SearchTime(LONG)) == Outside(WANTED)
     assert script.runs == [{"precision": "bf16", "channels_last": True}, {"compile": "default"}]
 
 
 def test_knob_without_effect_is_left_out_with_the_reason() -> None:
-    found = find_outside(Script(idle=("channels_last",)), WANTED, LONG)
+    found = find_outside(Script(idle=("channels_last",)), WANTED, SearchTime(LONG))
     assert found.values == {n: v for n, v in WANTED.items() if n != "channels_last"}
     assert found.doubts == ("channels_last: it has found nothing to act on",)
 
 
 def test_knobs_are_tried_alone_where_the_script_fails_with_all() -> None:
     script = Script(fails=("precision",))
-    found = find_outside(script, WANTED, LONG)
+    found = find_outside(script, WANTED, SearchTime(LONG))
     assert "channels_last" in found.values and "precision" not in found.values
     assert found.doubts == ("precision: from outside bf16 fails: ERROR: precision",)
     assert script.runs[1:3] == [{"precision": "bf16"}, {"channels_last": True}]
 
 
 def test_scope_of_compilation_needs_compilation() -> None:
-    found = find_outside(Script(fails=("compile",)), WANTED, LONG)
+    found = find_outside(Script(fails=("compile",)), WANTED, SearchTime(LONG))
     assert not {"compile", "compile_scope"} & found.values.keys()
 
 
 def test_nothing_long_begins_late() -> None:
     script = Script()
-    found = find_outside(script, WANTED, -1.0)
+    found = find_outside(script, WANTED, SearchTime(-1.0))
     assert found.doubts == ("compile: not tried, as init took too long",)
+    assert script.runs == [{"precision": "bf16", "channels_last": True}]
+
+
+def test_compilation_that_would_end_late_is_not_begun() -> None:
+    script = Script()
+    find_outside(script, WANTED, SearchTime(60.0, usual=30.0))
     assert script.runs == [{"precision": "bf16", "channels_last": True}]
 
 
 def test_float8_is_tried_alone_and_beside_bf16() -> None:
     script = Script(fails=("float8",))
-    found = find_outside(script, candidates(seen(), HOPPER), LONG)
+    found = find_outside(script, candidates(seen(), HOPPER), SearchTime(LONG))
     assert script.runs[-1] == {"precision": "bf16", "float8": "tensorwise"}
     assert "float8" not in found.values and "activation_checkpointing" in found.values

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.standalone.named_options import OtherWord, others
-from autotune.standalone.own_options import OwnOptions, find_own_options, worth_trying
+from autotune.standalone.own_options import OwnOptions, SearchTime, find_own_options, worth_trying
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 
@@ -117,7 +117,7 @@ def searched(option: Option, *effects: Mapping[str, Any] | None, **today: Any) -
         return changed(before, effect)
 
     tried = others([option], ON_CPU, 4)
-    return find_own_options(run, before, tried, lambda _: None, 60)
+    return find_own_options(run, before, tried, lambda _: None, SearchTime(60))
 
 
 def changed(seen: SurveyResult, effect: Mapping[str, Any]) -> SurveyResult:
@@ -191,7 +191,7 @@ def test_refused_are_values_of_the_knob_and_all_of_them() -> None:
             raise BadInput("it fails")
         return changed(SEEN, {"precision": "pure_bf16"})
 
-    found = find_own_options(run, SEEN, tried, lambda _: None, 60)
+    found = find_own_options(run, SEEN, tried, lambda _: None, SearchTime(60))
     assert found.turned["precision"].refused == ("bf16", "fp16")
 
 
@@ -238,16 +238,29 @@ def test_second_option_is_tried_where_the_first_shows_nothing() -> None:
     options = [Option("--bf16", "bf16", False, switch=True), AMP]
     answers = iter([SEEN, changed(SEEN, {"precision": "bf16"})])
     tried = others(options, ON_CPU, 4)
-    found = find_own_options(lambda _: next(answers), SEEN, tried, lambda _: None, 60)
+    found = find_own_options(lambda _: next(answers), SEEN, tried, lambda _: None, SearchTime(60))
     assert found.turned["precision"].flag == "--amp"
     assert len(found.doubts) == 1
 
 
 def test_options_are_left_out_when_the_time_for_them_is_over() -> None:
     tried = others([AMP], ON_CPU, 4)
-    found = find_own_options(lambda _: SEEN, SEEN, tried, lambda _: None, -1)
+    found = find_own_options(lambda _: SEEN, SEEN, tried, lambda _: None, SearchTime(-1))
     assert found.turned == {}
     assert "--amp was not tried" in found.doubts[0]
+
+
+def test_compilation_that_would_end_late_is_not_begun() -> None:
+    asked: list[str] = []
+
+    def run(given: Sequence[OtherWord]) -> SurveyResult:
+        asked.extend(one.option.flag for one in given)
+        return SEEN
+
+    tried = others([AMP, Option("--compile", "compile", False, switch=True)], ON_CPU, 4)
+    found = find_own_options(run, SEEN, tried, lambda _: None, SearchTime(60.0, usual=30.0))
+    assert asked == ["--amp"]
+    assert "compile: --compile was not tried, as init took too long" in found.doubts
 
 
 def test_recomputation_is_begun_on_devices_alone_and_left_off_anywhere() -> None:
@@ -290,7 +303,7 @@ class Script:
 
     def searched(self, *options: Option) -> OwnOptions:
         tried = others(options, ON_CPU, 4)
-        return find_own_options(self, SEEN, tried, lambda _: None, 60)
+        return find_own_options(self, SEEN, tried, lambda _: None, SearchTime(60))
 
 
 def test_options_of_several_knobs_share_a_run() -> None:

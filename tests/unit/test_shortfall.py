@@ -1,9 +1,15 @@
 """Time that a study without a verdict asks for, and what it names instead."""
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from autotune.analysis.conclusion import left_out
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import Proof, WallTime, shortfall
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -43,6 +49,25 @@ def test_time_asked_for_pays_the_wait_for_new_processes() -> None:
 def test_time_asked_for_without_a_rival_pays_the_wait_for_new_processes() -> None:
     at_once = asked(trial(0, BASELINE), trial(1, BASELINE))
     assert asked(trial(0, BASELINE), trial(1, BASELINE, waited=20.0)) >= at_once + 20.0
+
+
+def finals(observed: dict[str, Any], *others: StoredAttempt) -> float:
+    """Price of the finals of bf16, whose runs showed this of the model."""
+    half = {**BASELINE, "precision": "bf16"}
+    attempts = Attempts([trial(0, BASELINE), trial(1, half), *others], BASELINE)
+    blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True, observed=observed)]
+    return Proof(attempts, CostRecords(lambda _: blocks).by(attempts), BASELINE).finals([half], 3)
+
+
+def test_finals_of_a_convolutional_model_pay_its_run_under_autocast() -> None:
+    launch, step = RUN - 1.0, 0.25  # a block of a second has four steps
+    dearer = finals({"convolutions": 1}) - finals({})
+    assert dearer == pytest.approx(launch + STEPS_WITHOUT_DROPOUT * step)
+
+
+def test_run_under_autocast_is_paid_once() -> None:
+    done = replace(trial(0, BASELINE), id=9, purpose=Purpose.AUTOCAST)
+    assert finals({"convolutions": 1}, done) == finals({}, done)
 
 
 def test_runs_that_never_came_to_a_step_ask_for_no_time() -> None:

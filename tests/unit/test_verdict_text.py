@@ -98,7 +98,15 @@ SURE = "The interval is wide: at least 1.10x is sure."
         ),
         (
             {"touched": ("precision",), "numerics": Numerics(0.00123, 1.0, steps=32)},
-            " With precision the loss stays within 0.12% of fp32 over 32 steps.",
+            " With precision the loss lies within 0.12% of fp32 in the last quarter of 32 steps.",
+        ),
+        (
+            {
+                "touched": ("precision",),
+                "numerics": Numerics(0.00123, 1.0, steps=32, share_of_progress=-0.0123),
+            },
+            " With precision the loss lies within 0.12% of fp32 in the last quarter of 32 steps, by "
+            "1.2% of its fall (limit 5%).",
         ),
         (
             {"touched": ("precision",), "numerics": Numerics(unchecked="no reference")},
@@ -138,7 +146,7 @@ def test_text_of_a_choice_by_earlier_rounds_names_both():
     found = dataclasses.replace(BETTER, chosen_in=3)
     assert text_of(found) == HEAD.replace(
         "measured again 5 times in turn with yours",
-        "measured 5 times in turn with yours after 3 rounds of all finalists had chosen it",
+        "measured 5 times in turn with yours after 3 rounds before had chosen it",
     )
 
 

@@ -22,9 +22,9 @@ from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.sketch import Sketcher
+from autotune.worker.rank.training import convolves
 from autotune.worker.rank.trajectory import (
     ReplicaSums,
-    convolves,
     plain,
     spread,
     square,
@@ -107,6 +107,7 @@ class FirstStepChecks:
         found = Observed(
             unused_parameters=len(self._idle),
             batch_dependent=self._statistics.found(self._probe.built.inner),
+            convolutions=int(convolves(_parameters(self._probe))),
         )
         if known and len(known) == sum(of_rank is not None for of_rank, _ in ranks):
             found["consumed"] = together(known)
@@ -168,7 +169,7 @@ class LeaderNorms:
 
     def _observe_first(self) -> None:
         names = _parameter_names(self._probe)
-        parameters = list(self._parameters())
+        parameters = list(_parameters(self._probe))
         self._places = {parameter: place for place, parameter in enumerate(parameters)}
         self._sketcher = Sketcher(
             (names.get(parameter, f"parameter {place}"), parameter.numel())
@@ -183,11 +184,12 @@ class LeaderNorms:
                 scaled = gradient if scale is None else gradient.double() / float(scale)
                 self._sketcher.add(place, scaled)
         self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
-        self._seen["convolutions"] = int(convolves(self._places))
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        groups: list[dict[str, Any]] = self._probe.leader.param_groups if self._probe.leader else []
-        return (parameter for group in groups for parameter in group["params"])
+
+def _parameters(probe: ScriptProbe) -> Iterator[nn.Parameter]:
+    """Return the parameters of the first optimizer."""
+    groups: list[dict[str, Any]] = probe.leader.param_groups if probe.leader else []
+    return (parameter for group in groups for parameter in group["params"])
 
 
 def _parameter_names(probe: ScriptProbe) -> dict[nn.Parameter, str]:

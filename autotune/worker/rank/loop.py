@@ -13,7 +13,7 @@ from autotune.worker.inject.statistics import batch_norms
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.rendezvous import RankFigures, among_ranks
-from autotune.worker.rank.training import Span, Training, no_span
+from autotune.worker.rank.training import Span, Training, convolves, no_span
 from autotune.worker.workload import Workload, check_loss
 
 _MOST_HALVINGS = 24
@@ -181,6 +181,8 @@ class TrainingLoop(Training):
             observed = Observed(**{**observed, "tells_longest": 1})
         if not index and (found := batch_norms(self.model.modules())):
             observed = Observed(**{**observed, "batch_dependent": found})
+        if not index and convolves(self.model.parameters()):
+            observed = Observed(**{**observed, "convolutions": 1})
         return super().block(trial, index, ranks, observed)
 
     def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:

@@ -19,11 +19,17 @@ Span = Callable[[str], AbstractContextManager[Any]]
 """Marks a span of the step: step, batch, loader, forward, backward, optimizer, read."""
 
 _NOTHING = nullcontext()
+_DIMENSIONS_OF_MATRIX = 2
 
 
 def no_span(_: str) -> AbstractContextManager[Any]:
     """Return an empty context."""
     return _NOTHING
+
+
+def convolves(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether parameters have the dimensions of convolutions."""
+    return any(parameter.dim() > _DIMENSIONS_OF_MATRIX for parameter in parameters)
 
 
 class NonFiniteLoss(ArithmeticError):

@@ -27,7 +27,6 @@ from autotune.worker.rank.training import Training
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """Names that wrappers put into those of parameters."""
-_DIMENSIONS_OF_MATRIX = 2
 
 
 class ReplicaSums(NamedTuple):
@@ -243,7 +242,6 @@ class UpdateNorms:
             yield seen
         self._sketches = False
         seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
-        seen["convolutions"] = int(convolves(self._places))
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
         """Return the gradients as they were before they were clipped."""
@@ -273,11 +271,6 @@ class UpdateNorms:
                 gradient = whole(parameter.grad.detach())
                 scaled = gradient if factor == 1 else gradient.double() * factor
                 self._sketcher.add(self._places[parameter], scaled)
-
-
-def convolves(parameters: Iterable[nn.Parameter]) -> bool:
-    """Return whether parameters have the dimensions of convolutions."""
-    return any(parameter.dim() > _DIMENSIONS_OF_MATRIX for parameter in parameters)
 
 
 def plain(name: str) -> str:

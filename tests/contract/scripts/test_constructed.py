@@ -11,7 +11,7 @@ from autotune.config import fields
 from autotune.standalone import flags
 from autotune.standalone.batch_settings import find_batch_settings
 from autotune.standalone.named_options import OtherWord, others
-from autotune.standalone.own_options import find_own_options
+from autotune.standalone.own_options import SearchTime, find_own_options
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import PYTHON
 from autotune.worker.survey_result import SurveyResult
@@ -70,7 +70,7 @@ def format_turned(kind: str, replaced: tuple[str, str] = ("", "")) -> tuple[obje
         return seen(kind, replaced, **{one.option.flag: one.word for one in words})
 
     wanted = {"precision": tried["precision"]}
-    found = find_own_options(given, before, wanted, print, 600).turned["precision"]
+    found = find_own_options(given, before, wanted, print, SearchTime(600)).turned["precision"]
     return found.flag, found.today, found.words
 
 

@@ -219,10 +219,14 @@ def _convolutional(
 ) -> FirstSteps:
     script = bench.write(CONVOLVES.replace("WRONG", wrong))
     report = bench.run(script, samples=4, asked={"trajectory": 2, "autocast": autocast}, **knobs)
-    assert observed(report)["convolutions"] == 1
     found = FirstSteps.seen([block.observed for block in report.blocks])
     assert found is not None
     return found
+
+
+def test_convolutions_of_a_script_are_told(bench: Bench) -> None:
+    script = bench.write(CONVOLVES.replace("WRONG", "1"))
+    assert observed(bench.run(script, samples=4))["convolutions"] == 1
 
 
 def test_plain_autocast_of_a_script_tells_how_far_its_model_amplifies_rounding(

@@ -8,7 +8,7 @@ import pytest
 from autotune.config import fields
 from autotune.standalone import flags
 from autotune.standalone.named_options import others
-from autotune.standalone.own_options import OwnOptions, find_own_options
+from autotune.standalone.own_options import OwnOptions, SearchTime, find_own_options
 from autotune.worker.inject import settings_copies
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
@@ -197,7 +197,11 @@ def searched(folder: Path, script: str, *words: str, files: tuple[str, ...] = ()
     options = flags.settings_of(seen, words, {}, of_files)
     tried = others(options, Facts("cpu", 1), 1)
     return find_own_options(
-        lambda given: run({one.option.flag: one.word for one in given}), seen, tried, print, 600
+        lambda given: run({one.option.flag: one.word for one in given}),
+        seen,
+        tried,
+        print,
+        SearchTime(600),
     )
 
 

@@ -34,6 +34,8 @@ from tests.support.nodes import refusal
 from tests.support.silent_names import SERVER
 
 _WINDOW_SECONDS = 60.0
+_COUNTED = 12
+"""Trials of a study whose overhead is measured."""
 _LOOK = """
 import time
 from ray.util.placement_group import placement_group, placement_group_table
@@ -78,7 +80,7 @@ def overhead(nodes: int, *, names: bool) -> dict[str, object]:
         ray_nodes(Path(folder)) as cluster,
         contextlib.nullcontext() if names else asking_in_vain(cluster, Path(folder)),
     ):
-        study = RayStudy(cluster, Path(folder) / "project", ranks=nodes)
+        study = RayStudy(cluster, Path(folder) / "project", ranks=nodes, trials=_COUNTED)
         study.start()
         study.wait_done()
         slots = len(cluster.nodes) // nodes

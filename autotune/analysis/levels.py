@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
+from autotune.analysis.compilation import graph
 from autotune.measurement.measure import SAMPLES_PER_SECOND
 from autotune.measurement.noise import (
     PRIOR_SIGMA,
@@ -25,8 +26,11 @@ from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttemp
 
 
 def with_known_noise(attempts: Attempts) -> Attempts:
-    """Return the attempts, early trials with the noise that the study has found since."""
-    found = {one.id: one for one in _early(attempts)}
+    """Return the attempts with the noise that the study has found since.
+
+    It is that of early trials, and of runs that met a wave of slow steps.
+    """
+    found = {one.id: one for one in (*_early(attempts), *_in_waves(attempts))}
     return attempts.each(lambda one: found.get(one.id, one)) if found else attempts
 
 
@@ -47,6 +51,20 @@ def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
         assumed = one.result.sigma_run == own.result.sigma_run  # else its own steps told
         if one is not own and one.result.sigma_run is not None and assumed:
             yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=noise))
+
+
+def _in_waves(attempts: Attempts) -> Iterator[StoredAttempt]:
+    """Yield the trials whose device seemed to wait, though most runs of their graph compute.
+
+    A short run that meets a wave of slow steps scatters like one that waits for its host.
+    """
+    own, runs = attempts.baseline(), attempts.of(Purpose.SEARCH, Purpose.CALIBRATE)
+    waiting = [one for one in runs if one.result.sigma_run == MEASUREMENT.waiting_processes]
+    for one in waiting:
+        alike = [each for each in runs if graph(each.knobs) == graph(one.knobs)]
+        told = [each.result.sigma_run for each in alike if each.result.sigma_run is not None]
+        if one is not own and (sigma := statistics.median_high(told)) != one.result.sigma_run:
+            yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=sigma))
 
 
 def _apart(own: StoredAttempt, attempts: Attempts) -> float:

@@ -54,7 +54,7 @@ def study(
         found: result of the survey.
         cpus: of this machine.
         name: of the study.
-        startup: seconds that a start may take; None: the default.
+        allowed: limits of the script's runs; None: the defaults.
 
     Raises:
         BadInput: nothing of the script can be tuned.

@@ -84,7 +84,7 @@ def write_of_command(
         command: the user's own.
         say: called with progress messages.
         storage: URL of the storage whose names are taken; None: no name is.
-        startup: seconds that a start of the script may take; None: the default.
+        allowed: limits of the script's runs; None: the defaults.
 
     Raises:
         BadInput: the file exists or cannot be written, or the command cannot be tuned; there is no

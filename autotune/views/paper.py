@@ -37,7 +37,7 @@ _A_PAIR = 2
 """Members of a round with one finalist and the baseline."""
 TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
 STAGES = {
-    Stage.CHOICE: "Rounds that chose among the finalists",
+    Stage.CHOICE: "Rounds that chose among the finalists and yours",
     Stage.GAIN: "Rounds that tell by how much it is better",
     Stage.BEFORE: "Rounds that do not count: another machine, or the search went on",
     Stage.OPEN: "Not complete",
@@ -69,10 +69,13 @@ PURPOSES = {
 
 
 def stage_title(several: Sequence[Round]) -> str:
-    """Return the title of the rounds of one stage; those of a single finalist have chosen nothing."""
+    """Return the title of the rounds of one stage.
+
+    Rounds of a single finalist chose nothing if the speed-up rests on them.
+    """
     stage = several[0].stage
-    alone = all(len(one.rates) + len(one.failed) <= _A_PAIR for one in several)
-    return STAGES[Stage.GAIN if stage is Stage.CHOICE and alone else stage]
+    tells = all(len(one.rates) + len(one.failed) <= _A_PAIR and one.counts for one in several)
+    return STAGES[Stage.GAIN if stage is Stage.CHOICE and tells else stage]
 
 
 def report(repository: Repository, name: str, verdict: Verdict | None = None) -> str:

@@ -300,8 +300,8 @@ def _how_often(verdict: Verdict) -> str:
     if not verdict.chosen_in:
         return f"measured again {verdict.rounds} times in turn with yours"
     return (
-        f"measured {verdict.rounds} times in turn with yours after {verdict.chosen_in} rounds of all "
-        "finalists had chosen it"
+        f"measured {verdict.rounds} times in turn with yours after {verdict.chosen_in} rounds "
+        "before had chosen it"
     )
 
 

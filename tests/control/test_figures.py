@@ -14,7 +14,7 @@ import pytest
 from optuna_dashboard import get_note
 
 from autotune.analysis.findings import Finding
-from autotune.analysis.rounds import Stage
+from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER
@@ -25,7 +25,14 @@ from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, savin
 from autotune.views.figures import StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.views.page import page
-from autotune.views.paper import choice_text, expected_ratio, reason_text, report_of
+from autotune.views.paper import (
+    STAGES,
+    choice_text,
+    expected_ratio,
+    reason_text,
+    report_of,
+    stage_title,
+)
 from autotune.views.progress import ProgressLines
 from autotune.views.trust import Evidence, Trust, points
 from autotune.worker.protocol import Outcome
@@ -485,3 +492,17 @@ def test_table_is_the_same_as_parquet(played: Replayed, tmp_path: Path) -> None:
     rows = table(played)
     assert [str(trial) for trial in written["trial"]] == [row["trial"] for row in rows]
     assert written["ratio"].notna().sum() == sum(bool(row["ratio"]) for row in rows) > 0
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_rounds_before_those_of_the_speed_up_are_titled_as_those_that_chose(members: int) -> None:
+    rates = {number: 100.0 + number for number in range(members)}
+    chose = Round(1, Stage.CHOICE, counts=False, rates=rates)
+    tells = Round(2, Stage.GAIN, counts=True, rates={0: 100.0, 1: 120.0})
+    assert stage_title([chose]) == STAGES[Stage.CHOICE]
+    assert stage_title([tells]) == STAGES[Stage.GAIN]
+
+
+def test_rounds_of_a_single_finalist_that_the_speed_up_rests_on_chose_nothing() -> None:
+    only = Round(1, Stage.CHOICE, counts=True, rates={0: 100.0, 1: 120.0})
+    assert stage_title([only]) == STAGES[Stage.GAIN]

@@ -106,6 +106,14 @@ def test_steady_gain_of_two_minutes_is_known_to_two_percent(
     assert (found.upper - found.lower) / (found.upper + found.lower) <= 0.017
 
 
+def test_finalist_that_met_a_wave_in_the_search_takes_no_time_of_the_proof(
+    storage: EmptyStorage, device: RecordedDevice
+) -> None:
+    found = gpu_policy.study(storage, device, "mb16", "factory", 300, 1)
+    assert found.lower and found.upper
+    assert (found.upper - found.lower) / (found.upper + found.lower) <= 0.015
+
+
 def test_study_too_short_to_compile_never_does_and_says_so(on_device: Replayed) -> None:
     run(on_device, 60)
     tried = on_device.attempts("search")

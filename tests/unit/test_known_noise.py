@@ -5,6 +5,7 @@ import math
 import pytest
 
 from autotune.analysis.levels import error_of, errors_of_early, with_known_noise
+from autotune.measurement.policy import MEASUREMENT
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 from tests.support.records import in_order
@@ -101,3 +102,44 @@ def test_the_sampler_hears_of_the_errors_of_early_trials_alone():
     assert errors_of_early(attempts) == {1: told[1]}
     assert told[1] > FOUND
     assert errors_of_early(such(*FIRST)) == {}
+
+
+WAITS, COMPUTES = MEASUREMENT.waiting_processes, MEASUREMENT.computing_processes
+
+
+@pytest.mark.parametrize(
+    ("recorded", "known"),
+    [
+        ([WAITS, COMPUTES, COMPUTES], [COMPUTES, COMPUTES, COMPUTES]),
+        ([WAITS, COMPUTES], [WAITS, COMPUTES]),
+        ([WAITS, WAITS, COMPUTES], [WAITS, WAITS, COMPUTES]),
+    ],
+    ids=["most runs compute", "one of two", "most runs wait"],
+)
+def test_trial_of_a_graph_waits_for_its_host_unless_most_of_its_runs_compute(
+    recorded: list[float], known: list[float]
+) -> None:
+    own = attempt(Purpose.SEARCH, WAITS)
+    trials = [
+        attempt(Purpose.SEARCH, sigma, trial=number, micro_batch=32, log_interval=number)
+        for number, sigma in enumerate(recorded, 1)
+    ]
+    assert noise(such(own, *trials)) == [WAITS, *known]
+
+
+def test_runs_of_another_graph_tell_nothing_of_waiting() -> None:
+    own, waiting = (
+        attempt(Purpose.SEARCH, COMPUTES),
+        attempt(Purpose.SEARCH, WAITS, trial=1, micro_batch=32),
+    )
+    others = [
+        attempt(Purpose.SEARCH, COMPUTES, trial=number, micro_batch=32, compile="default")
+        for number in (2, 3)
+    ]
+    assert noise(such(own, waiting, *others)) == [COMPUTES, WAITS, COMPUTES, COMPUTES]
+
+
+def test_baseline_that_seemed_to_wait_stays_the_reference() -> None:
+    own = attempt(Purpose.SEARCH, WAITS)
+    others = [attempt(Purpose.SEARCH, COMPUTES, trial=n, pin_memory=True) for n in (1, 2)]
+    assert noise(such(own, *others)) == [WAITS, COMPUTES, COMPUTES]

@@ -60,6 +60,20 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def described(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the parameters in the section Args of a function's docstring."""
+    section = re.search(
+        r"^Args:\n((?: .*\n?|\n)*)", ast.get_docstring(function) or "", re.MULTILINE
+    )
+    return set(re.findall(r"^    \*{0,2}(\w+):", section[1], re.MULTILINE)) if section else set()
+
+
+def parameters(of: ast.arguments) -> Iterator[ast.arg]:
+    """Yield all parameters of a function."""
+    yield from (*of.posonlyargs, *of.args, *of.kwonlyargs)
+    yield from (each for each in (of.vararg, of.kwarg) if each)
+
+
 @pytest.mark.parametrize("package", REWRITTEN)
 def test_docstring_in_rewritten_package_begins_with_no_fragment(package: str) -> None:
     found = [
@@ -78,6 +92,18 @@ def test_text_in_rewritten_package_calls_no_process_a_person(package: str) -> No
         for name, source in modules(package)
         for line, text in (*docstrings(source), *comments(source))
         if PERSON.search(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_parameter_that_a_docstring_describes_exists(package: str) -> None:
+    found = [
+        f"{name}:{function.lineno}: {function.name} has no {parameter}"
+        for name, source in modules(package)
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for parameter in described(function) - {each.arg for each in parameters(function.args)}
     ]
     assert not found, "\n".join(found)
 

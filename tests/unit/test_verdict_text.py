@@ -146,7 +146,7 @@ def test_text_of_a_choice_by_earlier_rounds_names_both():
     found = dataclasses.replace(BETTER, chosen_in=3)
     assert text_of(found) == HEAD.replace(
         "measured again 5 times in turn with yours",
-        "measured 5 times in turn with yours after 3 rounds of all finalists had chosen it",
+        "measured 5 times in turn with yours after 3 rounds before had chosen it",
     )
 
 

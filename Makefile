@@ -13,7 +13,7 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart pictures test test-versions faults fault-sample errands check docs bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart pictures test test-all test-versions faults fault-sample errands check docs bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,7 +27,10 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 pictures: quickstart  ## docs/images, from the study of the quickstart; build/screens, every state
 	$(BIN)/python -m docs.pictures quickstart --states build/screens
 
-test: $(READY)  ## every test but full counts and long errands: minutes
+test: $(READY)  ## the tests, without those that take long: about eight minutes on two cores
+	$(TEST) 5 -m "not long and not slow and not errand and not gpu and not index"
+
+test-all: $(READY)  ## every test but full counts and errands
 	$(TEST) 5 -m "not slow and not errand and not gpu and not index"
 
 VERSIONS ?= 3.11 3.12 3.13

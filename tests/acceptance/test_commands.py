@@ -133,6 +133,7 @@ def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None
             jsonschema.validate(tiny_study(**mistake), schema)
 
 
+@pytest.mark.long
 def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
     tiny.write()
     found = tiny.ask("doctor", "study.yaml", "--json")
@@ -246,6 +247,7 @@ def test_changed_settings_under_the_same_name_are_refused(finished: StudyFolder)
     assert finished.study() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["status", "logs", "report"])
 def test_a_question_is_answered_without_imports_of_seconds(
     finished: StudyFolder, command: str

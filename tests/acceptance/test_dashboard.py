@@ -170,6 +170,7 @@ def wait_for_words(page: Any, *expected: str) -> str:
 
 
 class TestPages:
+    @pytest.mark.long
     def test_page_of_the_study_comes_first_with_optunas_one_link_away(
         self, server: Server, stranger: Any, done: Done
     ) -> None:
@@ -276,6 +277,7 @@ class TestPages:
             lines = [line.strip() for line in page.inner_text("body").splitlines()]
             assert [line for line in lines if re.fullmatch(r"micro_batch: \d+", line)]
 
+    @pytest.mark.long
     def test_nothing_comes_from_elsewhere(self, server: Server, page: Any) -> None:
         """A cluster's login node may have no way to the internet."""
         elsewhere: list[str] = []
@@ -318,6 +320,7 @@ class TestServer:
         assert found["name"] == STUDY
         assert len(found["trials"]) == 3
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "after",
         [0.0, pytest.param(1.0, marks=pytest.mark.errand)],
@@ -340,6 +343,7 @@ class TestServer:
         assert code == 0
         assert "Traceback" not in errors
 
+    @pytest.mark.long
     def test_a_given_port_is_used(self, done: Done) -> None:
         port = free_port()
         with dashboard(done.folder, "--port", str(port)) as server:
@@ -355,6 +359,7 @@ class TestServer:
             )
         assert_refused(found, str(port), "--port")
 
+    @pytest.mark.long
     def test_a_port_of_another_dashboard_is_refused(self, done: Done, server: Server) -> None:
         found = autotune(
             "dashboard",
@@ -369,6 +374,7 @@ class TestServer:
         found = steering.ask("dashboard", "typo", "--port", "0", "--no-browser", cwd=done.folder)
         assert_refused(found, "typo", STUDY)
 
+    @pytest.mark.long
     def test_looking_changes_nothing(self, done: Done, server: Server) -> None:
         now = json.loads(autotune("status", STUDY, "--json", cwd=done.folder, check=True).stdout)
         assert now == done.status
@@ -383,6 +389,7 @@ class TestStrangers:
         assert answer.status == 403
         assert STUDY not in wait_for_words(stranger, "Open the whole link", "?token=")
 
+    @pytest.mark.long
     def test_scripts_and_other_sites_never_see_the_cookie(
         self, server: Server, stranger: Any
     ) -> None:
@@ -391,6 +398,7 @@ class TestStrangers:
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         assert stranger.evaluate("document.cookie") == ""
 
+    @pytest.mark.long
     def test_a_link_on_a_page_of_somebody_else_leads_there_too(
         self, server: Server, stranger: Any, tmp_path: Path
     ) -> None:
@@ -431,6 +439,7 @@ class TestStrangers:
         with ask(server.link, Host="localhost:9999") as answer:
             assert answer.status == 200
 
+    @pytest.mark.long
     def test_the_arguments_of_the_browser_do_not_tell_the_token(
         self, done: Done, tmp_path: Path
     ) -> None:

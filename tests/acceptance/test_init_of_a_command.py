@@ -38,6 +38,7 @@ def written(folder: StudyFolder, command: str, name: str = "study.yaml") -> dict
     return study
 
 
+@pytest.mark.long
 def test_study_of_a_plain_script_in_another_folder_is_of_the_command_as_it_is_typed_here(
     folder: StudyFolder,
 ) -> None:
@@ -205,6 +206,7 @@ for _ in range(epochs):
 """
 
 
+@pytest.mark.long
 def test_init_script_that_ends_after_ten_steps_names_what_makes_it_longer(
     folder: StudyFolder,
 ) -> None:
@@ -216,6 +218,7 @@ def test_init_script_that_ends_after_ten_steps_names_what_makes_it_longer(
     assert not (folder.folder / "study.yaml").exists()
 
 
+@pytest.mark.long
 def test_init_script_with_an_exit_status_shows_what_it_printed(folder: StudyFolder) -> None:
     text = "import sys\nprint('unable to locate 2 devices')\nsys.exit(3)"
     (folder.folder / "own.py").write_text(text)
@@ -443,6 +446,7 @@ print("fused" if told.fused else "plain", loss.dtype)
 """
 
 
+@pytest.mark.long
 def test_options_of_the_script_are_knobs(folder: StudyFolder) -> None:
     (folder.folder / "own.py").write_text(_SWITCHED)
     study = written(folder, "python own.py")

@@ -79,6 +79,7 @@ def test_a_file_that_nobody_reads_is_told(tiny: StudyFolder) -> None:
     assert all("train.yaml: no rank has read it" in line for line in failed), told
 
 
+@pytest.mark.long
 def test_a_script_is_diagnosed(tiny: StudyFolder) -> None:
     write(tiny, OURS, search_space={"micro_batch": [4, 8]}, baseline={"accumulation_steps": 1})
     told = tiny.ask("diagnose", "study.yaml", "--json")

@@ -43,6 +43,7 @@ def nothing_left(folder: Path) -> bool:
     return not [*(folder / "tmp").glob("autotune-*")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "status"),
     [

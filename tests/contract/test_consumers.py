@@ -48,6 +48,7 @@ def training(folder: Path, knobs: dict[str, Any]) -> Any:
     return found
 
 
+@pytest.mark.long
 def test_training_arguments(tmp_path: Path) -> None:
     found = training(tmp_path, TUNED)
     assert found.device.type == "cpu"

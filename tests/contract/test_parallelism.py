@@ -80,6 +80,7 @@ def test_ddp_holds_everything_everywhere(plain: list[dict[str, Any]]) -> None:
     assert held(plain, "wrapper") == ["DistributedDataParallel"] * 2
 
 
+@pytest.mark.long
 def test_zero1_shares_out_the_state_of_the_optimizer(
     slot: Slot, tmp_path: Path, plain: list[dict[str, Any]]
 ) -> None:
@@ -91,6 +92,7 @@ def test_zero1_shares_out_the_state_of_the_optimizer(
         assert losses == pytest.approx(same, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("value", "gathered"), [("fsdp", False), ("fsdp_keep", True)])
 def test_fsdp_shares_out_everything(
     slot: Slot, tmp_path: Path, plain: list[dict[str, Any]], value: str, gathered: bool
@@ -269,6 +271,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
     assert compared.loss_distance < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

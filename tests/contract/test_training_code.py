@@ -46,6 +46,7 @@ def ran(slot: Slot, request: TrialRequest) -> AttemptResult:
     return judge.result(slot.run_solo(spread(request), judge))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

@@ -364,6 +364,7 @@ class TestTelling:
             assert kept.startswith("before")
             assert kept.endswith("after")
 
+    @pytest.mark.long
     def test_two_ledgers_that_tell_one_trial_at_once_tell_it_once(self, open_ledger: Open) -> None:
         """A daemon that was taken over tells from the same records as its successor."""
         ledgers = [open_ledger(), open_ledger()]

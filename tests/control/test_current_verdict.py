@@ -129,6 +129,7 @@ def stopped(played: Replayed) -> Iterator[Interrupted]:
     yield Interrupted(NOISY, played)
 
 
+@pytest.mark.long
 def test_at_each_launch_what_is_in_hand_agrees_with_the_records(
     played: Replayed, stopped: Interrupted
 ) -> None:
@@ -256,6 +257,7 @@ def test_what_failed_when_it_was_run_again_is_not_given(
     assert given & {a.trial for a in played.attempts("confirm") if a.result.state == "CRASH"}
 
 
+@pytest.mark.long
 def test_an_end_while_it_is_exported_is_what_stays(
     played: Replayed, stopped: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +301,7 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
     assert not autotune.load(played.folder / "best.yaml").provisional
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shown_at_once")  # but for the one limit
 @pytest.mark.parametrize(("limit", "value"), [("EVERY_SECONDS", 3600.0), ("LARGEST_SHARE", 1e-9)])
 def test_the_dashboard_is_written_now_and_then_and_when_the_study_stops(
@@ -321,6 +324,7 @@ def test_the_dashboard_is_written_now_and_then_and_when_the_study_stops(
     assert study.user_attrs["recommended"].startswith(f"trial {now.trial}: ")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shown_at_once")
 def test_the_dashboard_has_it_beside_the_best_trial(played: Replayed, stopped: Interrupted) -> None:
     played.submit(**WHOLE)

@@ -44,6 +44,7 @@ def test_renamed_and_named_back(played: Replayed) -> None:
     played.assert_complete(trials=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("others", [0, 3])
 def test_deleted_and_perhaps_made_anew(played: Replayed, others: int) -> None:
     played.run(**TWO)

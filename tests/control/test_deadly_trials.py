@@ -24,6 +24,7 @@ def deadly(launch: Launch) -> Answer:
     return PLAIN(launch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 3])
 def test_it_is_recorded_as_a_crash_and_its_neighbours_are_not(played: Replayed, slots: int) -> None:
     played.on(deadly, slots=slots).submit(**SHORT)

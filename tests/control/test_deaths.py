@@ -54,6 +54,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "when", "call"), POINTS)
 def test_a_death_at_any_commit(played: Replayed, method: str, when: str, call: int) -> None:
     played.submit(**SHORT)
@@ -78,6 +79,7 @@ def test_no_commit_is_left_out(played: Replayed) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_end_of_a_search_is_told_once_with_its_reason(played: Replayed, when: str) -> None:
     played.submit(**SHORT)

@@ -109,6 +109,7 @@ def test_command_that_is_not_run_here_is_run_by_the_test_that_is_named() -> None
             assert any(one in tests for one in known), (page, words)
 
 
+@pytest.mark.long
 def test_documented_command_about_studies_works(played: Replayed) -> None:
     waiting = Replayed(played.folder, played.repository.database, "waiting")
     played.run(budget={"trials": 3}, export="best.yaml")
@@ -146,6 +147,7 @@ def _filled(played: Replayed, words: list[str]) -> list[str] | None:
     )
 
 
+@pytest.mark.long
 def test_site_is_built_from_all_pages_and_loads_nothing(tmp_path: Path) -> None:
     pytest.importorskip("material")
     site = tmp_path / "site"

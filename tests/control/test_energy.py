@@ -127,6 +127,7 @@ def test_trial_whose_power_counter_stands_still_is_an_error(played: Replayed) ->
     assert all("objective.power_limit" in one.result.cause for one in others)
 
 
+@pytest.mark.long
 def test_every_figure_of_energy_is_the_same_wherever_it_is_shown(played: Replayed) -> None:
     played.on(drawing(noisy(running_at(rate), run=0.003, block=0.01), watts))
     played.run(objective=ENERGY, **SEARCH)

@@ -114,6 +114,7 @@ def test_nodes_that_are_left_out_are_named_once(played: Replayed) -> None:
     assert played.said().count(OTHER) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [None, "an old one"])
 def test_a_study_goes_on_with_the_kind_that_it_has_begun_on(
     played: Replayed, asked: str | None

@@ -52,6 +52,7 @@ WIDE: dict[str, Any] = {
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J\x07 \u202e 'quoted\" & <b>"
 
 
+@pytest.mark.long
 def test_every_figure_is_the_same_on_page_terminal_note_table_and_json(played: Replayed) -> None:
     figures = tuned(played)
     speedup, saving = figures.answer.speedup, figures.saving
@@ -170,6 +171,7 @@ def table(played: Replayed) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+@pytest.mark.long
 def test_rate_of_a_trial_in_turn_is_as_measured_and_its_ratio_a_column_of_its_own(
     played: Replayed,
 ) -> None:
@@ -187,6 +189,7 @@ def test_rate_of_a_trial_in_turn_is_as_measured_and_its_ratio_a_column_of_its_ow
         assert one.rate / one.reference_rate == pytest.approx(result.ratio, rel=0.1)
 
 
+@pytest.mark.long
 def test_value_in_optuna_is_the_ratio_to_the_baseline(played: Replayed) -> None:
     tuned(played)
     study = played.trials_of_optuna()
@@ -250,6 +253,7 @@ def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None
     assert "saved for" in page(figures)
 
 
+@pytest.mark.long
 def test_running_study_is_shown_as_provisional_on_narrow_and_wide_screens(
     played: Replayed,
 ) -> None:
@@ -296,6 +300,7 @@ def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed
     assert report_of(figures)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cause", "setting", "changes"),
     [
@@ -333,6 +338,7 @@ def test_limit_that_ended_the_search_is_the_setting_to_raise(
     assert more == ([setting] if setting else [])
 
 
+@pytest.mark.long
 def test_hostile_names_and_causes_are_inert(played: Replayed) -> None:
     def failing(launch: Launch) -> Answer:
         if launch.knobs["micro_batch"] == 4:
@@ -373,6 +379,7 @@ def test_only_knobs_of_the_job_are_listed(played: Replayed) -> None:
         assert "fsdp_prefetch" not in text
 
 
+@pytest.mark.long
 def test_page_is_written_where_it_is_asked_for(played: Replayed, tmp_path: Path) -> None:
     tuned(played)
     assert answered(played, "report", played.name, "--html").strip() == "played.html"

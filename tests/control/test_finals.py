@@ -40,6 +40,7 @@ def test_what_computes_the_same_is_recommended(played: Replayed) -> None:
     played.assert_complete(trials=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -73,6 +74,7 @@ def gradient(error: float, norm: float = 1.0) -> dict[str, object]:
     return {"convolutions": 1, "gradient": [row], "start": "rows"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rounding", "norm", "refused"),
     [
@@ -113,6 +115,7 @@ def test_no_run_under_autocast_where_gradients_are_not_known(played: Replayed) -
     assert not played.attempts("autocast")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("needed", [{"find_unused_parameters": True}, {"broadcast_buffers": False}])
 def test_the_reference_has_what_the_baseline_needs(
     played: Replayed, needed: dict[str, bool]
@@ -184,6 +187,7 @@ def test_a_reference_whose_loss_is_no_number(played: Replayed) -> None:
     assert verdict["knobs"]["precision"] == "fp32"
 
 
+@pytest.mark.long
 def test_noise_asks_for_more_rounds(played: Replayed) -> None:
     played.on(noisy(PLAIN, run=0.2), seed=1)
     played.run(budget={"trials": 10}, measurement={"rounds": 6, "finalists": 3})
@@ -201,6 +205,7 @@ def test_nothing_is_a_verdict_too(played: Replayed) -> None:
     played.assert_complete(trials=8)
 
 
+@pytest.mark.long
 def test_a_finalist_that_fails_in_its_second_round_is_out(played: Replayed) -> None:
     def second(launch: Launch) -> bool:
         return launch.knobs["micro_batch"] == 16 and purpose(launch, "confirm2-")
@@ -234,6 +239,7 @@ def test_a_finalist_whose_agent_dies_is_measured_again(played: Replayed) -> None
     played.assert_complete(trials=3)
 
 
+@pytest.mark.long
 def test_attribution_and_profiles_tell_what_each_knob_brings(played: Replayed) -> None:
     played.run(budget={"trials": 10}, measurement={"attribution": 2})
     verdict = played.verdict
@@ -326,6 +332,7 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
     played.assert_complete(trials=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wall_time",
     [90, 220, 240, *(pytest.param(one, marks=pytest.mark.slow) for one in (160, 230))],

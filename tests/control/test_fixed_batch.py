@@ -66,6 +66,7 @@ def test_large_micro_batches_and_little_accumulation_come_first(played: Replayed
     assert third[0] > 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampler",
     ["model", *(pytest.param(other, marks=pytest.mark.slow) for other in ("tpe", "random"))],
@@ -82,6 +83,7 @@ def test_a_number_is_the_baselines_in_figures(played: Replayed, sampler: str) ->
     played.assert_complete(trials=12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
@@ -105,6 +107,7 @@ def test_the_model_believes_in_what_may_compete(played: Replayed, seed: int) -> 
     assert len(played.attempts("search")) < 25
 
 
+@pytest.mark.long
 def test_out_of_memory_and_failed_ones_are_never_taken_for_the_best(played: Replayed) -> None:
     """All that is larger than the baseline fails."""
     failing = where(
@@ -157,6 +160,7 @@ def test_with_neither_knob_the_global_batch_stays_anyway(played: Replayed) -> No
     assert "2 configurations remain" in played.said()
 
 
+@pytest.mark.long
 def test_a_free_study_also_tells_the_best_at_the_users_global_batch(played: Replayed) -> None:
     """The finalists alone would all have larger ones."""
     verdict = played.on(LARGER).run(

@@ -89,6 +89,7 @@ print("complete", [m.text for m in told()])
 """
 
 
+@pytest.mark.long
 @needs_mounts
 @pytest.mark.fault(12)
 @pytest.mark.parametrize("database", ["inside", pytest.param("outside", marks=pytest.mark.slow)])

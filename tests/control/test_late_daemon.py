@@ -20,6 +20,7 @@ ENTERED = {"create_new_trial": 2, "set_trial_param": 5, "set_trial_state_values"
 """Method of Optuna's storage -> the call in which the daemon sleeps: while it asks or tells."""
 
 
+@pytest.mark.long
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("method", ENTERED)
 def test_one_that_wakes_in_optuna_leaves_nothing_open(
@@ -77,6 +78,7 @@ def test_one_that_was_asked_for_in_the_confirmation_is_closed(played: Replayed) 
     assert played.trials()[4].user_attrs["cause"] == "asked for after the search had ended"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("same", [True, False])
 def test_only_the_predecessor_itself_is_not_waited_for(played: Replayed, same: bool) -> None:
     """Another process may have its number by now: that one measures, and is waited for."""

@@ -40,6 +40,7 @@ def test_a_speed_up_that_stays_is_told_with_its_shift(played: Replayed) -> None:
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.25, 0.6])
 def test_speed_up_that_shrinks_over_minutes_is_told_beside_the_rounds(
     played: Replayed, share: float

@@ -53,6 +53,7 @@ def states_of_8(played: Replayed) -> list[str]:
     return [a.result.state for a in played.attempts("search") if a.knobs["micro_batch"] == 8]
 
 
+@pytest.mark.long
 @pytest.mark.fault(23)
 @pytest.mark.fault(24)
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "stalled"])

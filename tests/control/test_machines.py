@@ -55,6 +55,7 @@ def test_each_attempt_is_recorded_with_where_it_ran(played: Replayed) -> None:
     assert {where(played, one) for one in played.recorded("search")} == {ENVIRONMENT["host"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("move", [3, 4], ids=["between two rounds", "within a round"])
 def test_only_rounds_of_the_machine_that_came_last_count(played: Replayed, move: int) -> None:
     played.submit(**SHORT)

@@ -58,6 +58,7 @@ def on_device(played: Replayed, device: RecordedDevice) -> Replayed:
     return played.on(device.behaviour(script=True), workers=1, environment=environment)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("baseline", "kind", "true", "lower"),
     [
@@ -106,6 +107,7 @@ def test_steady_gain_of_two_minutes_is_known_to_two_percent(
     assert (found.upper - found.lower) / (found.upper + found.lower) <= 0.017
 
 
+@pytest.mark.long
 def test_finalist_that_met_a_wave_in_the_search_takes_no_time_of_the_proof(
     storage: EmptyStorage, device: RecordedDevice
 ) -> None:
@@ -152,6 +154,7 @@ def test_baseline_that_waits_for_its_host_is_repeated_and_its_winner_is_not(
     assert not any(attempt.result.resident_of for attempt in repeats)
 
 
+@pytest.mark.long
 def test_bundle_that_fails_is_split(played: Replayed, device: RecordedDevice) -> None:
     fails = where(
         device.behaviour(script=True),
@@ -167,6 +170,7 @@ def test_bundle_that_fails_is_split(played: Replayed, device: RecordedDevice) ->
     assert split and split[0].result.state == "COMPLETE"
 
 
+@pytest.mark.long
 def test_float8_is_tried_beside_compilation_only_and_in_new_processes(
     in_warm_workers: Replayed,
 ) -> None:
@@ -213,6 +217,7 @@ def test_winner_and_baseline_of_a_round_are_resident_at_once(on_device: Replayed
     assert all("turn" in block.observed for block in blocks(on_device, "confirm"))
 
 
+@pytest.mark.long
 def test_rate_of_the_winner_allows_for_other_processes_and_for_drift(
     played: Replayed, device: RecordedDevice
 ) -> None:
@@ -226,6 +231,7 @@ def test_rate_of_the_winner_allows_for_other_processes_and_for_drift(
     assert 0.005 <= (rate["high"] - rate["low"]) / (2 * true) <= 0.025
 
 
+@pytest.mark.long
 def test_ablation_whose_variants_do_not_fit_together_leaves_time_for_the_proof(
     storage: EmptyStorage, device: RecordedDevice
 ) -> None:
@@ -233,6 +239,7 @@ def test_ablation_whose_variants_do_not_fit_together_leaves_time_for_the_proof(
     assert (found.kind, found.speedup > 1.3) == ("better", True)
 
 
+@pytest.mark.long
 def test_winner_over_an_unsteady_baseline_is_measured_until_its_own_rate_is_known(
     storage: EmptyStorage, device: RecordedDevice
 ) -> None:
@@ -242,6 +249,7 @@ def test_winner_over_an_unsteady_baseline_is_measured_until_its_own_rate_is_know
     assert (found.own_high - found.own_low) / 2 <= 0.0155
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_run_of_a_proof_with_steps_of_seconds_has_twenty_of_them(
     played: Replayed, script: bool

@@ -78,6 +78,7 @@ def wandering(knobs: Knobs) -> Behaviour:
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", ["model", "grid"])
 def test_all_that_is_allowed_is_tried_and_nothing_else(played: Replayed, sampler: str) -> None:
     few: dict[str, Any] = FEW["knobs"]
@@ -102,6 +103,7 @@ def test_other_samplers_know_what_is_allowed(played: Replayed, sampler: str) -> 
     assert len({tuple(knobs[name] for name in OWN["knobs"]) for knobs in launched}) == 9
 
 
+@pytest.mark.long
 def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> None:
     played.on(running_at(speed), workers=8).run(
         **FEW, sampler="grid", measurement={"attribution": 2}
@@ -127,6 +129,7 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
     assert recomputed_verdict(played.repository, "played").knobs == played.verdict["knobs"]
 
 
+@pytest.mark.long
 def test_the_loss_of_what_may_change_it_is_checked(played: Replayed) -> None:
     verdict = played.on(wandering({"tensor_parallel": 8}), workers=8).run(**FEW, sampler="grid")
     assert verdict["refused"][0]["knobs"]["tensor_parallel"] == 8
@@ -163,6 +166,7 @@ def test_a_baseline_that_the_machine_does_not_allow_is_told(
     assert not played.attempts()
 
 
+@pytest.mark.long
 def test_what_runs_out_of_memory_tells_nothing_of_other_values(played: Replayed) -> None:
     failing = where(
         running_at(speed),

@@ -85,6 +85,7 @@ MEDIA = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("state", [name for name in STATES if name != "many-trials"])
 def test_state_can_be_read_on_terminal_desktop_phone_in_the_dark_and_on_paper(
     played: Replayed, browser: Any, tmp_path: Path, state: str
@@ -111,6 +112,7 @@ def test_state_can_be_read_on_terminal_desktop_phone_in_the_dark_and_on_paper(
     opened.close()
 
 
+@pytest.mark.long
 def test_page_is_usable_with_a_keyboard_and_a_reader(
     played: Replayed, browser: Any, tmp_path: Path
 ) -> None:

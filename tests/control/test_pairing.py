@@ -53,6 +53,7 @@ def spread(values: list[float]) -> float:
     return math.sqrt(sum(one**2 for one in values) / (len(values) - 1))
 
 
+@pytest.mark.long
 def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     alone = Replayed(played.folder, played.repository.database, "alone")
     restless(alone).run(**ASKED | {"measurement": {"baseline_runs": 1}})
@@ -68,6 +69,7 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     assert "by the runs of the baseline one of them is off by" in played.said()
 
 
+@pytest.mark.long
 def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> None:
     """Those that did would be compared with those that take turns, on processors of their own."""
     uneven = noisy(PLAIN, run=0.005, block=0.5)
@@ -78,12 +80,14 @@ def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> Non
     assert played.attempts("calibrate") == []
 
 
+@pytest.mark.long
 def test_a_baseline_that_is_not_to_run_again_sets_no_pace(played: Replayed) -> None:
     uneven = noisy(PLAIN, run=0.005, block=0.5)
     played.on(uneven, seed=2).run(**ASKED | {"measurement": {"baseline_runs": 1}})
     assert played.attempts("paired") == played.attempts("calibrate") == []
 
 
+@pytest.mark.long
 def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
     restless(played).run_once("restless", **ASKED)
     complete = [
@@ -105,6 +109,7 @@ def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
     assert "takes turns with the baseline" not in played.said()
 
 
+@pytest.mark.long
 def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Replayed) -> None:
     behaviour = where(PLAIN, lambda _: True, startup=3.0)
     restless(played, behaviour=behaviour).run(**ASKED)
@@ -116,6 +121,7 @@ def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Rep
     assert {one.result.resident_of for one in later} == {began.id}
 
 
+@pytest.mark.long
 def test_where_launches_are_dear_trials_run_in_processes_that_are_there(played: Replayed) -> None:
     """Two builds before the first answer would take longer than the search."""
     behaviour = where(PLAIN, lambda _: True, startup=1000.0)
@@ -126,6 +132,7 @@ def test_where_launches_are_dear_trials_run_in_processes_that_are_there(played: 
     assert "to launch one and the baseline beside it would take 33 min" in played.said()
 
 
+@pytest.mark.long
 def test_who_cannot_catch_up_is_stopped(played: Replayed) -> None:
     def lame(launch: Launch) -> bool:
         return launch.knobs["micro_batch"] in (1, 4)
@@ -145,6 +152,7 @@ def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
     return [a for a in beside if a.knobs["micro_batch"] == size]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -170,6 +178,7 @@ def test_who_fails_beside_the_baseline_is_measured_again_alone(
     assert "it is measured again alone" in found[0].result.cause
 
 
+@pytest.mark.long
 def test_without_the_baseline_beside_it_a_trial_is_measured_again(played: Replayed) -> None:
     def unlucky(launch: Launch) -> bool:
         batch = launch.knobs["micro_batch"], launch.knobs["accumulation_steps"]
@@ -185,6 +194,7 @@ def test_without_the_baseline_beside_it_a_trial_is_measured_again(played: Replay
         assert states[-1] in ("COMPLETE", "PRUNED")
 
 
+@pytest.mark.long
 def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
     restless(played).run_once("restless", **ASKED)
     again = {a.id: a.result for a in recomputed_attempts(played.repository, played.name)}
@@ -194,6 +204,7 @@ def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
         assert found.half_width == pytest.approx(one.result.half_width)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["AttemptRecords.begin", "AttemptRecords.finish"])
 @pytest.mark.parametrize(
     "call", [8, 9, *(pytest.param(call, marks=pytest.mark.slow) for call in (10, 11))]
@@ -215,6 +226,7 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
         assert beside is None or beside.recorded
 
 
+@pytest.mark.long
 def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed) -> None:
     behaviour = where(PLAIN, lambda launch: launch.request.takes_turns, outcome=Outcome.ERROR)
     restless(played, behaviour=behaviour).run(**ASKED)
@@ -223,6 +235,7 @@ def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed
     assert [a.result.state for a in searched].count("LOST") == len(played.attempts("paired")) == 2
 
 
+@pytest.mark.long
 def test_a_machine_that_has_become_slower_stops_nobody(played: Replayed) -> None:
     """By a third, as soon as trials take turns: against the best that was seen before all would lose."""
 
@@ -239,6 +252,7 @@ def test_a_machine_that_has_become_slower_stops_nobody(played: Replayed) -> None
     assert best.result.state == "COMPLETE"
 
 
+@pytest.mark.long
 def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     played: Replayed,
 ) -> None:

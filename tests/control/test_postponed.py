@@ -53,6 +53,7 @@ def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
     assert played.said().count(told) == 2
 
 
+@pytest.mark.long
 def test_meanwhile_another_study_runs_and_everybody_is_told(
     played: Replayed, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ class Slow(Down):
         return super().open(*given)
 
 
+@pytest.mark.long
 def test_time_before_the_first_launch_is_not_counted(played: Replayed) -> None:
     machine = played.machine = Slow()
     machine.played, machine.elapsed = played, []

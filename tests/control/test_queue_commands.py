@@ -69,6 +69,7 @@ def test_study_is_moved_before_another(studies: dict[str, Replayed]) -> None:
     assert [row["study"] for row in queue(studies)] == ["second", "third", "first"]
 
 
+@pytest.mark.long
 def test_held_study_waits_until_it_is_released(studies: dict[str, Replayed]) -> None:
     do(studies, "hold", "first")
     row = next(row for row in queue(studies) if row["study"] == "first")

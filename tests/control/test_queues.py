@@ -36,6 +36,7 @@ def other(what: str, patch: pytest.MonkeyPatch) -> None:
 OTHERS = pytest.mark.parametrize("what", ["user", "python", "devices", "processors"])
 
 
+@pytest.mark.long
 @OTHERS
 def test_a_daemon_leaves_alone_what_is_not_its_own(
     played: Replayed, what: str, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +51,7 @@ def test_a_daemon_leaves_alone_what_is_not_its_own(
     played.assert_complete(trials=2)
 
 
+@pytest.mark.long
 @OTHERS
 def test_whoever_asks_for_it_next_has_it_in_their_queue(
     played: Replayed, what: str, monkeypatch: pytest.MonkeyPatch

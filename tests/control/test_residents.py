@@ -22,6 +22,7 @@ def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
     return [a for a in played.attempts("search") if a.knobs["micro_batch"] == size]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 2])
 def test_the_verdict_is_the_same_for_fewer_launches(played: Replayed, slots: int) -> None:
     fresh = Replayed(played.folder, played.repository.database, "fresh")
@@ -48,6 +49,7 @@ def test_the_record_says_in_whose_processes_each_ran(played: Replayed) -> None:
     assert all(a.result.resident_of is None for a in finals)
 
 
+@pytest.mark.long
 def test_what_acts_above_a_step_is_launched_anew(played: Replayed) -> None:
     space = {"micro_batch": [2, 4], "bucket_cap_mb": [1, 25]}
     played.on(SLOW).run(budget={"trials": 4}, search_space=space)
@@ -56,6 +58,7 @@ def test_what_acts_above_a_step_is_launched_anew(played: Replayed) -> None:
         assert (one.result.resident_of is not None) == same
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -77,6 +80,7 @@ def test_what_fails_in_the_processes_of_another_is_launched_again(
     assert "out of luck; it is launched again." in played.said()
 
 
+@pytest.mark.long
 def test_what_is_too_large_costs_nothing_else(played: Replayed) -> None:
     def large(launch: Launch) -> bool:
         return launch.knobs["micro_batch"] == 16
@@ -151,6 +155,7 @@ def test_a_baseline_that_goes_with_its_training_has_processes_of_its_own(played:
     assert own.result.resident_of is None
 
 
+@pytest.mark.long
 def test_trials_that_take_over_have_the_time_of_a_launch_besides(played: Replayed) -> None:
     """A launch takes all that a trial could have."""
     played.on(SLOW).run(budget={"wall_time": f"{12 * LAUNCH}s"})

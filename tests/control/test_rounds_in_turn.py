@@ -32,6 +32,7 @@ def in_turn(played: Replayed, purpose: str = "confirm") -> set[bool]:
     return {bool(turns_of(played, a)) for a in played.recorded(purpose)}
 
 
+@pytest.mark.long
 def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
     played: Replayed,
 ) -> None:
@@ -58,6 +59,7 @@ def test_their_rates_follow_from_the_records(played: Replayed) -> None:
         assert computed.result.throughput == pytest.approx(recorded.result.throughput, rel=1e-12)
 
 
+@pytest.mark.long
 def test_who_fails_beside_others_only_is_measured_alone(played: Replayed) -> None:
     def crowded(launch: Launch) -> bool:
         return beside_others(launch) and launch.knobs["micro_batch"] == 16
@@ -71,6 +73,7 @@ def test_who_fails_beside_others_only_is_measured_alone(played: Replayed) -> Non
     played.assert_complete(trials=10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit", "together"), [(2**34, True), (2**30, False)])
 def test_what_does_not_fit_together_runs_one_after_another(
     played: Replayed, limit: int, together: bool

@@ -52,6 +52,7 @@ def test_the_risk_of_a_static_graph_stands_in_the_verdict(played: Replayed) -> N
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rule", "kind"), [("refuse", "nothing_better"), ("allow", "better")])
 def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
     played: Replayed, rule: str, kind: str

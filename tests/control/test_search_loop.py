@@ -28,6 +28,7 @@ def others(launch: Launch) -> bool:
     return not is_baseline(launch)
 
 
+@pytest.mark.long
 def test_a_whole_study_recommends_the_fastest(played: Replayed) -> None:
     verdict = played.run(budget={"trials": 10})
     played.assert_complete(trials=10)
@@ -73,6 +74,7 @@ def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
     assert ("loader_workers" in "".join(reasons)) == favoured
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("sigma", "again"), [(0.03, 1), (0.1, 0)])
 def test_calibration_finds_the_noise_between_runs(
@@ -99,6 +101,7 @@ def test_the_baseline_runs_again_in_the_processes_of_the_trial_before(played: Re
     assert {a.result.resident_of for a in launched} == {look.id}
 
 
+@pytest.mark.long
 def test_racing_ends_what_cannot_catch_up_but_never_the_baseline(played: Replayed) -> None:
     slow_baseline = where(PLAIN, is_baseline, rate=1.0)
     uneven = noisy(slow_baseline, block=0.03)
@@ -109,6 +112,7 @@ def test_racing_ends_what_cannot_catch_up_but_never_the_baseline(played: Replaye
     played.assert_complete(trials=10)
 
 
+@pytest.mark.long
 def test_what_runs_out_of_memory_is_learnt(played: Replayed) -> None:
     limited = within_memory(PLAIN, lambda knobs: knobs["micro_batch"] * 100.0, limit=500.0)
     space = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2]}
@@ -188,6 +192,7 @@ def test_a_baseline_that_fails_late_is_tried_again_before_anything_else(played: 
     assert played.attempts("search")[0].result.state == "LOST"
 
 
+@pytest.mark.long
 def test_a_baseline_that_was_mended_goes_on(played: Replayed) -> None:
     broken = where(PLAIN, is_baseline, outcome=Outcome.ERROR, cause="rank 0: planted error")
     played.on(broken).submit(budget={"trials": 5})
@@ -207,6 +212,7 @@ def test_a_baseline_that_was_mended_goes_on(played: Replayed) -> None:
     assert len(played.trials()) == 5
 
 
+@pytest.mark.long
 def test_a_trial_of_somebody_that_cannot_be_ends_no_study(played: Replayed) -> None:
     """It was enqueued with a value that is none, and the daemon that asked for it has died."""
     played.run(budget={"trials": 2})
@@ -232,6 +238,7 @@ def test_a_baseline_that_fails_by_chance_has_its_figure(played: Replayed) -> Non
     assert played.study().state == "DONE"
 
 
+@pytest.mark.long
 def test_a_hang_takes_its_deadline_and_the_study_goes_on(played: Replayed) -> None:
     hangs = where(PLAIN, lambda launch: launch.knobs["micro_batch"] == 4, outcome=Outcome.HANG)
     played.on(where(hangs, others, after=2)).run(budget={"trials": 10})
@@ -253,6 +260,7 @@ def test_a_lost_agent_costs_a_launch_and_no_trial(played: Replayed) -> None:
     played.assert_complete(trials=3)
 
 
+@pytest.mark.long
 def test_agents_that_keep_dying_end_a_trial(played: Replayed) -> None:
     lossy = where(
         PLAIN,
@@ -298,6 +306,7 @@ def test_device_hours_count_trials_times_ranks(played: Replayed) -> None:
     played.assert_complete(trials=3)
 
 
+@pytest.mark.long
 def test_a_budget_that_is_raised_goes_on_where_it_stood(played: Replayed) -> None:
     played.run(budget={"trials": 3})
     before = [a.id for a in played.attempts("search")]
@@ -309,6 +318,7 @@ def test_a_budget_that_is_raised_goes_on_where_it_stood(played: Replayed) -> Non
 WIDE = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 2, 5, 10, 20]}
 
 
+@pytest.mark.long
 def test_a_daemon_that_comes_later_knows_what_was_not_worth_it_before(played: Replayed) -> None:
     played.run(budget={"least_gain": 0.005}, sampler="model", search_space=WIDE)
     assert "less than the" in played.said()
@@ -323,6 +333,7 @@ def test_a_daemon_that_comes_later_knows_what_was_not_worth_it_before(played: Re
     again.assert_complete(trials=alone)
 
 
+@pytest.mark.long
 def test_without_a_number_of_trials_it_ends_once_one_costs_more_than_it_saves(
     played: Replayed,
 ) -> None:
@@ -383,6 +394,7 @@ def test_a_baseline_that_cannot_run_here_is_bad_input(played: Replayed) -> None:
     assert "the baseline cannot run here: not on this machine" in str(played.study().error)
 
 
+@pytest.mark.long
 def test_more_budget_while_the_launcher_opens_is_spent(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +439,7 @@ def test_ranks_look_for_the_workload_beside_the_study_file_too(
     assert asked == {(str(tmp_path), str(beside))}
 
 
+@pytest.mark.long
 def test_what_won_is_tried_first_in_the_next_study(played: Replayed) -> None:
     won = played.on(PLAIN).run(budget={"trials": 6})["knobs"]
     again = Replayed(played.folder, played.repository.database, "again")

@@ -57,6 +57,7 @@ os.execv("/bin/cat", ["/bin/cat", job.command[3], "-"])
 """
 
 
+@pytest.mark.long
 def test_copies_go_once_no_job_has_them(played: Replayed) -> None:
     def job(file: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", BECOMES_A_JOB, file]

@@ -63,6 +63,7 @@ def test_the_tables_own_study_ends_in_its_verdict(tmp_path: Path) -> None:
     assert simulate(table).trials == 8
 
 
+@pytest.mark.long
 def test_what_a_trial_takes_is_what_it_took(tmp_path: Path) -> None:
     """Ten seconds were recorded, six of which are at most for warm-up and timing."""
     found = simulate(recorded(tmp_path, noise=None))
@@ -76,6 +77,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
     assert once == again != other
 
 
+@pytest.mark.long
 def test_configurations_without_a_row_are_left_out(tmp_path: Path) -> None:
     found = simulate(recorded(tmp_path, without=1), study(budget={"trials": 20}))
     assert found.missing == 1
@@ -118,6 +120,7 @@ def test_ranks_are_those_that_it_was_recorded_with(tmp_path: Path) -> None:
         simulate(table, study(resources={"workers": 2}))
 
 
+@pytest.mark.long
 def test_people_and_scripts_read_it(tmp_path: Path) -> None:
     recorded(tmp_path)
     shown = ask("simulate", "--table", "t.csv", "--json", cwd=tmp_path, check=True)

@@ -30,6 +30,7 @@ def known(played: Replayed, study: StoredStudy) -> Present:
     return present(played.repository, study, StudySpec.model_validate(study.spec))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shown_at_once")
 def test_stored_standing_is_that_of_all_attempts_at_every_launch(
     played: Replayed, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def test_all_are_kept_where_the_study_says_so(played: Replayed) -> None:
     assert with_logs(played) == {a.name for a in played.attempts()}
 
 
+@pytest.mark.long
 def test_studies_of_one_name_in_two_storages_share_nothing(
     played: Replayed, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_folder_that_is_gone_is_waited_for_and_not_made_anew(
     assert f"the study's folder {folder} is gone; mount its disk" in study.said()
 
 
+@pytest.mark.long
 def test_a_study_is_deleted_with_all_that_it_left(played: Replayed, tmp_path: Path) -> None:
     played.on(printing).run(**SHORT)
     folder = paths(played).folder

@@ -38,6 +38,7 @@ def run(played: Replayed, wall_time: str, **changes):
     return played.run(measurement=measurement, budget=budget, **given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "budget"),
     [
@@ -65,6 +66,7 @@ def test_the_wall_time_is_kept_and_the_end_is_a_verdict(played: Replayed, step, 
     played.assert_complete()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("budget", "seed"), [(300, 6), (300, 7), (200, 2), (200, 12)])
 def test_the_search_leaves_time_for_rounds(played: Replayed, budget, seed) -> None:
     """Where a finalist more, for the sake of the global batch, or a check that took a second longer than

@@ -60,6 +60,7 @@ def cut_in_proof(played: Replayed) -> list[str]:
     return [a.name for a in played.recorded("confirm") if a.result.throughput is None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("wall_time", [170, 220, 290])
 def test_search_of_slowly_starting_script_leaves_time_for_the_proof(
@@ -72,6 +73,7 @@ def test_search_of_slowly_starting_script_leaves_time_for_the_proof(
     assert played.seconds <= 1.05 * wall_time
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_study_without_time_for_the_proof_ends_as_soon_as_it_has_a_rival(
     played: Replayed, seed: int
@@ -84,6 +86,7 @@ def test_study_without_time_for_the_proof_ends_as_soon_as_it_has_a_rival(
     assert verdict["missing_seconds"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_time_that_is_asked_for_goes_to_the_proof_and_is_enough(
     played: Replayed, seed: int

@@ -11,6 +11,7 @@ from tests.support.states import tuned
 from tests.support.steering import ask
 
 
+@pytest.mark.long
 def test_run_of_mlflow_holds_the_figures_of_the_study(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,6 +35,7 @@ def test_run_of_mlflow_holds_the_figures_of_the_study(
         assert nested[one.trial].params == {k: written(v) for k, v in one.changes.items()}
 
 
+@pytest.mark.long
 def test_offline_run_of_wandb_holds_the_figures_of_the_study(played: Replayed) -> None:
     pytest.importorskip("wandb")
     figures = tuned(played)

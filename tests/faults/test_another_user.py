@@ -111,6 +111,7 @@ def test_nobody_else_reads_a_storage_while_it_is_written(beside: StudyFolder) ->
         assert readable(beside.folder) == {"tiny.py"}
 
 
+@pytest.mark.long
 def test_nobody_else_drives_the_dashboard(beside: StudyFolder) -> None:
     beside.write()
     assert beside.ask("start", "study.yaml", "--detach").returncode == 0

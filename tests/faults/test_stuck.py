@@ -234,6 +234,7 @@ def test_a_rank_is_what_the_kernel_ends_first_where_memory_is_short(tmp_path: Pa
         assert min(seen[0]) == own, "not the agent's helpers"
 
 
+@pytest.mark.long
 def test_what_trials_leave_in_the_store_does_not_pile_up(tmp_path: Path) -> None:
     agent = AgentProcess("127.0.0.1", str(tmp_path / "agent.log"))
     try:

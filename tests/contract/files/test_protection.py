@@ -78,6 +78,7 @@ def give_to_user(place: Place) -> None:
     place.before = place.now()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", TOLD)
 def test_files_after_trials_that_write_are_as_before(place: Place, how: str) -> None:
     if how == "user":
@@ -91,6 +92,7 @@ def test_files_after_trials_that_write_are_as_before(place: Place, how: str) -> 
     assert place.now() == place.before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "beforehand"),
     [
@@ -128,6 +130,7 @@ def test_trial_that_nothing_protects_is_not_started(place: Place) -> None:
     assert place.now() == place.before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["overlay", "copies"])
 def test_files_after_a_kill_in_mid_trial_are_as_before(place: Place, how: str) -> None:
     started = place.spawn(how, "--endless")

@@ -48,6 +48,7 @@ def test_end_from_another_thread(site: Site) -> None:
     site.check_next_trial()
 
 
+@pytest.mark.long
 @sites("local", "ray", "slurm", slow=["pair"])
 def test_a_trial_is_ended_when_its_time_is_over_wherever_it_is(site: Site) -> None:
     """Its first step hangs for longer than anybody waits."""
@@ -109,6 +110,7 @@ def test_end_is_not_lost_while_the_trial_is_being_started(
     assert report.outcome is None
 
 
+@pytest.mark.long
 @sites("local")
 def test_end_is_not_lost_while_a_dead_agent_is_replaced(site: Site) -> None:
     def kill_agent(_: BlockReport) -> bool:
@@ -124,6 +126,7 @@ def test_end_is_not_lost_while_a_dead_agent_is_replaced(site: Site) -> None:
     assert report.outcome is None
 
 
+@pytest.mark.long
 @sites("local", "pair")
 def test_a_watch_that_raises_leaves_nothing_running(site: Site) -> None:
     class StorageDown(Exception):

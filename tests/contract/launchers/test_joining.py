@@ -75,6 +75,7 @@ def groups(address: str) -> set[str]:
     return set(told.stdout.split())
 
 
+@pytest.mark.long
 @pytest.mark.sample
 def test_autoscaler_hears_of_a_study_as_long_as_it_waits(cluster: str, tmp_path: Path) -> None:
     def busy(rival: Rival) -> bool:
@@ -87,6 +88,7 @@ def test_autoscaler_hears_of_a_study_as_long_as_it_waits(cluster: str, tmp_path:
     wait_for(lambda: groups(cluster) <= {"REMOVED"}, "nothing is asked for any more", 60)
 
 
+@pytest.mark.long
 def test_command_that_does_not_wait_is_told_that_the_cluster_is_too_small(
     cluster: str, tmp_path: Path
 ) -> None:

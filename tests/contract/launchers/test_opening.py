@@ -88,6 +88,7 @@ def test_what_a_slot_says_of_itself(site: Site) -> None:
     json.dumps(site.slot.environment)
 
 
+@pytest.mark.long
 @pytest.mark.sample
 @pytest.mark.fault(21)
 @sites("local")  # Ray itself listens on all interfaces, see docs/operations.md
@@ -168,6 +169,7 @@ def test_a_ray_cluster_that_is_not_there_is_reported_soon(tmp_path: Path) -> Non
     assert f"no Ray cluster at {address}" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.fault(5)
 def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: Path) -> None:
     kill_a_tuner(tmp_path, "local")

@@ -29,6 +29,7 @@ NAMED_TROUBLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.fault(8)
 @sites("local", "ray", "slurm", "cluster")
 @pytest.mark.parametrize("trouble", NAMED_TROUBLE)

@@ -12,6 +12,7 @@ from tests.support.trials import ENDLESS
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 @sites("local", "ray", "slurm")
 @pytest.mark.parametrize("deed", ["", "exit", "hang"])
 def test_the_log_of_a_rank_holds_what_it_printed(site: Site, deed: str) -> None:

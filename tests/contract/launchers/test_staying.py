@@ -72,6 +72,7 @@ def test_who_was_looked_at_is_timed_in_the_same_processes(site: Site) -> None:
     assert pids(site) == launched
 
 
+@pytest.mark.long
 @sites("local")
 def test_a_look_for_which_there_is_no_time_leaves_nobody(site: Site) -> None:
     look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, limit=TimeLimit(hard=5.0))
@@ -94,7 +95,7 @@ EFFECTS: dict[str, list[dict[str, Any]]] = {
 }
 """Step-level knob -> values that show without a CUDA device."""
 QUICK = ("micro_batch", "precision", "loader_workers")
-"""One value of each of these in `make test`; all others, which take as long, in `make faults`."""
+"""One value of each of these in `make test-all`; all others, which take as long, in `make faults`."""
 LIVE = [
     pytest.param(
         changes,
@@ -143,6 +144,7 @@ def seen(site: Site) -> dict[str, Any]:
     return {**found, "pid": found["pid"] in pids(site)}
 
 
+@pytest.mark.long
 @sites("local")
 @pytest.mark.parametrize("changes", LIVE)
 def test_live_and_fresh_agree_in_what_is_applied(site: Site, changes: dict[str, Any]) -> None:
@@ -158,6 +160,7 @@ def test_live_and_fresh_agree_in_what_is_applied(site: Site, changes: dict[str, 
     assert changed == look(live=False, **changes) != plain
 
 
+@pytest.mark.long
 @sites("local", slow=["pair"])
 def test_who_waits_is_silent_and_no_deadline_holds(site: Site) -> None:
     loading = knobs(loader_workers=1, persistent_workers=True)
@@ -231,6 +234,7 @@ def test_what_fails_live_ends_the_processes_and_nothing_else(
     assert stay(site, **unlucky).resident_of == ""
 
 
+@pytest.mark.long
 @sites("local", slow=["ray", "slurm"])
 def test_agents_that_die_as_ranks_wait_are_replaced(site: Site) -> None:
     stay(site)

@@ -204,6 +204,7 @@ def test_hundreds_of_failures_leak_nothing(site: Site) -> None:
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
+@pytest.mark.long
 def test_one_rank_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     with launchers.section_of("local").open(Resources(1, None, 1, 1), str(tmp_path)) as local:

@@ -74,12 +74,14 @@ def format_turned(kind: str, replaced: tuple[str, str] = ("", "")) -> tuple[obje
     return found.flag, found.today, found.words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", PRECISION)
 def test_number_format_is_turned_through_the_class_of_a_framework(kind: str) -> None:
     setting, words = PRECISION[kind]
     assert format_turned(kind) == (setting, "fp32", words)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "package"), [("lit", "pytorch_lightning"), ("fabric", "lightning_fabric")]
 )
@@ -91,6 +93,7 @@ def test_number_format_is_turned_in_the_older_packages_of_lightning(
     assert format_turned(kind, (LIBRARIES[kind], package)) == (setting, "fp32", words)
 
 
+@pytest.mark.long
 def test_compilation_is_turned_through_the_accelerator() -> None:
     before = seen("accelerated")
     tried = others(before.options, Facts("cpu", 1), 1)["compile"][0]
@@ -99,6 +102,7 @@ def test_compilation_is_turned_through_the_accelerator() -> None:
     assert seen("accelerated", **{tried.option.flag: "eager"}).frames > before.frames == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "size", "accumulation"),
     [

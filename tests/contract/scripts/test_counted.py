@@ -107,6 +107,7 @@ loader = DataLoader(Stream(), 4, collate_fn=lambda batch: torch.stack(batch, 1))
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
     [
@@ -188,6 +189,7 @@ while True:
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loader", ["KEEPS", "PLAIN"])
 @pytest.mark.parametrize("when", _WHENS)
 @pytest.mark.parametrize("how", _HOWS)

@@ -208,6 +208,7 @@ def searched(folder: Path, script: str, *words: str, files: tuple[str, ...] = ()
 Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
@@ -309,6 +310,7 @@ def test_option_without_effect_is_refused(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_graphs_are_seen_without_the_compiler_that_would_compile_them() -> None:
     import torch._dynamo  # two seconds of every worker of the suite
 

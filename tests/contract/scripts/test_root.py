@@ -52,6 +52,7 @@ def told(bench: Bench, kind: str, **changes: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @EVERY_KIND
 def test_knobs_act_on_the_root_of_every_kind_of_script(kinds: Bench, kind: str) -> None:
     knobs = dict(TOGETHER)
@@ -103,6 +104,7 @@ def loop(call: str = "model(x)", before: str = "", after: str = "") -> str:
     return _LOOP.replace("CALL", call).replace("BEFORE", before).replace("AFTER", after)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scope", "env"), [("model", NO_COMPILER), ("blocks", {})])
 def test_forward_is_compiled_in_place(kinds: Bench, scope: str, env: dict[str, str]) -> None:
     names = "assert list(model.state_dict()) == NAMES, list(model.state_dict())"
@@ -157,6 +159,7 @@ def test_script_that_compiles_its_model_in_place_computes_in_bf16(kinds: Bench) 
     assert "torch.bfloat16" in json.loads(kinds.record.read_text())["products"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{"compile": "default", "precision": "bf16"}, TOGETHER])
 def test_whole_job_is_changed_and_its_checkpoint_keeps_its_names(
     kinds: Bench, tmp_path: Path, changes: dict[str, Any]

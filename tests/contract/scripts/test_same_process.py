@@ -112,6 +112,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "environment"),
     [
@@ -136,6 +137,7 @@ def test_plain_command_and_its_trial_have_the_same_process(
     assert not differences(plain, in_trial)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "otherwise"),
     [

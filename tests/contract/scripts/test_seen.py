@@ -57,6 +57,7 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 def test_a_script_on_processors_sees_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ while True:""",
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [TRAINS, _DRAWS_AHEAD], ids=["plain", "one batch ahead"])
 def test_shorter_last_accumulation_of_an_epoch_is_counted_as_it_is(
     bench: Bench, script: str
@@ -305,6 +307,7 @@ def test_tokens_of_rows_that_ranks_share_are_counted_once(bench: Bench) -> None:
     assert all(block.tokens == 8 * block.samples for block in report.blocks)
 
 
+@pytest.mark.long
 def test_what_comes_before_the_first_pass_is_start_up(bench: Bench) -> None:
     """A batch is there, and then something is loaded, or compiled, for longer than a step may take."""
     text = OWN_BATCHES.replace(
@@ -474,6 +477,7 @@ optimizer.step = compiled
 """
 
 
+@pytest.mark.long
 def test_first_step_belongs_to_the_start(bench: Bench) -> None:
     """It compiles its optimizer for longer than a step may take."""
     script = bench.write(TRAINS.replace("while True", f"{_COMPILES}while True"))

@@ -52,12 +52,14 @@ def losses(bench: Bench, script: str, **changes: object) -> list[float]:
     return [*(block.loss for block in report.blocks), *norms]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["fsdp", "fsdp_keep"])
 def test_model_that_is_sharded_instead_has_the_losses_of_ddp(bench: Bench, value: str) -> None:
     expected = losses(bench, "ddp.py")
     assert losses(bench, "ddp.py", parallelism=value) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.long
 def test_model_that_is_replicated_instead_has_the_losses_of_fsdp2(bench: Bench) -> None:
     expected = losses(bench, "fsdp2.py")
     assert losses(bench, "fsdp2.py", parallelism="ddp") == pytest.approx(expected, rel=1e-4)
@@ -69,6 +71,7 @@ def test_calls_of_the_script_take_format_and_prefetch(bench: Bench) -> None:
     assert changed == pytest.approx(before, rel=1e-2) and changed != before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sync", [_BY_CONTEXT, _BY_ATTRIBUTE], ids=["context", "attribute"])
 def test_accumulation_and_an_earlier_optimizer_are_kept(bench: Bench, sync: str) -> None:
     script = bench.write(_ACCUMULATES.replace("SYNC", sync.strip()))
@@ -76,6 +79,7 @@ def test_accumulation_and_an_earlier_optimizer_are_kept(bench: Bench, sync: str)
     assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "library", "alone", "ranked"),
     [

@@ -69,6 +69,7 @@ def sqlite(repository: Repository) -> Repository:
     return repository
 
 
+@pytest.mark.long
 @pytest.mark.sample
 @needs_compiler
 @pytest.mark.fault(14)
@@ -101,6 +102,7 @@ def test_a_daemon_whose_clock_is_wrong_takes_no_lease_and_loses_none(
     assert repository.leases.acquire("its own", LeaseHolder("here", 1, LONG)) is None
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_back_does_not_prolong_a_lease(
     sqlite: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

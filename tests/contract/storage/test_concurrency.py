@@ -30,6 +30,7 @@ for number in range(15):
 
 
 class TestConcurrency:
+    @pytest.mark.long
     def test_threads_that_write_at_once_lose_nothing(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
@@ -49,6 +50,7 @@ class TestConcurrency:
             numbers = [a.attempt for a in attempts if a.trial == trial]
             assert numbers == list(range(1, 33))
 
+    @pytest.mark.long
     def test_processes_that_write_at_once_lose_nothing(
         self, repository: Repository, lease: Lease, study: StoredStudy, url: str
     ) -> None:
@@ -84,6 +86,7 @@ class TestConcurrency:
         numbers = [attempt.attempt for attempt in repository.attempts.of(study.id)]
         assert numbers == list(range(1, 61))
 
+    @pytest.mark.long
     @pytest.mark.fault(10)
     def test_readers_see_whole_results_while_they_are_written(
         self, repository: Repository, lease: Lease, study: StoredStudy

@@ -52,6 +52,7 @@ def counted(repository: Repository) -> dict[str, int]:
         }
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_it(repository: Repository, lease: Lease) -> None:
     other = submit(repository, "other one")
     fill(repository, lease, other)

@@ -67,6 +67,7 @@ def two_trials(repository: Repository, name: str, lease: Lease) -> TrialLedger:
     return ledger
 
 
+@pytest.mark.long
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_daemon_that_lost_its_lease_writes_nothing(
@@ -80,6 +81,7 @@ def test_a_daemon_that_lost_its_lease_writes_nothing(
     assert optunas(repository) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", WRITES)
 def test_the_holder_of_the_lease_writes(
     repository: Repository, lease: Lease, name: str, write: str

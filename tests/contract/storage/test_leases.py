@@ -40,6 +40,7 @@ class TestLease:
         assert (state.key, state.host, state.pid) == (CLUSTER, "ünïcode host", 4_000_000)
         assert 25 < state.seconds_left <= 30
 
+    @pytest.mark.long
     def test_it_runs_out(self, repository: Repository) -> None:
         first = taken(repository, seconds=5)
         assert repository.leases.acquire(CLUSTER, LeaseHolder("other", 2, LONG)) is None

@@ -65,6 +65,7 @@ def test_whoever_writes_is_told_that_it_is_away(server: Any, database: Database)
     assert repository.leases.holder(CLUSTER)
 
 
+@pytest.mark.long
 def test_a_study_waits_and_goes_on(server: Any, database: Database, tmp_path: Path) -> None:
     played = Replayed(tmp_path, database)
     launches = []

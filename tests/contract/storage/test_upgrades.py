@@ -359,6 +359,7 @@ READ = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("frozen", "older"), READ, indirect=True)
 def test_database_of_each_version_is_read_without_being_changed(older: str, engine: Engine) -> None:
     before = dumped(engine)
@@ -381,6 +382,7 @@ def test_database_of_each_version_is_read_without_being_changed(older: str, engi
     assert dumped(engine) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("older", ["0007"], indirect=True)
 def test_upgrade_under_a_daemon_is_refused(older: str, engine: Engine) -> None:
     with engine.begin() as connection:
@@ -391,6 +393,7 @@ def test_upgrade_under_a_daemon_is_refused(older: str, engine: Engine) -> None:
     assert dumped(engine) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("older", ["0009"], indirect=True)
 def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> None:
     copy = tmp_path / "old.db"
@@ -399,6 +402,7 @@ def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> 
     assert Repository(Database(f"sqlite:///{copy}")).studies.named("first").elapsed == 12.5
 
 
+@pytest.mark.long
 def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_path: Path) -> None:
     repository = Repository(Database(f"sqlite:///{tmp_path}/first.db"))
     repository.studies.submit("first", "host:here", {"name": "first"}, "/w")

@@ -64,6 +64,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_init_script_that_is_refused_to_write_is_told_of_may_write(folder: Path) -> None:
     (folder / "project" / "own.py").write_text(_COPIES_ITSELF)
     refused = ran("copies", folder, "init", "--", "python", "own.py")

@@ -84,6 +84,7 @@ def test_a_port_that_is_taken_is_said_before_the_job_begins() -> None:
     assert f"error: --metrics-port {port}: Address already in use".encode() in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["no-such-program", "own.py"], [sys.executable, "other.py"]])
 def test_nothing_is_said_to_be_watched_that_does_not_begin(
     folder: Path, command: list[str]

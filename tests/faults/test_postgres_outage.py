@@ -14,7 +14,7 @@ from tests.support.postgres import bring_back, own_server
 from tests.support.steering import Command, StudyFolder, processes_in, study_folder
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]
 
 SECRET = "hunter2secret"
 PASSWORD = f"p@ss/w:rd %{SECRET}'\""

@@ -116,6 +116,7 @@ def test_library_that_writes_when_imported_is_imported_where_files_are_protected
     assert f"beforehand {json.dumps(beforehand)}" in second.splitlines()
 
 
+@pytest.mark.long
 def test_program_that_writes_past_copies_is_refused(place: Place) -> None:
     told = place.run("copies", "--programs")
     assert "may_write" in str(told[0]["cause"])

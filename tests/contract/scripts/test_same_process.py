@@ -156,6 +156,7 @@ def test_rank_of_a_launcher_and_of_a_trial_are_the_same_but_for_where_they_meet(
     assert differences(plain, in_trial).keys() <= OF_MEETING | otherwise
 
 
+@pytest.mark.long
 def test_threads_of_a_trial_are_those_of_its_configuration_alone(folder: Path) -> None:
     command = ["python", "tools/process.py"]
     in_trial = told_in_trial(folder / "package", command, {}, {"cpu_threads": 1})

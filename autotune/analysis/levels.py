@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -58,12 +58,15 @@ def _in_waves(attempts: Attempts) -> Iterator[StoredAttempt]:
 
     A short run that meets a wave of slow steps scatters like one that waits for its host.
     """
-    own, runs = attempts.baseline(), attempts.of(Purpose.SEARCH, Purpose.CALIBRATE)
+    own, runs = attempts.baseline(), list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE))
     waiting = [one for one in runs if one.result.sigma_run == MEASUREMENT.waiting_processes]
+    told = defaultdict(list)
+    for one in runs if waiting else ():
+        if one.result.sigma_run is not None:
+            told[graph(one.knobs)].append(one.result.sigma_run)
     for one in waiting:
-        alike = [each for each in runs if graph(each.knobs) == graph(one.knobs)]
-        told = [each.result.sigma_run for each in alike if each.result.sigma_run is not None]
-        if one is not own and (sigma := statistics.median_high(told)) != one.result.sigma_run:
+        sigma = statistics.median_high(told[graph(one.knobs)])
+        if one is not own and sigma != one.result.sigma_run:
             yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=sigma))
 
 

@@ -1,4 +1,4 @@
-"""What a replayed study shows: on its page and on the terminal, as texts."""
+"""Texts of a replayed study, as its page and the terminal show them."""
 
 import html
 import re
@@ -17,6 +17,7 @@ def words(markup: str) -> str:
 
 
 def answered(played: Replayed, *command: str) -> str:
+    """Return the output of a command about a study."""
     found = ask(*command, "--storage", played.url, cwd=played.folder)
     assert found.returncode == 0, found.stderr
     return found.stdout

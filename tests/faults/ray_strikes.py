@@ -27,7 +27,7 @@ told = ray._raylet.GcsClient(address="{cluster}").drain_node(
 )
 print(told[0])
 """
-"""What `ray drain-node` does, which takes most of a minute to begin on a busy machine."""
+"""Program that drains a node. The command `ray drain-node` takes up to a minute to begin."""
 
 
 class RayStudy(ClusterStudy):

@@ -138,10 +138,9 @@ class Bench:
         knobs = {**defaults(), **TRAINED, **changes}
         formats = (knobs, {**defaults(), **TRAINED})
         earlier: list[Pair] = []
-        rounding = self._rounding_of(run * PROOF.most_seeds)
         while True:
             seed = run * PROOF.most_seeds + len(earlier)
-            reference = self._reference(seed)
+            reference, rounding = self._reference(seed), self._rounding_of(seed)
             monitor = TrajectoryMonitor(reference, formats=formats, rounding=rounding)
             found = self._train(seed, knobs, fault, monitor)
             answer = agreement(

@@ -94,29 +94,42 @@ def next_check(
         if reference.result.state != AttemptState.COMPLETE or _training(checked) in unproven:
             continue
         check = _next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
-        if check is not None and _lacks_rounding(reference, attempts, blocks):
-            return Check(Purpose.AUTOCAST, candidate.trial, reference.knobs)
+        if check is not None and _lacks_rounding(check, reference, attempts, blocks):
+            return Check(Purpose.AUTOCAST, candidate.trial, reference.knobs, check.seed)
         if check is not None:
             return check
     return None
 
 
-def _lacks_rounding(reference: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool:
-    """Return whether a run must tell how far plain autocast deviates the gradient of a model.
+def _lacks_rounding(
+    check: Check, reference: StoredAttempt, attempts: Attempts, blocks: Blocks
+) -> bool:
+    """Return whether a run must tell how far plain autocast deviates the gradient with a check's seed.
 
-    Convolutional networks with normalisation amplify rounding. Without gradients it cannot tell.
+    Convolutional networks with normalisation amplify rounding, by as much as weights and batch
+    decide. Without gradients the run cannot tell.
     """
-    if attempts.of(Purpose.AUTOCAST).recorded().with_knobs(reference.knobs):
+    done = attempts.of(Purpose.AUTOCAST).in_round(check.seed).recorded()
+    if check.purpose is not Purpose.NUMERICS or done.with_knobs(reference.knobs):
         return False
     seen = [block.observed for block in blocks(reference.id)]
     return any("gradient" in one for one in seen) and any(one.get("convolutions") for one in seen)
 
 
-def _rounding(safe: Knobs, attempts: Attempts, blocks: Blocks) -> tuple[RoundingErrors, ...]:
-    """Return how far plain autocast deviates the gradient of a reference; empty if not known."""
-    run = attempts.of(Purpose.AUTOCAST).complete().with_knobs(safe).first
-    reference = _references(attempts).complete().with_knobs(safe).first
-    if run is None or reference is None:
+def _rounding(
+    safe: Knobs, seed: int, attempts: Attempts, blocks: Blocks
+) -> tuple[RoundingErrors, ...]:
+    """Return how far plain autocast deviates the gradient of a reference; empty if not known.
+
+    Studies of earlier versions know it for the first seed alone, which then stands for all.
+    """
+    runs = attempts.of(Purpose.AUTOCAST).complete().with_knobs(safe)
+    run = runs.in_round(seed).first or runs.first
+    if run is None:
+        return ()
+    references = attempts.of(Purpose.REFERENCE).in_round(run.round).complete()
+    reference = references.with_knobs(safe).first
+    if reference is None:
         return ()
     return gradients.rounding_of(
         trajectory(blocks(run.id)).first, trajectory(blocks(reference.id)).first
@@ -143,7 +156,7 @@ def _next_seed(
                 trajectory(blocks(reference.id)),
                 (checked, safe),
                 tuple(_pair(a, attempts, blocks)[0] for a in done),
-                _rounding(safe, attempts, blocks),
+                _rounding(safe, seed, attempts, blocks),
             )
     return None
 
@@ -300,7 +313,7 @@ def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agre
     (run, reference), formats = _pair(attempt, attempts, blocks)
     own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
     earlier = [_pair(a, attempts, blocks)[0] for a in own if a.round < attempt.round]
-    rounding = _rounding(formats[-1], attempts, blocks)
+    rounding = _rounding(formats[-1], attempt.round, attempts, blocks)
     return agreement(run, reference, formats=formats, earlier=earlier, rounding=rounding)
 
 

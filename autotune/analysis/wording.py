@@ -65,6 +65,12 @@ def quantity(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def share_text(share: float, finest: float) -> str:
+    """Return a share in per cent, as '1.5%'; one below the finest that is told, as 'less than 0.1%'."""
+    digits = round(-math.log10(100 * finest))
+    return f"less than {finest:.{digits}%}" if share < finest else f"{share:.{digits}%}"
+
+
 def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return what differs from another configuration, as 'micro_batch=32, precision=bf16'."""
     changed = {name: value for name, value in knobs.items() if other.get(name) != value}

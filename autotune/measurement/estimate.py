@@ -19,6 +19,8 @@ from autotune.measurement.policy import MEASUREMENT
 CONFIDENCE = 0.95
 STEADY_BLOCKS = MEASUREMENT.steady_blocks
 _MIN_DF = MEASUREMENT.least_block_df
+_FEWEST_RUNS = 3
+"""Runs from which on their drift has an interval that tells anything."""
 
 
 @dataclass(frozen=True)
@@ -218,3 +220,18 @@ def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
     return Ratio(
         math.exp(mean), math.exp(mean - quantile * error), math.exp(mean + quantile * error)
     )
+
+
+def drift_within(runs: Sequence[Sequence[float]]) -> Ratio | None:
+    """Return the speed in the second half of a run over that in the first; None if unknown.
+
+    Args:
+        runs: speeds of the blocks of each run that count; those with a single block tell nothing.
+    """
+    halves = [(run[: len(run) // 2], run[-(len(run) // 2) :]) for run in runs if len(run) > 1]
+    if len(halves) < _FEWEST_RUNS:
+        return None
+    first, second = (
+        [statistics.harmonic_mean(half) for half in part] for part in zip(*halves, strict=True)
+    )
+    return paired_ratio(second, first)

@@ -466,7 +466,8 @@ class ProofPolicy:
         1.5,
         "errors of plain autocast",
         "largest error, of the whole or a tensor, where the model amplifies rounding",
-        "other kernels round elsewhere: channels_last 0.98 to 1.01, five convolutional networks",
+        "with the same seed, other kernels round elsewhere: channels_last 0.98 to 1.01, "
+        "five convolutional networks",
     )
     largest_of_tensor: float = judgement(
         1.2,

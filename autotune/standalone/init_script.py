@@ -95,8 +95,9 @@ def description(found: Findings) -> str:
         samples = f"1 batch of {seen.rows} rows"
     if seen.varies:
         samples = "varying numbers of samples"
+    unsure = seen.guessed or not (seen.loader or "micro_batch" in found.batch.settings_by_knob)
     return (
-        f"{samples} a micro-batch{', by its tensors' if seen.guessed else ''}, "
+        f"{samples} a micro-batch{' (a guess by the rows of tensors)' if unsure else ''}, "
         f"{_step_of(seen)}, "
         f"{counted(found.workers, 'rank')} on {found.device}; {wrapped}, {loader}, {seen.optimizer}, "
         f"{number}"

@@ -13,7 +13,7 @@ from autotune.analysis.finalists import Selection
 from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import difference, too_slow
+from autotune.analysis.wording import difference, share_text, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
@@ -43,6 +43,8 @@ from storage import (
 )
 
 _POLL_SECONDS = 0.2
+_FINEST_GAIN = 0.0001
+"""Least expected gain that is told by a figure."""
 _PROOF_FIRST = SearchEnd(
     SearchEndCause.PROOF_BEGUN, "the proof that had begun is brought to its end first"
 )
@@ -328,13 +330,15 @@ class Tuner:
         """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
-            reaches = ""
-            if knobs != self._plan.baseline:  # its own value is a ratio to its first run
-                no_gain = ", which is no gain" if self._values.is_no_gain(expected.value) else ""
-                reaches = f", with {self._values.text(expected.value)}{no_gain}"
+            changed = difference(knobs, self._plan.baseline)
+            reaches = f"{changed} for the best, with {self._values.text(expected.value)}"
+            if knobs == self._plan.baseline:  # its own value is a ratio to its first run
+                reaches = "your configuration for the best"
+            elif self._values.is_no_gain(expected.value):
+                reaches = f"your configuration for the best ({changed} is next)"
             text = (
-                f"The model takes {difference(knobs, self._plan.baseline)} for the best{reaches}, "
-                f"and expects one more trial to bring {expected.gain:.2%}."
+                f"The model takes {reaches}, "
+                f"and expects one more trial to bring {share_text(expected.gain, _FINEST_GAIN)}."
             )
             data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}
             yield NewMessage(text, MessageCode.EXPECTATION, data)

@@ -10,7 +10,15 @@ from enum import Enum
 
 from autotune.analysis.saving import Cost, EnergySaving, Saving
 from autotune.analysis.verdict import Numerics
-from autotune.analysis.wording import SPEED, Rounding, Terms, duration, fixed, quantity
+from autotune.analysis.wording import (
+    SPEED,
+    Rounding,
+    Terms,
+    duration,
+    fixed,
+    quantity,
+    share_text,
+)
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 
@@ -18,6 +26,10 @@ MIB = 2**20
 CI = "95 % CI"
 _LEAST_GAIN = 0.001
 """Gain below which its figure tells nothing."""
+_WIDEST = 100
+"""Factor between the bounds of an interval from which on they tell nothing."""
+_FINEST_LOSS = 0.0001
+"""Least distance of losses that is told by a figure."""
 UNKNOWN = "not distinguishable from 1"
 ASSUMED = "assumed: `objective.job_hours` is at its default"
 
@@ -56,12 +68,14 @@ def times(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
 
 
 def loss_text(found: Numerics) -> str:
-    """Return for example 'loss lies within 0.01% of fp32 in the last quarter of 32 steps'."""
+    """Return for example 'loss over the last quarter of 32 steps differs from fp32 by 0.01%'."""
     steps = f" of {found.steps} steps" if found.steps else ""
-    text = f"loss lies within {found.loss_distance:.2%} of fp32 in the last quarter{steps}"
+    apart = share_text(found.loss_distance or 0.0, _FINEST_LOSS)
+    text = f"loss over the last quarter{steps} differs from fp32 by {apart}"
     if found.share_of_progress is None:
         return text
-    return f"{text}, by {abs(found.share_of_progress):.1%} of its fall (limit {PROOF.margin:.0%})"
+    fallen = share_text(abs(found.share_of_progress), _LEAST_GAIN)
+    return f"{text}, which is {fallen} of its fall (limit {PROOF.margin:.0%})"
 
 
 def percent(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
@@ -77,7 +91,7 @@ def signed_percent(ratio: float, rounding: Rounding = Rounding.NEAREST) -> str:
 
 def expected_text(gain: float) -> str:
     """Return the relative gain that a trial is expected to bring, as '1.5%' or 'less than 0.1%'."""
-    return f"{gain:.1%}" if gain >= _LEAST_GAIN else f"less than {_LEAST_GAIN:.1%}"
+    return share_text(gain, _LEAST_GAIN)
 
 
 def hours(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
@@ -117,15 +131,26 @@ def ratio_text(ratio: Ratio) -> str:
             return times(ratio.value)
         case Known.ONCE:
             return f"{times(ratio.value)}, once"
-        case Known.UNKNOWN:
+        case Known.UNKNOWN if ratio.high < _WIDEST * ratio.low:
             return f"{UNKNOWN} ({bounds_text(ratio)})"
+        case Known.UNKNOWN:
+            return UNKNOWN
         case _:
             return f"{times(ratio.value)} ({bounds_text(ratio)})"
 
 
+def bounds_of_interval(ratio: Ratio) -> str:
+    """Return both bounds for a sentence; words where they are too far apart to tell anything."""
+    if ratio.high < _WIDEST * ratio.low:
+        return bounds_text(ratio)
+    return "too wide to tell anything"
+
+
 def short_ratio(ratio: Ratio) -> str:
     """Return a ratio for a narrow column: of one that is not distinguishable from 1 the bounds."""
-    return f"? ({bounds_text(ratio)})" if Known.of(ratio) is Known.UNKNOWN else ratio_text(ratio)
+    if Known.of(ratio) is not Known.UNKNOWN:
+        return ratio_text(ratio)
+    return f"? ({bounds_text(ratio)})" if ratio.high < _WIDEST * ratio.low else "?"
 
 
 def said_ratio(ratio: Ratio, terms: Terms) -> str:

@@ -25,7 +25,7 @@ from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, counted
 from autotune.config import StudySpec
 from autotune.config.sections import ObjectiveSpec
-from autotune.measurement.estimate import Ratio
+from autotune.measurement.estimate import Ratio, drift_within
 from autotune.measurement.measure import Measure
 from autotune.views.composition import (
     StepMade,
@@ -419,7 +419,14 @@ class _Collector:
             energy=self._energy,
             warmup=self._spec.measurement.warmup,
             bottlenecks=self._bottlenecks,
+            drift=self._drift(),
         )
+
+    def _drift(self) -> Ratio | None:
+        """Return the speed in the second half of a run of the rounds over that in the first."""
+        rounds = self._attempts.of(Purpose.CONFIRM).measured()
+        kept = [[b for b in self._blocks(one.id) if b.kept] for one in rounds]
+        return drift_within([[b.steps / b.seconds for b in run] for run in kept])
 
     def _batches(self) -> tuple[BatchBest, ...]:
         """Return the best configuration of each global batch, where there are several."""

@@ -8,8 +8,10 @@ from autotune.analysis.attribution import Contribution
 from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Round
 from autotune.analysis.verdict import Kind, Verdict
-from autotune.analysis.wording import Terms, counted, duration
+from autotune.analysis.wording import Terms, counted, duration, share_text
 from autotune.measurement.bottleneck import STRAGGLER
+from autotune.measurement.estimate import Ratio
+from autotune.measurement.policy import MEASUREMENT
 from autotune.views.figure_text import (
     expected_text,
     least,
@@ -32,7 +34,7 @@ _OPENED_BY = {
 }
 """Setting that a search would go on with, for each limit that ends one."""
 _OFTEN_DISTURBED = 0.1
-_MOSTLY = 0.5
+_FINEST_DRIFT = 0.001
 
 
 class Trust(StrEnum):
@@ -73,6 +75,7 @@ class Evidence:
         energy: of the baseline and the recommended configuration; None where it was not read.
         warmup: seconds of a run's warm-up.
         bottlenecks: what holds the baseline back.
+        drift: speed in the second half of a run of the rounds over that in the first; None if unknown.
     """
 
     verdict: Verdict
@@ -88,6 +91,7 @@ class Evidence:
     energy: EnergyUse | None
     warmup: float
     bottlenecks: Sequence[Finding]
+    drift: Ratio | None = None
 
     @property
     def better(self) -> bool:
@@ -129,7 +133,7 @@ def _with_care(known: Evidence) -> list[Point | None]:
         _restless(known),
         _straggler(known),
         _disturbed(known),
-        _unsteady(known),
+        _drifting(known),
         _provisional(known),
         _batch(known),
         _unchecked(known),
@@ -156,8 +160,8 @@ def _in_turn(known: Evidence) -> Point | None:
     text = f"{counted(verdict.rounds, 'round')} in turn with yours."
     if verdict.chosen_in:
         text = (
-            f"{counted(verdict.chosen_in, 'round')} chose it, {verdict.rounds} others tell by how "
-            "much."
+            f"Selected in {counted(verdict.chosen_in, 'round')}; the figure comes from "
+            f"{verdict.rounds} later ones."
         )
     return Point(Trust.MEASURED, "in_turn", "Compared in turn", text)
 
@@ -230,15 +234,17 @@ def _disturbed(known: Evidence) -> Point | None:
     return Point(Trust.CARE, "disturbed", "Disturbed runs", text)
 
 
-def _unsteady(known: Evidence) -> Point | None:
-    unsteady = sum(not a.result.steady for a in known.timed)
-    if unsteady <= _MOSTLY * len(known.timed):
+def _drifting(known: Evidence) -> Point | None:
+    """Return that rates depend on how long a run is; blocks that merely scatter widen the interval."""
+    drift, most = known.drift, 1 + MEASUREMENT.steady_drift
+    if drift is None or (1 / most <= drift.high and drift.low <= most):
         return None
+    size = share_text(abs(drift.value - 1), _FINEST_DRIFT)
     text = (
-        f"{unsteady} of {len(known.timed)} had not settled when their timing began; a warm-up takes "
-        f"{known.warmup:g} s at most."
+        f"The second half of a run is {size} {'faster' if drift.faster else 'slower'} than the first; "
+        f"a warm-up takes {known.warmup:g} s at most."
     )
-    return Point(Trust.CARE, "unsteady", "Runs had not settled", text, "measurement.warmup")
+    return Point(Trust.CARE, "drift", "Speed changes within a run", text, "measurement.warmup")
 
 
 def _provisional(known: Evidence) -> Point | None:

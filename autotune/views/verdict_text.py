@@ -12,6 +12,7 @@ from autotune.analysis.wording import Terms, counted, difference, too_slow
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     CI,
+    bounds_of_interval,
     bounds_text,
     claim,
     least,
@@ -114,7 +115,7 @@ def _left_out(verdict: Verdict) -> str:
     seen = f"Trial {one.trial}, seen once at {times(gain.value)} {whose}, was left out"
     if one.gain.faster:
         return f" {seen} for want of time: {changed}."
-    return f" {seen}, as the {CI} of that is {bounds_text(gain)}: {changed}."
+    return f" {seen}, as the {CI} of that is {bounds_of_interval(gain)}: {changed}."
 
 
 def _undecided(verdict: Verdict) -> str:
@@ -300,8 +301,8 @@ def _how_often(verdict: Verdict) -> str:
     if not verdict.chosen_in:
         return f"measured again {verdict.rounds} times in turn with yours"
     return (
-        f"measured {verdict.rounds} times in turn with yours after {verdict.chosen_in} rounds "
-        "before had chosen it"
+        f"measured {verdict.rounds} times in turn with yours, besides the {verdict.chosen_in} rounds "
+        "that selected it"
     )
 
 

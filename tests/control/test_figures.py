@@ -231,11 +231,13 @@ def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Rep
         energy=None,
         warmup=1.0,
         bottlenecks=(Finding(STRAGGLER, 0.12, "all ranks wait for rank 1"),),
+        drift=Ratio(1.05, 1.03, 1.07),
     )
     found = {point.code: point for point in points(evidence)}
     assert (found["straggler"].trust, found["width"].trust) == (Trust.CARE, Trust.OPEN)
     assert "12% of a step" in found["straggler"].text
     assert "1.02x" in found["width"].text
+    assert (found["drift"].trust, found["drift"].setting) == (Trust.CARE, "measurement.warmup")
     answer = dataclasses.replace(figures.answer, speedup=wide)
     shown = dataclasses.replace(figures, trust=tuple(found.values()), answer=answer)
     text = words(page(shown))
@@ -251,6 +253,31 @@ def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None
     assert saving.money.value == pytest.approx(2.5 * saving.device_hours.value)
     assert cost.money == pytest.approx(2.5 * cost.device_hours)
     assert "saved for" in page(figures)
+
+
+def test_runs_that_never_settled_are_not_told_unless_their_speed_drifts(played: Replayed) -> None:
+    figures = tuned(played)
+    steady = Ratio(1.0, 0.95, 1.05)
+    evidence = Evidence(
+        verdict=figures.verdict,
+        rounds=figures.rounds,
+        trials=figures.trials,
+        contributions=(),
+        search_end=None,
+        expected_gain=None,
+        timed=tuple(
+            dataclasses.replace(one, result=dataclasses.replace(one.result, steady=False))
+            for one in played.attempts("search")
+        ),
+        environments=1,
+        elapsed=figures.elapsed,
+        unit=figures.unit,
+        energy=None,
+        warmup=1.0,
+        bottlenecks=(),
+        drift=steady,
+    )
+    assert not {"unsteady", "drift"} & {point.code for point in points(evidence)}
 
 
 @pytest.mark.long

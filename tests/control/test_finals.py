@@ -101,6 +101,29 @@ def test_bf16_of_a_convolutional_model_is_compared_with_plain_autocast(
     assert again.as_dict()["refused"] == verdict["refused"]
 
 
+@pytest.mark.long
+def test_each_seed_of_a_convolutional_model_is_compared_with_its_own_plain_autocast(
+    played: Replayed,
+) -> None:
+    """Rounding of the second seed's gradient is beyond 1.5 times that of the first."""
+
+    def rounded(launch: Launch) -> bool:
+        return bool(launch.request.trajectory) and not purpose(launch, "reference")
+
+    def another_seed(launch: Launch) -> bool:
+        return rounded(launch) and launch.request.seed > 0
+
+    first = where(FASTER, lambda one: purpose(one, "reference"), first_steps=gradient(0.0))
+    second = where(first, rounded, first_steps=gradient(0.2))
+    third = where(second, another_seed, first_steps=gradient(0.4))
+    open_at_first = where(third, lambda one: purpose(one, "numerics"), loss=1.031)
+    played.on(open_at_first).run(search_space=PRECISION)
+    checked = {a.round for a in played.recorded("numerics")}
+    assert len(checked) > 1
+    assert {a.round for a in played.recorded("autocast")} == checked
+    assert not any("gradient" in a.result.cause for a in played.recorded("numerics"))
+
+
 def test_no_run_under_autocast_where_rounding_is_not_amplified(played: Replayed) -> None:
     first = {**gradient(0.0), "convolutions": 0}
     played.on(where(FASTER, lambda one: bool(one.request.trajectory), first_steps=first))

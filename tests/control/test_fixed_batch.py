@@ -35,7 +35,9 @@ def micro_batch_of(launch: Launch) -> int:
 
 def expected(said: str) -> tuple[str, float]:
     """What the model took for the best, and the gain it expected of one more trial, in percent."""
-    found = re.search(r"The model takes (.*) for the best.* to bring ([\d.]+)%", said)
+    found = re.search(
+        r"The model takes (.*) for the best.* to bring (?:less than )?([\d.]+)%", said
+    )
     assert found, said
     return found[1], float(found[2])
 

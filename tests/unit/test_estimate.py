@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement.estimate import Ratio, effective_size, estimate, paired_ratio, steady
+from autotune.measurement.estimate import (
+    Ratio,
+    drift_within,
+    effective_size,
+    estimate,
+    paired_ratio,
+    steady,
+)
 
 positive = st.floats(0.01, 1e6)
 
@@ -109,3 +116,25 @@ def test_ratio_is_distinguishable_where_its_interval_excludes_one(
 ):
     ratio = Ratio(1.0, low, high)
     assert (ratio.distinguishable, ratio.faster) == (distinguishable, faster)
+
+
+def test_runs_that_get_faster_show_a_drift():
+    rng = np.random.default_rng(0)
+    runs = [
+        [100 * rng.normal(1, 0.03), 101 * rng.normal(1, 0.03), 110 * rng.normal(1, 0.03), 111.0]
+        for _ in range(8)
+    ]
+    found = drift_within(runs)
+    assert found is not None
+    assert 1.02 < found.low < 1.1 < found.high
+
+
+def test_runs_that_scatter_about_one_speed_show_no_drift():
+    rng = np.random.default_rng(0)
+    found = drift_within([list(rng.normal(100, 20, 6)) for _ in range(20)])
+    assert found is not None
+    assert not found.distinguishable
+
+
+def test_drift_of_two_runs_is_unknown():
+    assert drift_within([[1.0, 2.0]] * 2 + [[1.0]]) is None

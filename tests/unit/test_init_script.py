@@ -96,6 +96,8 @@ def test_guess_by_tensors_is_marked() -> None:
     text, spec = written(guessed=True)
     assert spec.baseline["micro_batch"] == 8
     assert "micro_batch is a guess by the shapes of tensors" in text
+    for found in (text, written(loader=False)[0]):
+        assert "8 samples a micro-batch (a guess by the rows of tensors), " in found
     assert "guess" not in written()[0]
 
 

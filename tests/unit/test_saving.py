@@ -65,11 +65,12 @@ def test_speed_up_that_may_be_none_saves_nothing() -> None:
     [
         (Ratio(1.14, 1.10, 1.19), "1.14x (1.10 to 1.19)", "1.14x (1.10 to 1.19)"),
         (Ratio(1.14, 0.52, 2.49), "not distinguishable from 1 (0.52 to 2.49)", "? (0.52 to 2.49)"),
+        (Ratio(3.77, 0.001, 10_880.0), "not distinguishable from 1", "?"),
         (Ratio(0.9, 0.85, 0.95), "0.90x (0.85 to 0.95)", "0.90x (0.85 to 0.95)"),
         (Ratio(1.3, 0.0, float("inf")), "1.30x, once", "1.30x, once"),
         (Ratio(1.0, 1.0, 1.0), "1.00x", "1.00x"),
     ],
-    ids=["known", "unknown", "slower", "once", "itself"],
+    ids=["known", "unknown", "hopeless", "slower", "once", "itself"],
 )
 def test_ratio_whose_interval_contains_one_has_no_figure(
     ratio: Ratio, text: str, short: str

@@ -98,15 +98,20 @@ SURE = "The interval is wide: at least 1.10x is sure."
         ),
         (
             {"touched": ("precision",), "numerics": Numerics(0.00123, 1.0, steps=32)},
-            " With precision the loss lies within 0.12% of fp32 in the last quarter of 32 steps.",
+            " With precision the loss over the last quarter of 32 steps differs from fp32 by 0.12%.",
+        ),
+        (
+            {"touched": ("precision",), "numerics": Numerics(0.00001, 1.0, steps=32)},
+            " With precision the loss over the last quarter of 32 steps differs from fp32 by less "
+            "than 0.01%.",
         ),
         (
             {
                 "touched": ("precision",),
                 "numerics": Numerics(0.00123, 1.0, steps=32, share_of_progress=-0.0123),
             },
-            " With precision the loss lies within 0.12% of fp32 in the last quarter of 32 steps, by "
-            "1.2% of its fall (limit 5%).",
+            " With precision the loss over the last quarter of 32 steps differs from fp32 by 0.12%, "
+            "which is 1.2% of its fall (limit 5%).",
         ),
         (
             {"touched": ("precision",), "numerics": Numerics(unchecked="no reference")},
@@ -146,7 +151,7 @@ def test_text_of_a_choice_by_earlier_rounds_names_both():
     found = dataclasses.replace(BETTER, chosen_in=3)
     assert text_of(found) == HEAD.replace(
         "measured again 5 times in turn with yours",
-        "measured 5 times in turn with yours after 3 rounds before had chosen it",
+        "measured 5 times in turn with yours, besides the 3 rounds that selected it",
     )
 
 
@@ -199,6 +204,10 @@ def test_text_of_a_baseline_that_nothing_beats():
     assert text_of(dataclasses.replace(alone, left_out=looked)).endswith(
         " Trial 1, seen once at 1.59x yours, was left out, as the 95 % CI of that is 0.38 to 6.56: "
         "precision=bf16."
+    )
+    hopeless = dataclasses.replace(looked, gain=Ratio(3.77, 0.001, 10_880.0))
+    assert text_of(dataclasses.replace(alone, left_out=hopeless)).endswith(
+        " was left out, as the 95 % CI of that is too wide to tell anything: precision=bf16."
     )
     faster = dataclasses.replace(looked, gain=Ratio(1.59, 1.38, 1.8))
     assert text_of(dataclasses.replace(alone, left_out=faster)).endswith(

@@ -73,8 +73,6 @@ def serve(database: Database, name: str, port: int, ready: Callable[[Addresses],
     """Serve a study until interrupted.
 
     Args:
-        database: with the study.
-        name: of the study.
         port: 0 takes a free one.
         ready: called with the study's addresses once requests are answered.
 
@@ -106,7 +104,6 @@ def opened(address: str, link: Path) -> Iterator[None]:
     """Open an address in a browser by a file that leads there, as arguments can be read by every user.
 
     Args:
-        address: to open.
         link: the file, for this user alone; it is there as long as the context lasts.
     """
     try:

@@ -79,13 +79,7 @@ def stage_title(several: Sequence[Round]) -> str:
 
 
 def report(repository: Repository, name: str, verdict: Verdict | None = None) -> str:
-    """Return the report of a study.
-
-    Args:
-        repository: with the study.
-        name: of the study.
-        verdict: to show instead of the present one.
-    """
+    """Return the report of a study."""
     return report_of(figures_of(repository, repository.studies.named(name), verdict))
 
 
@@ -420,12 +414,7 @@ def _running(figures: StudyFigures) -> Iterator[str]:
 
 
 def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str]]:
-    """Yield label and figure of what was observed of the recommended configuration.
-
-    Args:
-        ran: what was observed.
-        made: composition of a step, which then tells the share of communication.
-    """
+    """Yield label and figure of what was observed of the recommended configuration."""
     # A composition splits the mean, in which the slow steps are: the median lies beside it.
     exposed = None if made else ran.exposed_share
     rows = [

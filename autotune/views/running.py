@@ -163,7 +163,6 @@ class EnergyUse:
         """Return the figures of two configurations by their blocks; None if they were not read.
 
         Args:
-            before: blocks of the baseline that count.
             after: those of the recommended configuration.
             devices: number of devices.
             limit: watts that a device may take; None: there is no limit.

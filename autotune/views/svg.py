@@ -137,9 +137,7 @@ def chart(height: float, body: Iterable[str], title: str, y: Axis, x: Axis = Axi
     """Return a drawing with axes.
 
     Args:
-        height: in pixels.
         body: marks.
-        title: for readers that do not see it.
         y: labels beside it; each has a line of the grid.
         x: labels under it.
     """

@@ -66,13 +66,10 @@ def _chunks(
 def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
     """Return the rate of each member, work over cost; None without a complete cycle.
 
-    Where steps were timed by the device these are means over all blocks: a job has its slow steps, too,
-    and a typical ratio would leave them out (0.9 % too high for a recorded compiled configuration).
-    Elsewhere slow cycles are mostly the machine's. The common level is that of all blocks then, and
-    the ratios of members are those that are typical of a cycle.
-
-    Returns:
-        None if there is no cycle of all of them.
+    Where steps were timed by the device, the rates are means over all blocks. A job has its slow steps,
+    too, and a typical ratio would leave them out (0.9 % too high for a recorded compiled configuration).
+    Elsewhere slow cycles are mostly the machine's. Then the common level is that of all blocks, and the
+    ratios of members are those that are typical of a cycle.
     """
     if not members:
         return None

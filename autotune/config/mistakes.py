@@ -236,14 +236,11 @@ def _fields_at(path: FieldPath, model: type[BaseModel], loc: Collection[int | st
 
 def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the models among the members of a union, or the annotation itself."""
-    for option in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    for option in typing.get_args(annotation) if is_union else (annotation,):
         bare = typing.get_args(option)[0] if typing.get_origin(option) is Annotated else option
         if isinstance(bare, type) and issubclass(bare, BaseModel):
             yield bare
-
-
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
 # Texts

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_policy.py [--json] [--seeds N] [--only h200 7b tiny] [--budgets 60 120]
 
-Whole studies in virtual time over a recorded device (launchers/replay/device.py): one H200 training
+Whole studies in virtual time over a recorded device (recorded_device.py): one H200 training
 GPT-2 124M, and two synthetic devices made from the same record, with a model of 7B parameters and with
 a tiny one. The true speed-up is that of typical processes. Truth, budgets and seeds are the same for
 every version of autotune: run it in two checkouts to compare policies, with --policy naming each.
@@ -17,11 +17,14 @@ import math
 import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autotune.config import StudySpec, withheld
 from autotune.runs.plan import Plan
@@ -29,8 +32,8 @@ from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes
+from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay import ReplayLauncher
-from launchers.replay.device import RecordedDevice, read_device
 from storage import Database, LeaseHolder, Repository
 
 TABLE = Path(__file__).parent / "tables" / "h200-gpt2-124m.jsonl"

@@ -3,8 +3,8 @@
     python benchmarks/scale.py [--json] [--trials 100,10000] [--studies 100,10000] [--rounds N]
 
 With `--studies`, a study of a hundred trials is one of so many in its database; a tenth of the others
-wait. `queue` prints at most a hundred of these, and so ten times as many rows; `queue, ten rows` reads
-as many in each database.
+wait. Ratios compare equal work: `list` and `queue` read as many rows in each database as the smallest
+one has, at most a hundred. Commands as they are typed read and print what each database has.
 
 The trials are written into the tables of Optuna and into ours at once, each with its attempt and its
 blocks; then the real tuner goes on over a replaying launcher. A turn is everything from one launch to
@@ -79,7 +79,6 @@ ROUNDS = 3
 TURNS = 10
 ROUNDS_OF_COMMANDS = 5
 """Each takes a second or two, and scatters less."""
-FEW_ROWS = 10
 SPEC = StudySpec.model_validate(
     {
         "name": "scale",
@@ -222,10 +221,10 @@ class Recorded:
     def status(self) -> None:
         json.dumps(status_of(self.repository, SPEC.name))
 
-    def list(self) -> None:
-        list_of(self.repository, MOST_ROWS)
+    def list(self, rows: int) -> None:
+        list_of(self.repository, rows)
 
-    def queue(self, rows: int = MOST_ROWS) -> None:
+    def queue(self, rows: int) -> None:
         queue_of(self.repository, self.repository.studies.order()[:rows])
 
     def claim(self) -> None:
@@ -390,14 +389,19 @@ def _seconds(ask: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def asks_of(study: Recorded) -> dict[str, Callable[[], float]]:
-    """Return what is timed of a study: each returns seconds."""
+def asks_of(study: Recorded, listed: int, queued: int) -> dict[str, Callable[[], float]]:
+    """Return what is timed of a study: each returns seconds.
+
+    Args:
+        study: to be asked about.
+        listed: rows of `list`.
+        queued: rows of `queue`.
+    """
     asked: dict[str, Callable[[], object]] = {
         "claim": study.claim,
         "status": study.status,
-        "list": study.list,
-        "queue": study.queue,
-        "queue, ten rows": functools.partial(study.queue, FEW_ROWS),
+        "list": functools.partial(study.list, listed),
+        "queue": functools.partial(study.queue, queued),
         "report": study.report,
         "page": study.page,
         **{_AS_TYPED + name: study.command(name) for name in COMMANDS},
@@ -412,7 +416,9 @@ def compared(studies: Mapping[int, Recorded], rounds: int) -> Iterator[tuple[str
     `ratio` is that of the largest to the smallest; `again` that of the smallest to itself.
     """
     fewest, most = min(studies), max(studies)
-    asks = {count: asks_of(study) for count, study in studies.items()}
+    small = studies[fewest].repository.studies
+    listed, queued = (min(len(ids), MOST_ROWS) for ids in (small.all(), small.order()))
+    asks = {count: asks_of(study, listed, queued) for count, study in studies.items()}
     for name in asks[fewest]:
         slow = name.startswith(_AS_TYPED) or name == "turn"
         found: dict[str, list[float]] = {}

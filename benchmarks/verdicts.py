@@ -35,6 +35,7 @@ from scipy import special
 
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.rounds import replay
 from autotune.analysis.verdict import Kind
@@ -164,7 +165,7 @@ def study(world: World, seed: int, *, finalists: int, rounds: int) -> Found:
     machine = Machine(world, np.random.default_rng([zlib.crc32(world.name.encode()), seed]))
     attempts = searched(machine, world)
     before = machine.runs
-    confirmation = replay(attempts, finalists=finalists, most_rounds=rounds)
+    confirmation = replay(attempts, Selection(finalists), rounds)
     assert confirmation is not None
     pairs = {trial: _pair(c.knobs) for trial, c in confirmation.candidates.items()}
     taken = 0

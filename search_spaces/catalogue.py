@@ -34,7 +34,6 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
 
     Args:
         name: of the knob, which may be the study's own.
-        values: to be tried.
         baseline: what the script has today.
 
     Returns:

@@ -35,7 +35,6 @@ def field(name: str, where: Callable[[Knobs], bool] = _anywhere) -> Words:
     """Return a field that takes the value as it is.
 
     Args:
-        name: of the field.
         where: beside which other values there is such a field.
     """
     return Words(lambda value, knobs: {name: value} if where(knobs) else None)

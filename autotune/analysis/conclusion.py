@@ -66,13 +66,8 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
     checks = gate.record(attempts, records.blocks, baseline, rules)
     out = barred(attempts, records.blocks, baseline, rules)
     selection = facts.selection or Selection(spec.measurement.finalists)
-    confirmation = replay(
-        attempts,
-        most_rounds=spec.measurement.rounds,
-        barred=out,
-        blocks=Measure.of(spec).step_blocks(records.blocks),
-        **selection._asdict(),
-    )
+    steps = Measure.of(spec).step_blocks(records.blocks)
+    confirmation = replay(attempts, selection, spec.measurement.rounds, out, steps)
     if facts.ended:
         costs = CostRecords(records.blocks, records.device).by(attempts)
         proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats)

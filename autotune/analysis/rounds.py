@@ -144,12 +144,9 @@ def _uncounted(
 
 def replay(
     attempts: Attempts,
-    *,
-    finalists: int,
+    selection: Selection,
     most_rounds: int,
     barred: Collection[int] = (),
-    unaffordable: Collection[int] = (),
-    same_batch: bool = True,
     blocks: Blocks | None = None,
 ) -> Confirmation | None:
     """Return the confirmation as the records show it, without an incomplete round.
@@ -160,7 +157,7 @@ def replay(
 
     Args:
         attempts: attempts of a study whose search has ended.
-        finalists: see Selection; `unaffordable` and `same_batch` likewise.
+        selection: choice of the finalists.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
         blocks: blocks of an attempt, whose steps tell the spread between processes; None: they do not.
@@ -168,7 +165,6 @@ def replay(
     Returns:
         None if no trial of the search is complete.
     """
-    selection = Selection(finalists, tuple(unaffordable), same_batch)
     confirmation = begin_confirmation(attempts, selection, most_rounds, barred, blocks)
     if confirmation is not None:
         for _ in closed_rounds(confirmation, attempts):
@@ -180,8 +176,8 @@ def begin_confirmation(
     attempts: Attempts,
     selection: Selection,
     most_rounds: int,
-    barred: Collection[int] = (),
-    blocks: Blocks | None = None,
+    barred: Collection[int],
+    blocks: Blocks | None,
 ) -> Confirmation | None:
     """Return the confirmation before its first round; for arguments and result see `replay`."""
     first = first_round(attempts)

@@ -81,13 +81,25 @@ def report(
 
 def _write_page(text: str, target: Path) -> None:
     """Print a page, or write it where no other file is."""
-    from autotune.export.writing import refuse_foreign, write_text
+    from autotune.export.writing import refuse_foreign
     from autotune.views.page import PAGE_BEGINNING
+
+    if target != STANDARD_OUTPUT:
+        refuse_foreign(target, "page", (PAGE_BEGINNING.encode(),))
+    _put(text, target)
+
+
+def _put(text: str, target: Path) -> None:
+    """Print a text, or write it to a file and print the path.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    from autotune.export.writing import write_text
 
     if target == STANDARD_OUTPUT:
         hand_over(text)
         return
-    refuse_foreign(target, "page", (PAGE_BEGINNING.encode(),))
     try:
         write_text(target, text)
     except OSError as error:
@@ -240,21 +252,13 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
 def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     """Print or write a recommendation in a format; settings that it lacks go to standard error."""
     from autotune.export.formats import FORMATS, remarks
-    from autotune.export.writing import write_text
 
     rendered = FORMATS[form](best)
     if best.provisional:
         print(best.provenance["verdict"], file=sys.stderr)
     for line in remarks(form, rendered):
         print(line, file=sys.stderr)
-    if target in (None, STANDARD_OUTPUT):
-        hand_over(rendered.text)
-        return
-    try:
-        write_text(target, rendered.text)
-    except OSError as error:
-        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
-    print(target)
+    _put(rendered.text, target or STANDARD_OUTPUT)
 
 
 def best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":

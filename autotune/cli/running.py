@@ -92,6 +92,10 @@ def _init_of_command(
     print(f"next: autotune doctor {path}{at_once}")
 
 
+_Detach = Annotated[bool, typer.Option("--detach", help="Do not follow.")]
+_Foreground = Annotated[
+    bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
+]
 _DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Say what it may take and what is before it; start nothing."),
@@ -107,10 +111,8 @@ def start(
         ),
     ],
     storage: StorageOption = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
-    ] = False,
+    detach: _Detach = False,
+    foreground: _Foreground = False,
     priority: PriorityOption = None,
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
@@ -201,10 +203,8 @@ def _tell(text: str) -> None:
 def resume(
     study: StudyArgument,
     storage: StorageOption = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run it alone, in this process, without a daemon.")
-    ] = False,
+    detach: _Detach = False,
+    foreground: _Foreground = False,
     here: Annotated[
         bool, typer.Option("--here", help="Move it to this machine from the one it was on.")
     ] = False,
@@ -293,10 +293,7 @@ def daemon(
     repository = open_storage(url)
     known = {place_of(queue) for queue in repository.studies.queues()} if cluster else set()
     queue = owned(checked(cluster, known)) if cluster is not None else this_queue()
-    if studies == 1:
-        _serve(repository, queue, idle_exit, metrics_port, idle_only=idle_only)
-    else:
-        _serve_several(studies, repository, queue, idle_exit, metrics_port, idle_only=idle_only)
+    _serve(studies, repository, queue, idle_exit, metrics_port, idle_only=idle_only)
 
 
 def _log_on_standard_error() -> None:
@@ -307,24 +304,6 @@ def _log_on_standard_error() -> None:
 
 
 def _serve(
-    repository: "Repository",
-    queue: str,
-    idle_exit: float | None,
-    metrics_port: int | None,
-    *,
-    idle_only: bool,
-) -> None:
-    """Run the studies of a queue one after another."""
-    from autotune.runs.plan import launcher_of
-    from autotune.service.daemon import Daemon
-    from autotune.service.idleness import when_idle
-
-    alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
-    _prepare(alone, repository, metrics_port)
-    alone.serve(idle_seconds=idle_exit)
-
-
-def _serve_several(
     studies: int,
     repository: "Repository",
     queue: str,
@@ -333,11 +312,19 @@ def _serve_several(
     *,
     idle_only: bool,
 ) -> None:
-    """Run so many studies of a queue at a time, each in a process of its own."""
+    """Run so many studies of a queue at a time: one here, several in a process of its own each."""
+    from autotune.runs.plan import launcher_of
+    from autotune.service.daemon import Daemon
+    from autotune.service.idleness import when_idle
     from autotune.service.pool import DaemonPool
     from autotune.service.queues import place_of
     from autotune.service.submission import spawn_daemon
 
+    if studies == 1:
+        alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
+        _prepare(alone, repository, metrics_port)
+        alone.serve(idle_seconds=idle_exit)
+        return
     absolute = _absolute_url(repository)
     options = ["--idle-only"] if idle_only else []
 

@@ -53,7 +53,6 @@ def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> 
     """Return the repository behind a URL.
 
     Args:
-        url: of the storage.
         existing: whether a SQLite file that is missing, or is no storage, is an error.
         reading: whether nothing is to be written, nor followed: any schema will do.
 

@@ -166,7 +166,6 @@ def argv(command: Sequence[str], knobs: Mapping[str, Any], folder: str) -> tuple
     Args:
         command: as the study gives it.
         knobs: a value for every knob.
-        folder: for what it writes.
     """
     return tuple(filled(word, {**knobs, FOLDER: folder}) for word in command)
 

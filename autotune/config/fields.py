@@ -80,7 +80,6 @@ class Holder:
 
         Args:
             given: arguments of the script.
-            variables: of its environment.
         """
         if self.is_file:
             return self.text
@@ -156,7 +155,6 @@ def given(
         flags: knob -> `--flag`, `key=`, `$VARIABLE`, a field of a file behind one of them, or an
             argument of a class.
         knobs: to be set, each with its value.
-        variables: of the script's environment.
         workdir: working directory of the script.
         folder: for the copies, which are yet to be written.
         in_process: whether a copy can stand in for a file wherever that is opened; else the file is
@@ -192,7 +190,6 @@ def files(
     Args:
         flags: of knobs, as in `given`.
         words: arguments of the script.
-        variables: of its environment.
     """
     holders = {found[0] for flag in flags.values() if (found := parted(flag))}
     named = {holder.text: holder.file(words, variables) for holder in holders}
@@ -236,7 +233,6 @@ def today(
     Args:
         flag: as in `given`.
         given: arguments of the script.
-        variables: of its environment.
         folders: possible working directories; the first one that has the file counts.
     """
     found = parted(flag)

@@ -50,7 +50,6 @@ def of_search_space(
     """Return mistakes: unknown presets and knobs, values outside a knob's domain, repeated values.
 
     Args:
-        space: of the study.
         own: names of the study's own knobs, whose values stand elsewhere.
         may_be_empty: whether something else is searched.
     """
@@ -108,10 +107,6 @@ def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
     """Return mistakes: variables of `env` that a knob of the study sets as well.
 
     Ranks would have the study's value.
-
-    Args:
-        env: names of variables.
-        knobs: names of those that are searched or given.
     """
     problems: Problems = {}
     for name in knobs:
@@ -156,8 +151,6 @@ def of_fields(error: ValidationError, data: Any, model: type[BaseModel]) -> Prob
 
     Args:
         error: of validating `data` against `model`.
-        data: of the study.
-        model: of the data.
     """
     problems: Problems = {}
     for detail in error.errors(include_url=False, include_context=False):
@@ -243,14 +236,11 @@ def _fields_at(path: FieldPath, model: type[BaseModel], loc: Collection[int | st
 
 def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the models among the members of a union, or the annotation itself."""
-    for option in typing.get_args(annotation) if _is_union(annotation) else (annotation,):
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    for option in typing.get_args(annotation) if is_union else (annotation,):
         bare = typing.get_args(option)[0] if typing.get_origin(option) is Annotated else option
         if isinstance(bare, type) and issubclass(bare, BaseModel):
             yield bare
-
-
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
 # Texts

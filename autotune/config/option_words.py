@@ -16,7 +16,6 @@ def problems(given: Words, flags: Collection[str]) -> mistakes.Problems:
 
     Args:
         given: as in the study.
-        flags: names of the knobs that an option turns.
     """
     problems: mistakes.Problems = {}
     for knob, words in given.items():
@@ -70,7 +69,6 @@ def meant(words: Mapping[str, KnobValue], knob: str, found: object) -> KnobValue
 
     Args:
         words: value -> word.
-        knob: of the catalogue.
         found: the word, or its text.
     """
     for text, word in words.items():

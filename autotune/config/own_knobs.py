@@ -58,7 +58,6 @@ def today(
     """Return present values of knobs, from the script's arguments, the baseline or a default.
 
     Args:
-        knobs: of the study's own.
         given: arguments of the script.
         variables: of its environment, as the study sets them.
         baseline: as the study gives it.
@@ -133,7 +132,6 @@ def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str | None]) -> 
     """Return mistakes: names that are taken, values of several kinds, invalid flags.
 
     Args:
-        knobs: of the study's own.
         of_flag: returns the mistake in the flag of a knob, by its name and its flag.
     """
     problems: mistakes.Problems = {}

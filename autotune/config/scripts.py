@@ -271,14 +271,7 @@ class ScriptWorkload(ForeignWorkload):
     def _of_searched(
         self, name: str, values: Sequence[Any], knobs: StudyKnobs, present: Collection[str]
     ) -> mistakes.Problems:
-        """Return the mistake in a knob of the catalogue that is searched.
-
-        Args:
-            name: of the knob.
-            values: to try.
-            knobs: knobs of the study.
-            present: names of knobs whose value the arguments have.
-        """
+        """Return the mistake in a knob of the catalogue that is searched."""
         flag = self.settings_by_knob.get(name)
         if flag is None and name == self.derived:
             return {}  # of_derived refuses it
@@ -421,9 +414,6 @@ def samples_are_fixed(flags: Mapping[str, str]) -> bool:
     """Return whether the study's samples count even if a loader shows others.
 
     They do if the script sets no knob that changes the samples of a step.
-
-    Args:
-        flags: of the knobs that it sets.
     """
     return not {*COUNTED} & flags.keys()
 

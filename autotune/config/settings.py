@@ -26,7 +26,6 @@ def read(text: str, suffix: str, field: str) -> Any:
     """Return the value of a field.
 
     Args:
-        text: of the file.
         suffix: of its name: one of SETTINGS.
         field: keys with dots between them, numbers for places in lists.
 

@@ -452,12 +452,7 @@ def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Probl
 
 
 def _rest(data: dict[str, Any], wrong: set[str]) -> dict[str, Any]:
-    """Return a study without wrong fields, and without what makes no sense without them.
-
-    Args:
-        data: of the study.
-        wrong: names of the wrong fields.
-    """
+    """Return a study without wrong fields, and without what makes no sense without them."""
     wrong = wrong | ({"resources"} if "launcher" in wrong else set())
     wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
     if data.get("knobs") and wrong & {"workload", "env", "knobs"}:

@@ -41,7 +41,6 @@ def kept(spec: StudySpec, *, all_fields: bool = True) -> dict[str, Any]:
     """Return the settings of a study that may be stored; JSON-ready.
 
     Args:
-        spec: of the study.
         all_fields: whether to include those at their defaults.
     """
     written = spec.model_dump(mode="json", exclude={"storage"}, exclude_defaults=not all_fields)

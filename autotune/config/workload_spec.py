@@ -165,7 +165,6 @@ class WorkloadSpec(Section, ABC):
         """Return whether a configuration can have another value of a knob.
 
         Args:
-            name: of the knob.
             flags: names of the knobs of the study that the workload sets by itself.
         """
         return True
@@ -186,7 +185,6 @@ class WorkloadSpec(Section, ABC):
 
         Args:
             asked: request with the configuration, for all ranks of the trial.
-            knobs: knobs of the study.
         """
 
     def entry(
@@ -198,7 +196,6 @@ class WorkloadSpec(Section, ABC):
 
         Args:
             chosen: recommended value of every knob.
-            knobs: knobs of the study.
             workers: number of ranks that it was measured with.
         """
         return None

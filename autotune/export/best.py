@@ -86,9 +86,6 @@ class BestConfig(Mapping[str, Any]):
 
         They are all others that differ from the defaults of PyTorch or a plain script.
 
-        Args:
-            applied: names of knobs.
-
         Raises:
             ValueError: the file is of an earlier version, which does not have them.
         """

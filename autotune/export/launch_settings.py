@@ -27,8 +27,6 @@ def today(
     Args:
         flags: of knobs, as in `fields.given`.
         words: arguments of the script.
-        variables: of its environment.
-        folder: that it runs in.
     """
     return {
         name: _setting(typed(flag, words), words, variables, folder) for name, flag in flags.items()

@@ -26,12 +26,8 @@ def content_of(
     """Return the content of best.yaml for a verdict of this study that recommends something.
 
     Args:
-        verdict: to write.
-        study: of the verdict.
-        spec: of the study.
         text: the verdict in words.
         world_size: ranks that it was measured with.
-        environment: that it was measured in.
     """
     own = {*spec.values(), *spec.baseline, *spec.workload.present()}
     knobs = verdict.knobs or {}
@@ -56,8 +52,6 @@ def current_content(
     """Return the content of best.yaml.
 
     Args:
-        repository: with the study.
-        study: to export.
         answer: its present verdict.
         text: the verdict in words.
 
@@ -76,8 +70,6 @@ def export(
     """Write best.yaml; return whether it is provisional.
 
     Args:
-        repository: with the study.
-        study: to export.
         answer: its present verdict.
         text: the verdict in words.
 

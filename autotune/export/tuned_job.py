@@ -60,9 +60,7 @@ def script_job(
     Copies of the settings files that the script reads are written below .autotune.
 
     Args:
-        best: of a study over a script.
         command: the user's own: torchrun, python, or another launcher of the script.
-        environment: that the command would have.
         ranks: that the command starts; None: not known.
 
     Raises:
@@ -312,9 +310,7 @@ def script_of(
     """Return the entry `script` of best.yaml; None for a study over a workload.
 
     Args:
-        spec: of the study.
         knobs: recommended values; None: nothing is recommended.
-        folder: that the script is in.
         workers: ranks that it was measured with.
     """
     entry = None if knobs is None else spec.workload.entry(knobs, spec.taken, workers)
@@ -334,7 +330,6 @@ def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[st
     """Return the settings and files of a script as they are now.
 
     Args:
-        entry: of the script in best.yaml.
         spec: settings of the study.
         folder: folder of the script.
     """

@@ -42,11 +42,8 @@ def document(
     """Return the content of best.yaml for a verdict that recommends something.
 
     Args:
-        verdict: with throughput and knobs.
         text: the verdict in words.
-        unit: of the rates.
         world_size: ranks that it was measured with.
-        environment: that it was measured in.
         created: time, ISO 8601.
         script: how a script comes by the configuration, see export.tuned_job; None for a workload.
     """
@@ -178,7 +175,6 @@ def refuse_foreign(path: Path, kind: str, marks: tuple[bytes, ...]) -> None:
     """Refuse to replace a file that does not begin as the files of a kind do; an empty one may go.
 
     Args:
-        path: to write to.
         kind: what autotune writes there, such as "page".
         marks: beginnings of files of that kind.
 

@@ -44,11 +44,7 @@ def abba_order(members: Sequence[int]) -> list[int]:
 
 
 def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
-    """Return the cycles in which each of these members has two blocks; others are ignored.
-
-    Args:
-        members: blocks of each member that count.
-    """
+    """Return the cycles in which each of these members has two blocks; others are ignored."""
     taken = sorted((block, number) for number, blocks in enumerate(members) for block in blocks)
     whole = []
     for chunk in _chunks(taken, 2 * len(members)):
@@ -70,16 +66,10 @@ def _chunks(
 def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
     """Return the rate of each member, work over cost; None without a complete cycle.
 
-    Where steps were timed by the device these are means over all blocks: a job has its slow steps, too,
-    and a typical ratio would leave them out (0.9 % too high for a recorded compiled configuration).
-    Elsewhere slow cycles are mostly the machine's. The common level is that of all blocks then, and
-    the ratios of members are those that are typical of a cycle.
-
-    Args:
-        members: blocks of each member that count.
-
-    Returns:
-        None if there is no cycle of all of them.
+    Where steps were timed by the device, the rates are means over all blocks. A job has its slow steps,
+    too, and a typical ratio would leave them out (0.9 % too high for a recorded compiled configuration).
+    Elsewhere slow cycles are mostly the machine's. Then the common level is that of all blocks, and the
+    ratios of members are those that are typical of a cycle.
     """
     if not members:
         return None

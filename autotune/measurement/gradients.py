@@ -230,9 +230,6 @@ def deviations(
 
     Return, for the first step and for the last, the deviation of the whole gradient and of the
     tensor that is furthest off. A wrong update shows in the gradient of the step after it.
-
-    Args:
-        limits: of both steps.
     """
     first, last = limits
     return [

@@ -68,10 +68,10 @@ class RunNoise:
 def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> RunNoise:
     """Return the relative standard deviation between runs that their own blocks do not explain.
 
-    The variance of the log rates around their drift, if there is one, less the mean variance that
-    the blocks account for, is averaged with a prior that weighs as much as two runs: three runs
-    alone would often show nearly none. Runs whose own intervals are too wide to show any difference
-    weigh nothing: not to see noise is no evidence that there is none.
+    It is the variance of the log rates around their drift, if there is one, less the mean variance
+    that the blocks account for. It is averaged with a prior that weighs as much as two runs, because
+    three runs alone would often show nearly none. Runs whose own intervals are too wide to show any
+    difference weigh nothing: not to see noise is no evidence that there is none.
 
     Args:
         runs: runs of one configuration, in the same kind of processes as trials.

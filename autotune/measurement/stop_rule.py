@@ -7,13 +7,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady
 from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure, PowerLimit
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.policy import MEASUREMENT
-from autotune.measurement.step_series import OnsetBound, StepSeries
+from autotune.measurement.step_series import OnsetBound, StepSeries, TimedBlock
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
 FEWEST_BLOCKS = MEASUREMENT.fewest_blocks
@@ -25,23 +24,14 @@ _FASTEST_STEP = 1e-7
 broken."""
 
 
-class Timed(Protocol):
-    """A block, as reported or as stored."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def observed(self) -> Any: ...
-
-
 def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     """Return whether other processes disturbed a block.
 
-    They did if a device was throttled or had other processes on it, if the processors of a node
-    were at least 90 % busy and other processes took more than 10 % of them, or if one rank lags
-    behind the others half as much again as it did before.
+    They did in each of these cases:
+
+    - A device was throttled, or had other processes on it.
+    - The processors of a node were at least 90 % busy, and other processes took more than 10 % of them.
+    - One rank lags behind the others half as much again as it did before.
 
     Args:
         block: block in question.
@@ -60,7 +50,7 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     return now > MEASUREMENT.straggling * statistics.median(usual)
 
 
-def straggler_ratio(block: Timed) -> float | None:
+def straggler_ratio(block: TimedBlock) -> float | None:
     """Return the slowest rank's own time over that of the median rank; None if not observed.
 
     A rank's own time of a step is what it does not spend waiting for collectives.

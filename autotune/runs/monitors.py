@@ -1,6 +1,7 @@
 """Monitors of runs: when a run may end early, and what its report means."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -96,8 +97,11 @@ class TimedMonitor:
         )
 
 
-class _FullRunMonitor:
+class _FullRunMonitor(ABC):
     """Monitor of a run that is never ended early."""
+
+    lacking = AttemptState.PRUNED
+    """State of a run that ended without what it was made for."""
 
     def __init__(self) -> None:
         self.seen: list[ObservedBlock] = []
@@ -105,6 +109,18 @@ class _FullRunMonitor:
     def __call__(self, block: BlockReport) -> bool:
         self.seen.append(ObservedBlock(block, kept=False))
         return False
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE, the failure, or `lacking` with what the run does not show."""
+        if failed := _failure(report):
+            return failed
+        lack = self._lack()
+        state = self.lacking if lack else AttemptState.COMPLETE
+        return AttemptResult(state, lack, **_common(report))
+
+    @abstractmethod
+    def _lack(self) -> str:
+        """Return why the blocks do not show what the run was made for; empty if they do."""
 
 
 class TrajectoryMonitor:
@@ -182,27 +198,21 @@ class TrajectoryMonitor:
 class FirstStepsMonitor(_FullRunMonitor):
     """Monitor of a run whose gradients in the first steps are wanted."""
 
-    def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE, ERROR where they were not seen, or the failure."""
-        if failed := _failure(report):
-            return failed
-        if len(self.seen) < STEPS_WITHOUT_DROPOUT:
-            cause = f"ended after {len(self.seen)} of {STEPS_WITHOUT_DROPOUT} steps"
-            return AttemptResult(AttemptState.ERROR, cause, **_common(report))
-        return AttemptResult(AttemptState.COMPLETE, **_common(report))
+    lacking = AttemptState.ERROR
+
+    def _lack(self) -> str:
+        if len(self.seen) >= STEPS_WITHOUT_DROPOUT:
+            return ""
+        return f"ended after {len(self.seen)} of {STEPS_WITHOUT_DROPOUT} steps"
 
 
 class ProfileMonitor(_FullRunMonitor):
     """Monitor of a run under the profiler."""
 
-    def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE, PRUNED where there was no time for a profile, or the failure."""
-        if failed := _failure(report):
-            return failed
-        if not any("peaks" in seen.block.observed for seen in self.seen):
-            cause = "its steps are too long to be profiled in the time that is left"
-            return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
-        return AttemptResult(AttemptState.COMPLETE, **_common(report))
+    def _lack(self) -> str:
+        if any("peaks" in seen.block.observed for seen in self.seen):
+            return ""
+        return "its steps are too long to be profiled in the time that is left"
 
 
 class FitMonitor(_FullRunMonitor):
@@ -213,14 +223,10 @@ class FitMonitor(_FullRunMonitor):
         super().__init__()
         self._blocks = blocks
 
-    def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE, PRUNED where the run ended too early to show anything, or the failure."""
-        if failed := _failure(report):
-            return failed
-        if len(self.seen) < self._blocks:
-            cause = "ended before everything that training keeps in memory was allocated"
-            return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
-        return AttemptResult(AttemptState.COMPLETE, **_common(report))
+    def _lack(self) -> str:
+        if len(self.seen) >= self._blocks:
+            return ""
+        return "ended before everything that training keeps in memory was allocated"
 
 
 def _came_to_its_end(report: TrialReport) -> bool:

@@ -1,6 +1,7 @@
 """Run outside a study, on one slot, recorded nowhere."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,19 @@ def as_timed(asked: TrialRequest) -> TrialRequest:
     return asked
 
 
+@dataclass(frozen=True)
 class OneOffRuns:
     """Runner of configurations on the first slot of a launcher, one after another.
 
     Attributes:
         plan: the study on its launcher.
         folder: folder for output and traces of the ranks, with a folder per run.
+        workdir: folder in which the ranks run.
     """
 
-    def __init__(self, plan: Plan, folder: Path, workdir: Path) -> None:
-        """Take in the plan and the folders.
-
-        Args:
-            plan: the study on its launcher.
-            folder: folder for output and traces of the ranks, with a folder per run.
-            workdir: folder in which the ranks run.
-        """
-        self.plan = plan
-        self.folder = folder
-        self._workdir = workdir
+    plan: Plan
+    folder: Path
+    workdir: Path
 
     def run(
         self, name: str, knobs: dict[str, Any], monitor: RunMonitor, shape: Shape = as_timed
@@ -52,13 +47,13 @@ class OneOffRuns:
         """
         slot = self.plan.launcher.slots[0]
         asked = self.plan.request(
-            slot, knobs, name=name, workdir=self._workdir, log_dir=self.folder / name
+            slot, knobs, name=name, workdir=self.workdir, log_dir=self.folder / name
         )
         return monitor.result(slot.run_solo(shape(asked), monitor))
 
     def of(self, spec: StudySpec) -> "OneOffRuns":
         """Return these runs with other settings."""
-        return OneOffRuns(self.plan.of(spec), self.folder, self._workdir)
+        return replace(self, plan=self.plan.of(spec))
 
     def files(self, name: str) -> TrialFiles:
         """Return the files of a run's ranks."""

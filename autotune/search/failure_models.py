@@ -175,12 +175,6 @@ class MemoryModel:
         return self._octaves(rows)
 
 
-def rows_of(grid: Grid, configurations: Sequence[dict[str, object]]) -> Rows:
-    """Return configurations as rows of the grid."""
-    rows = [grid.encode(params) for params in configurations]
-    return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
-
-
 _FIGURE = re.compile(r"[0-9.]+")
 
 

@@ -72,6 +72,11 @@ class Grid:
         """
         return np.array([self._index(name, params[name]) for name in self.names], dtype=np.int64)
 
+    def rows_of(self, several: Sequence[Params]) -> Rows:
+        """Return a row for each of several parameters."""
+        rows = [self.encode(params) for params in several]
+        return np.array(rows, dtype=np.int64).reshape(-1, len(self.names))
+
     def nearest(self, wanted: Params) -> NDArray[np.int64]:
         """Return a row with the values closest to the wanted ones.
 

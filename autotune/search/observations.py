@@ -60,18 +60,12 @@ class Observations:
         unit = float(times.min()) if len(times) else 1.0
         noise = [_relative_noise(trial, errors.get(trial.number)) for _, trial in timed]
         return cls(
-            rows=_encoded([trial for _, trial in timed], grid),
+            rows=grid.rows_of([trial.params for _, trial in timed]),
             times=times / unit,
             noise=np.array(noise) * times / unit,
-            running=_encoded(running, grid),
+            running=grid.rows_of([trial.params for trial in running]),
             unit=unit,
         )
-
-
-def _encoded(trials: Sequence[FrozenTrial], grid: Grid) -> Rows:
-    """Return a row of value indices for each trial."""
-    rows = [grid.encode(trial.params) for trial in trials]
-    return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))
 
 
 def value_of(trial: FrozenTrial) -> float | None:

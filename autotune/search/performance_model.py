@@ -20,7 +20,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.failure_models import FaultModel, MemoryModel, rows_of
+from autotune.search.failure_models import FaultModel, MemoryModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
@@ -244,11 +244,15 @@ class PerformanceModelSampler(BaseSampler):
         failed = [t for t in known if t.state == TrialState.FAIL]
         if not grid.has_sizes(MICRO_BATCH):
             failed += too_large  # without sizes memory depends on values, like any other cause
-        worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
+
+        def rows(several: Sequence[FrozenTrial]) -> Rows:
+            return grid.rows_of([trial.params for trial in several])
+
+        worked, memory = rows(ran), self._memory_bytes or math.nan
         shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
-        fits = 1 - MemoryModel(grid, worked, _rows(grid, too_large), shares).risk(candidates)
+        fits = 1 - MemoryModel(grid, worked, rows(too_large), shares).risk(candidates)
         messages = [str(t.user_attrs.get("cause", "")) for t in failed]
-        works = 1 - FaultModel(grid, worked, _rows(grid, failed), messages).risk(candidates)
+        works = 1 - FaultModel(grid, worked, rows(failed), messages).risk(candidates)
         return fits, works
 
     def _first_new(
@@ -308,10 +312,6 @@ def _telling(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     kept |= {t.number for t in silent if not t.state.is_finished()}
     kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
     return [t for t in older if t.number in kept] + latest
-
-
-def _rows(grid: Grid, trials: Sequence[FrozenTrial]) -> Rows:
-    return rows_of(grid, [trial.params for trial in trials])
 
 
 def _best_params(trials: Sequence[FrozenTrial], grid: Grid) -> Params | None:

@@ -69,7 +69,7 @@ def _expectation(
         return Expectation(rates, np.diag(np.square(errors)))
     grid = Grid(space)
     measured = max(rates) / np.asarray(rates)
-    rows = np.array([grid.encode(one) for one in several], dtype=np.int64)
+    rows = grid.rows_of(several)
     seen = Observations(
         rows=rows,
         times=measured,

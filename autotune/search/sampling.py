@@ -1,5 +1,6 @@
 """Optuna samplers that skip configurations that cannot run, were tried, or must run out of memory."""
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Mapping
@@ -259,25 +260,15 @@ def sampler(
         )
         return FeasibleSampler(ours, space, seed, 1, worth)
     inner, tries = _INNER[name]
-    return FeasibleSampler(inner(seed), space, seed, tries)
+    return FeasibleSampler(inner(seed=seed), space, seed, tries)
 
 
-def _tpe(seed: int) -> BaseSampler:
-    return TPESampler(seed=seed, multivariate=True, n_startup_trials=SEARCH.startup_trials)
-
-
-def _gp(seed: int) -> BaseSampler:
-    return GPSampler(seed=seed, n_startup_trials=SEARCH.startup_trials)
-
-
-def _random(seed: int) -> BaseSampler:
-    return RandomSampler(seed)
-
-
+_TPE = functools.partial(TPESampler, multivariate=True, n_startup_trials=SEARCH.startup_trials)
+_GP = functools.partial(GPSampler, n_startup_trials=SEARCH.startup_trials)
 # Number of proposals before a random configuration is taken.
-_INNER: dict[str, tuple[Callable[[int], BaseSampler], int]] = {
-    "tpe": (_tpe, SEARCH.patience),
-    "gp": (_gp, SEARCH.patience_of_gp),
-    "random": (_random, SEARCH.patience),
-    "grid": (_random, 0),
+_INNER: dict[str, tuple[Callable[..., BaseSampler], int]] = {
+    "tpe": (_TPE, SEARCH.patience),
+    "gp": (_GP, SEARCH.patience_of_gp),
+    "random": (RandomSampler, SEARCH.patience),
+    "grid": (RandomSampler, 0),
 }

@@ -26,8 +26,8 @@ from autotune.runs.monitors import (
     TimedMonitor,
     TrajectoryMonitor,
 )
+from autotune.study import finals_plan
 from autotune.study.ablation import Ablation
-from autotune.study.finals_plan import FinalsPlan
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
@@ -142,17 +142,10 @@ class Finals:
         return barred(attempts, self._context.blocks, self._plan.baseline, rules)
 
     def _replay(self) -> Confirmation | None:
-        plan = FinalsPlan.of(self._context, self._time)
-        wanted, attempts = self._plan.spec.measurement, self._context.attempts()
+        self.selection = finals_plan.selection(self._context, self._time)
+        attempts, rounds = self._context.attempts(), self._plan.spec.measurement.rounds
         blocks = Measure.of(self._plan.spec).step_blocks(self._context.blocks)
-        self.selection = Selection(plan.finalists, plan.unaffordable, plan.same_batch)
-        return replay(
-            attempts,
-            most_rounds=wanted.rounds,
-            barred=self._barred(attempts),
-            **self.selection._asdict(),
-            blocks=blocks,
-        )
+        return replay(attempts, self.selection, rounds, self._barred(attempts), blocks)
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; return False if it needs none."""

@@ -1,9 +1,9 @@
-"""Plan of the finals: as many finalists as the rounds leave time for."""
+"""Choice of the finalists: as many as the rounds leave time for."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from autotune.analysis.finalists import (
+    Selection,
     may_be_faster,
     most_promising_first,
     of_same_batch,
@@ -17,49 +17,33 @@ from autotune.study.time_budget import TimeBudget
 from storage import StoredAttempt
 
 
-@dataclass(frozen=True)
-class FinalsPlan:
-    """Plan of the finals, as far as there is time for them.
+def selection(context: StudyContext, time: TimeBudget) -> Selection:
+    """Return the choice of as many finalists as the rounds leave time for, at least one.
 
-    Attributes:
-        finalists: how many, besides the baseline.
-        unaffordable: trials that would have to be checked, and for that there is no time.
-        same_batch: there is time for one more, where all finalists have other global batches than the
-            baseline.
+    Finalists with a check to come are among them if there is time for it.
     """
-
-    finalists: int
-    unaffordable: tuple[int, ...] = ()
-    same_batch: bool = True
-
-    @classmethod
-    def of(cls, context: StudyContext, time: TimeBudget) -> "FinalsPlan":
-        """Return the plan with as many finalists as the rounds leave time for, at least one.
-
-        Finalists with a check to come are among them if there is time for it.
-        """
-        wanted = context.plan.spec.measurement.finalists
-        if not time.limited:
-            return cls(wanted)
-        attempts = context.attempts()
-        proof = time.proof(attempts)
-        every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
-        timed = worth_checking(every, proof)
-        for those in (timed, proof.checked(timed)):
-            trials = most_promising_first(those)
-            if proof.needed == PROOF.fewest_alone:
-                trials = rivals(trials, PROOF.alike)
-            # Rounds of what is surely slower than the best trial cost time and show nothing.
-            trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
-            for count, own_batch in _sizes(min(wanted, len(trials))):
-                members = trials[:count]
-                if own_batch:
-                    members += of_same_batch(attempts.baseline(), those, members)
-                rounds = time.rounds if len(members) > 1 else proof.needed
-                finalists = [trial.knobs for trial in members]
-                if time.may_end(proof.finals(finalists, rounds)):
-                    return cls(count, _others(every, trials), own_batch)
-        return cls(1, _others(every, proof.checked(timed)), same_batch=False)
+    wanted = context.plan.spec.measurement.finalists
+    if not time.limited:
+        return Selection(wanted)
+    attempts = context.attempts()
+    proof = time.proof(attempts)
+    every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
+    timed = worth_checking(every, proof)
+    for those in (timed, proof.checked(timed)):
+        trials = most_promising_first(those)
+        if proof.needed == PROOF.fewest_alone:
+            trials = rivals(trials, PROOF.alike)
+        # Rounds of what is surely slower than the best trial cost time and show nothing.
+        trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
+        for count, own_batch in _sizes(min(wanted, len(trials))):
+            members = trials[:count]
+            if own_batch:
+                members += of_same_batch(attempts.baseline(), those, members)
+            rounds = time.rounds if len(members) > 1 else proof.needed
+            finalists = [trial.knobs for trial in members]
+            if time.may_end(proof.finals(finalists, rounds)):
+                return Selection(count, _others(every, trials), own_batch)
+    return Selection(1, _others(every, proof.checked(timed)), same_batch=False)
 
 
 def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[StoredAttempt]:

@@ -71,9 +71,9 @@ class Runner:
     def drawn(self, several: Sequence[Drawn], what_for: str, round_: int) -> list[Drawn]:
         """Return the members in an order drawn for the study, the purpose and the round.
 
-        Every other round has the order of the one before, backwards, so that no member is the first more
-        often than others: on two shared cores the first of two equals that took turns was the slower
-        one, by 0.75 % (standard error 0.19, ten rounds).
+        Every other round has the order of the one before, backwards. So no member is the first more
+        often than others: on two shared cores the first of two equals that took turns was slower by
+        0.75 % (standard error 0.19, ten rounds).
         """
         order = list(several)
         pair, backwards = divmod(round_, 2)

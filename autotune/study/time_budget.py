@@ -279,7 +279,6 @@ class TimeBudget:
         It is ended early only for the sake of the others, and never before the shortest run is over.
 
         Args:
-            share: of what is left.
             shortest: seconds of the shortest run.
             others: seconds of the other runs without which it proves nothing.
         """

@@ -285,7 +285,8 @@ class Tuner:
         """Launch the next trial; return why none is launched."""
         trials, attempts = self._ledger.trials(), self._context.attempts()
         self._sampler.doubt(errors_of_early(attempts))
-        if end := self._why_over(trials, attempts):
+        spent = self._budget.why_enough(trials, attempts)
+        if end := spent or self._time.why_enough_searched(attempts):
             return end
         self._follow_ups.enqueue(trials, attempts)
         trials = self._ledger.trials()
@@ -300,10 +301,6 @@ class Tuner:
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
         return None
-
-    def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
-        """Return why there may be no other trial, whatever it would bring; None if there may."""
-        return self._budget.why_enough(trials, attempts) or self._time.why_enough_searched(attempts)
 
     def _why_enough(
         self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float

@@ -89,7 +89,7 @@ class Invited:
         target = html.escape(path + (f"?{rest}" if rest else ""))
         cookie = f"{self._cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
         page = f'<!doctype html><meta http-equiv="refresh" content="0; url={target}">'
-        return _answer(start, "200 OK", page, [("Set-Cookie", cookie)])
+        return answer(start, "200 OK", page, ("Set-Cookie", cookie))
 
 
 def _name(host: str) -> str:
@@ -107,12 +107,11 @@ def _cookies(environ: Environ) -> dict[str, str]:
 
 
 def _refused(start: StartResponse, why: str) -> Iterable[bytes]:
-    return _answer(start, "403 Forbidden", f"<!doctype html><p>{html.escape(why)}</p>\n", [])
+    return answer(start, "403 Forbidden", f"<!doctype html><p>{html.escape(why)}</p>\n")
 
 
-def _answer(
-    start: StartResponse, status: str, page: str, more: list[tuple[str, str]]
-) -> Iterable[bytes]:
+def answer(start: StartResponse, status: str, page: str, *more: tuple[str, str]) -> Iterable[bytes]:
+    """Answer with a page, whose address no other page is told, and more headers."""
     body = page.encode()
     headers = [
         ("Content-Type", "text/html; charset=utf-8"),
@@ -120,5 +119,5 @@ def _answer(
         ("Cache-Control", "no-store"),
         ("Referrer-Policy", "no-referrer"),
     ]
-    start(status, headers + more)
+    start(status, [*headers, *more])
     return [body]

@@ -25,8 +25,6 @@ def final_block(figures: StudyFigures, *, width: int = 80, exported: str = "") -
     """Return the answer of a study as lines of at most this width, where words allow it.
 
     Args:
-        figures: of the study.
-        width: of the terminal.
         exported: path of the study's best.yaml; empty if there is none.
     """
     width = max(width, _NARROWEST)

@@ -44,7 +44,6 @@ def knob_page(name: str, effects: Mapping[str, Effects]) -> str:
     """Return a page on one knob.
 
     Args:
-        name: of the knob.
         effects: platform ('CPU', 'GPU') -> measured effects, as for `knobs_page`.
 
     Raises:

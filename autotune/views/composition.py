@@ -73,14 +73,7 @@ def composition(
 def before_and_after(
     repository: Repository, attempts: Attempts, verdict: Verdict, measure: Measure
 ) -> StepMade | None:
-    """Return the composition of a step; None unless both were profiled and confirmed.
-
-    Args:
-        repository: with the study.
-        attempts: of the study.
-        verdict: its answer.
-        measure: of its rates.
-    """
+    """Return the composition of a step; None unless both were profiled and confirmed."""
     own = attempts.baseline()
     if own is None or verdict.trial is None or not verdict.baseline or not verdict.throughput:
         return None
@@ -139,10 +132,6 @@ def bottlenecks(
     """Return what holds the baseline back, from its profile; nothing without one.
 
     Args:
-        repository: with the study.
-        study: to look at.
-        attempts: of the study.
-        baseline: a value for every knob.
         unusable: knobs that cannot act on this job.
     """
     own = attempts.of_baseline().first

@@ -13,7 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import optuna_dashboard
 
 from autotune.errors import BadInput
-from autotune.views.admission import App, Environ, Invited, StartResponse, ThisMachine
+from autotune.views.admission import App, Environ, Invited, StartResponse, ThisMachine, answer
 from autotune.views.figures import figures_of
 from autotune.views.page import page
 from autotune.worker.files import make_private
@@ -59,22 +59,13 @@ class _WithPage:
         if environ.get("PATH_INFO") != _PAGE:
             return self._app(environ, start)
         figures = figures_of(self._repository, self._repository.studies.named(self._name))
-        body = page(figures, trials=self._trials).encode()
-        headers = [
-            ("Content-Type", "text/html; charset=utf-8"),
-            ("Content-Length", str(len(body))),
-            ("Cache-Control", "no-store"),
-        ]
-        start("200 OK", headers)
-        return [body]
+        return answer(start, "200 OK", page(figures, trials=self._trials))
 
 
 def serve(database: Database, name: str, port: int, ready: Callable[[Addresses], None]) -> None:
     """Serve a study until interrupted.
 
     Args:
-        database: with the study.
-        name: of the study.
         port: 0 takes a free one.
         ready: called with the study's addresses once requests are answered.
 
@@ -106,7 +97,6 @@ def opened(address: str, link: Path) -> Iterator[None]:
     """Open an address in a browser by a file that leads there, as arguments can be read by every user.
 
     Args:
-        address: to open.
         link: the file, for this user alone; it is there as long as the context lasts.
     """
     try:

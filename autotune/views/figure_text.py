@@ -221,8 +221,6 @@ def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) ->
     """Yield what a recommendation saves and what its study cost.
 
     Args:
-        saving: of the recommendation.
-        cost: of the study.
         assumed: whether the length of the job is the default.
     """
     job = hours(saving.job_hours)

@@ -274,7 +274,6 @@ def gain_as_json(gain: Ratio | None, unit: str) -> dict[str, Any]:
 
     Args:
         gain: ratio of rates over the baseline; None if there is none.
-        unit: of the rates.
     """
     terms = Terms.of(unit)
     said = None if gain is None else as_json(terms.said(gain))
@@ -302,13 +301,7 @@ def as_json(value: Any) -> Any:
 def figures_of(
     repository: Repository, study: StoredStudy, verdict: Verdict | None = None
 ) -> StudyFigures:
-    """Return the figures of a study at this moment.
-
-    Args:
-        repository: with the study.
-        study: its record.
-        verdict: to show instead of the present one.
-    """
+    """Return the figures of a study at this moment; `verdict`: to show instead of the present one."""
     return _Collector(repository, study, verdict or current_verdict(repository, study)).figures()
 
 

@@ -20,15 +20,18 @@ TABLE_MARKS = (b"trial,purpose,round,attempt,state,", b"PAR1")
 def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     """Return one row per attempt, in the order in which they were started.
 
-    Columns: trial, purpose (see storage.Purpose), round, attempt, state, then
-    ratio, ratio_low, ratio_high: over the baseline, of a trial of the search with its 95 % interval by
-    what is known now, of a run of the confirmation that of its round; in_turn, reference and
-    reference_rate: whether they took turns, the baseline's attempt that it is over, and its rate;
-    rate: as measured, per second or joule; so_far, so_far_low, so_far_high: the running result of a
-    confirmation; then cause, suggested_by, steady, contended, peak_bytes, wall_seconds, resident_of
-    (trial whose processes it took over; empty: it had its own); then what was observed in the run (see
-    storage.RunDigest): steps, disturbed_share, foreign_cpu, clock_mhz, watts, sample_joules, step_mean,
-    step_median, step_p95, step_correlation; then one per knob.
+    Columns:
+        trial, purpose (see storage.Purpose), round, attempt, state.
+        ratio, ratio_low, ratio_high: over the baseline. A trial of the search has its 95 % interval by
+            what is known now, a run of the confirmation the ratio of its round.
+        in_turn, reference, reference_rate: whether the two took turns, the baseline's attempt that the
+            ratio is over, and its rate.
+        so_far, so_far_low, so_far_high: running result of a confirmation.
+        rate: as measured, per second or joule.
+        cause, suggested_by, steady, contended, peak_bytes, wall_seconds.
+        resident_of: trial whose processes it took over; empty: it had its own.
+        steps, disturbed_share and so on: what was observed in the run, see storage.RunDigest.
+        one per knob.
     """
     study = repository.studies.named(name)
     figures = figures_of(repository, study)

@@ -30,9 +30,7 @@ def trial_note(
     """Return the note of a trial: speed-up where it is known, rate, memory, cause of failure.
 
     Args:
-        attempt: of the trial.
         result: of the attempt, as if it had run where the baseline did.
-        unit: of rates.
         own: knobs of this job, which are listed.
         confirmed: its throughput by round, if it was measured again.
         level: factor of its node, by which the throughput has been multiplied already.
@@ -78,7 +76,6 @@ def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
     """Return the note of a study: its answer, the configuration, and what supports it.
 
     Args:
-        verdict: to show.
         own: knobs of this job, which are listed beside those that change.
     """
     lines = ["## Provisional answer" if verdict.provisional else "## Verdict", ""]
@@ -94,12 +91,7 @@ def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
 def attributes(
     verdict: Verdict, attempts: Attempts, baseline: Mapping[str, Any], unit: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the five attributes of a study that fit beside the best trial on one page.
-
-    Args:
-        baseline: a value for every knob.
-        unit: of rates.
-    """
+    """Yield the five attributes of a study that fit beside the best trial on one page."""
     yield "verdict", text_of(verdict)
     if verdict.trial is None or verdict.throughput is None:
         return

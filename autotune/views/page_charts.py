@@ -22,6 +22,7 @@ from autotune.views.svg import (
     line,
     roomy,
     ticks,
+    upwards,
     whole_ticks,
 )
 from autotune.views.trial_figures import TrialFigures
@@ -110,18 +111,18 @@ def _rates_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spli
     trial, today = figures.answer.trial, figures.answer.baseline
     assert trial is not None and today is not None
     top = 1.06 * max(max(one.rates[trial], one.rates[today]) for one in several)
-    y = Scale(0, top, -_RATES)
+    up = upwards(0, top, _RATES)
     marks = [band(0, x(split + 0.5), 0, _RATES, "early")] if split else []
     for member, css, name in ((today, "base", "yours"), (trial, "rec", "recommended")):
         rates = [one.rates[member] for one in several]
-        places = [(x(i), _RATES + y(rate)) for i, rate in enumerate(rates, 1)]
+        places = [(x(i), up(rate)) for i, rate in enumerate(rates, 1)]
         marks += [line(*a, *b, f"trace {css}") for a, b in itertools.pairwise(places)]
-        for one, rate, (left, up) in zip(several, rates, places, strict=True):
+        for one, rate, (left, place) in zip(several, rates, places, strict=True):
             disturbed = member in one.disturbed
             tip = f"round {one.number}, {name}: {quantity(rate)} {figures.unit}"
             tip += ", disturbed by others" if disturbed else ""
-            marks.append(dot(left, up, f"pt {css}{' hollow' if disturbed else ''}", tip, r=4))
-    grid = [(_RATES + y(value), quantity(value)) for value in ticks(0, top, 4)]
+            marks.append(dot(left, place, f"pt {css}{' hollow' if disturbed else ''}", tip, r=4))
+    grid = [(up(value), quantity(value)) for value in ticks(0, top, 4)]
     return chart(_RATES, marks, "Rate of both, round by round", Axis(grid, figures.unit))
 
 
@@ -131,11 +132,7 @@ def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spl
     seen = [_ratio(one, figures) for one in several]
     low = min([*seen, ratio.low, 1]) - 0.04
     high = max([*seen, min(ratio.high, 2 * max(seen))]) + 0.04
-    y = Scale(low, high, -_RATIOS)
-
-    def up(value: float) -> float:
-        return _RATIOS + y(value)
-
+    up = upwards(low, high, _RATIOS)
     marks = [band(0, x(split + 0.5), 0, _RATIOS, "early")] if split else []
     start = x(split + 0.5)
     marks += [
@@ -195,11 +192,7 @@ def trials_chart(figures: StudyFigures) -> str:
     total = answer.speedup if answer.better and answer.confirmed else None
     many = len(figures.trials) > _MANY
     low, high = _bounds(timed, total, intervals=not many)
-    y = Scale(low, high, -room)
-
-    def up(value: float) -> float:
-        return room + y(value)
-
+    up = upwards(low, high, room)
     marks = []
     if total is not None:
         marks.append(band(0, 100, up(total.high), up(total.low) - up(total.high), "iv soft"))
@@ -254,11 +247,7 @@ def memory_chart(figures: StudyFigures) -> str:
     margin = 0.12 * (most - least)
     x = Scale(least - margin, most + 1.6 * margin)
     low, high = _bounds(timed, intervals=False)
-    y = Scale(low, high, -_MEMORY)
-
-    def up(value: float) -> float:
-        return _MEMORY + y(value)
-
+    up = upwards(low, high, _MEMORY)
     marks = [line(0, up(1), 100, up(1), "ref"), *_frontier(timed, x, up)]
     many = len(timed) > _MANY
     for one in timed:
@@ -309,15 +298,15 @@ def losses_chart(figures: StudyFigures) -> str:
     every = [*losses.reference, *losses.recommended]
     margin = 0.06 * (max(every) - min(every)) or 0.06
     low, high = min(every) - margin, max(every) + margin
-    x, y = Scale(1, count), Scale(low, high, -_LOSSES)
+    x, up = Scale(1, count), upwards(low, high, _LOSSES)
     marks = []
     for values, css in (
         (losses.reference, "trace base thick"),
         (losses.recommended, "trace rec"),
     ):
-        places = [(x(step), _LOSSES + y(value)) for step, value in enumerate(values, 1)]
+        places = [(x(step), up(value)) for step, value in enumerate(values, 1)]
         marks += [line(*a, *b, css) for a, b in itertools.pairwise(places)]
-    grid = [(_LOSSES + y(value), f"{value:.4g}") for value in ticks(low, high, 4)]
+    grid = [(up(value), f"{value:.4g}") for value in ticks(low, high, 4)]
     under = roomy(lambda most: _steps(count, x, most), _STEP_TICKS)
     return chart(_LOSSES, marks, "Loss of both", Axis(grid, "loss"), Axis(under, "step"))
 

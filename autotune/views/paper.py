@@ -1,6 +1,6 @@
 """Report of a study in Markdown: the answer first, then how far it can be trusted, then the evidence."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autotune.analysis.attribution import Contribution
 from autotune.analysis.findings import listed
@@ -79,20 +79,16 @@ def stage_title(several: Sequence[Round]) -> str:
 
 
 def report(repository: Repository, name: str, verdict: Verdict | None = None) -> str:
-    """Return the report of a study.
-
-    Args:
-        repository: with the study.
-        name: of the study.
-        verdict: to show instead of the present one.
-    """
+    """Return the report of a study."""
     return report_of(figures_of(repository, repository.studies.named(name), verdict))
 
 
 def report_of(figures: StudyFigures) -> str:
     """Return the report of a study with these figures."""
-    sections = (section(figures) for section in _SECTIONS)
-    return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
+    sections = ((title, "\n".join(lines(figures))) for title, lines in _SECTIONS)
+    return "\n\n".join(
+        f"### {title}\n\n{text}" if title else text for title, text in sections if text
+    )
 
 
 def _heading(figures: StudyFigures) -> Iterator[str]:
@@ -119,8 +115,6 @@ def _verdict(figures: StudyFigures) -> Iterator[str]:
 def _changes(figures: StudyFigures) -> Iterator[str]:
     if not figures.answer.changes:
         return
-    yield "### What changes"
-    yield ""
     yield from _knob_table(figures.answer.changes)
 
 
@@ -134,8 +128,6 @@ def _knob_table(changes: Iterable[KnobChange]) -> Iterator[str]:
 def _trust(figures: StudyFigures) -> Iterator[str]:
     if not figures.trust:
         return
-    yield "### How far to trust it"
-    yield ""
     for point in figures.trust:
         setting = f" (`{point.setting}`)" if point.setting else ""
         yield f"- {TRUST[point.trust]}: {point.title}. {point.text}{setting}"
@@ -145,8 +137,6 @@ def _saving(figures: StudyFigures) -> Iterator[str]:
     saving = figures.saving
     if saving is None:
         return
-    yield "### What it saves, and what the study cost"
-    yield ""
     for fact in saving_facts(saving, figures.cost, assumed=figures.job.hours_assumed):
         yield f"- {fact.name}: {fact.text}"
 
@@ -156,8 +146,6 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
     trials = sorted({t for one in figures.rounds for t in one.rates if t != today})
     if not trials or today is None:
         return
-    yield "### Rounds, one by one"
-    yield ""
     yield (
         "Yours and the other ran in turn in each round, so that both felt the same pace of the "
         "machine."
@@ -197,8 +185,6 @@ def _step(figures: StudyFigures) -> Iterator[str]:
     made = figures.step
     if made is None:
         return
-    yield "### What a step is made of"
-    yield ""
     kept = figures.answer.trial == figures.answer.baseline
     yield "| ms of a step | yours |" + ("" if kept else " recommended | change |")
     yield "|---|---|" + ("" if kept else "---|---|")
@@ -230,8 +216,6 @@ def _contributions(figures: StudyFigures) -> Iterator[str]:
     gains = figures.contributions
     if not figures.answer.better:
         return
-    yield "### What each knob brings"
-    yield ""
     if not gains:
         yield why_no_contributions(figures)
         return
@@ -276,8 +260,6 @@ def _search(figures: StudyFigures) -> Iterator[str]:
     search = figures.search
     if not figures.trials:
         return
-    yield "### Search"
-    yield ""
     states = ", ".join(f"{count} {state}" for state, count in search.trials.items())
     yield f"- {counted(len(figures.trials), 'trial')}: {states}"
     yield from (f"- {text}" for text in [search.space] if text)
@@ -383,8 +365,6 @@ def _per_batch(figures: StudyFigures) -> Iterator[str]:
     """Yield the best configuration of each global batch."""
     if not figures.batches:
         return
-    yield "### Best per global batch"
-    yield ""
     yield "| global batch | trial | over yours | rounds | changes |"
     yield "|---|---|---|---|---|"
     for one in figures.batches:
@@ -403,8 +383,6 @@ def _running(figures: StudyFigures) -> Iterator[str]:
     ran = figures.running
     if ran is None:
         return
-    yield "### How the recommended configuration ran"
-    yield ""
     yield f"| in {ran.runs} runs, {ran.blocks} blocks | |"
     yield "|---|---|"
     rates = figures.answer.rates
@@ -420,12 +398,7 @@ def _running(figures: StudyFigures) -> Iterator[str]:
 
 
 def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str]]:
-    """Yield label and figure of what was observed of the recommended configuration.
-
-    Args:
-        ran: what was observed.
-        made: composition of a step, which then tells the share of communication.
-    """
+    """Yield label and figure of what was observed of the recommended configuration."""
     # A composition splits the mean, in which the slow steps are: the median lies beside it.
     exposed = None if made else ran.exposed_share
     rows = [
@@ -458,8 +431,6 @@ def _milliseconds(seconds: float | None) -> float | None:
 def _measurement(figures: StudyFigures) -> Iterator[str]:
     if not figures.runs:
         return
-    yield "### How it was measured"
-    yield ""
     noise = figures.noise
     if noise and noise.runs > 1:
         yield (
@@ -489,8 +460,6 @@ def condition_rows(found: Conditions) -> Iterator[tuple[str, str]]:
 
 def _bottlenecks(figures: StudyFigures) -> Iterator[str]:
     if figures.bottlenecks:
-        yield "### What holds the baseline back"
-        yield ""
         yield from listed(list(figures.bottlenecks))
 
 
@@ -499,25 +468,24 @@ def _finalists(figures: StudyFigures) -> Iterator[str]:
 
 
 def _knobs(figures: StudyFigures) -> Iterator[str]:
-    yield "### Knobs of this job"
-    yield ""
     yield from _knob_table(figures.own_knobs)
 
 
-_SECTIONS = (
-    _heading,
-    _verdict,
-    _changes,
-    _trust,
-    _saving,
-    _rounds,
-    _step,
-    _contributions,
-    _search,
-    _finalists,
-    _per_batch,
-    _running,
-    _measurement,
-    _bottlenecks,
-    _knobs,
+_SECTIONS: tuple[tuple[str, Callable[[StudyFigures], Iterator[str]]], ...] = (
+    ("", _heading),
+    ("", _verdict),
+    ("What changes", _changes),
+    ("How far to trust it", _trust),
+    ("What it saves, and what the study cost", _saving),
+    ("Rounds, one by one", _rounds),
+    ("What a step is made of", _step),
+    ("What each knob brings", _contributions),
+    ("Search", _search),
+    ("", _finalists),
+    ("Best per global batch", _per_batch),
+    ("How the recommended configuration ran", _running),
+    ("How it was measured", _measurement),
+    ("What holds the baseline back", _bottlenecks),
+    ("Knobs of this job", _knobs),
 )
+"""Title and lines of each section; without a title it has its own headings, or none."""

@@ -61,7 +61,7 @@ def running(
     devices: Sequence[dict[str, Any]],
     memory: float | None,
 ) -> Running | None:
-    """Figures of a trial; None if the confirmation did not run it.
+    """Return the figures of a trial; None if the confirmation did not run it.
 
     Args:
         confirmed: its runs in the confirmation.
@@ -78,7 +78,7 @@ def running(
     seconds = sum(block.seconds for block in kept)
     peak = max(attempt.result.peak_bytes for attempt in confirmed)
     flops = _flops(reference, blocks, kept) if _has_one_cost(knobs) else None
-    limit = _peak_flops(devices, knobs["precision"])
+    limit = peak_flops(devices[0]["name"], knobs["precision"]) if devices else None
     utilisation = flops / limit if flops and limit else None
     return Running(
         runs=len(confirmed),
@@ -163,7 +163,6 @@ class EnergyUse:
         """Return the figures of two configurations by their blocks; None if they were not read.
 
         Args:
-            before: blocks of the baseline that count.
             after: those of the recommended configuration.
             devices: number of devices.
             limit: watts that a device may take; None: there is no limit.
@@ -201,10 +200,6 @@ def _flops(
         return None
     rate = sum(b.samples for b in kept) / sum(b.seconds for b in kept)
     return float(counted[0]) * rate / kept[0].world_size
-
-
-def _peak_flops(devices: Sequence[dict[str, Any]], precision: str) -> float | None:
-    return peak_flops(devices[0]["name"], precision) if devices else None
 
 
 def _median_of(values: Sequence[float]) -> float | None:

@@ -32,18 +32,29 @@ def escaped(text: object) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Linear or logarithmic scale from a range of values to [0, size]."""
+    """Linear or logarithmic scale from a range of values to places: per cent from the left, or pixels.
+
+    Attributes:
+        size: distance of the place of `high` from that of `low`.
+        start: place of `low`.
+    """
 
     low: float
     high: float
     size: float = 100.0
     of: Callable[[float], float] = float
+    start: float = 0.0
 
     def __call__(self, value: float) -> float:
         """Return the place of a value; one outside the range is put at its end."""
         low, high = self.of(self.low), self.of(self.high)
         place = (self.of(min(max(value, self.low), self.high)) - low) / (high - low or 1.0)
-        return place * self.size
+        return self.start + place * self.size
+
+
+def upwards(low: float, high: float, height: float) -> Scale:
+    """Return the scale from values to pixels below the top of a chart of this height."""
+    return Scale(low, high, -height, start=height)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -137,9 +148,7 @@ def chart(height: float, body: Iterable[str], title: str, y: Axis, x: Axis = Axi
     """Return a drawing with axes.
 
     Args:
-        height: in pixels.
         body: marks.
-        title: for readers that do not see it.
         y: labels beside it; each has a line of the grid.
         x: labels under it.
     """

@@ -60,7 +60,6 @@ def trial_figures(
     """Return the figures of all recorded trials, in their order.
 
     Args:
-        attempts: of a study.
         noise: newest run-to-run noise of the study.
         verdict: its present answer.
         reasons: why trials were tried, by number.

@@ -116,41 +116,8 @@ def points(evidence: Evidence) -> tuple[Point, ...]:
     """Return all points, the measured ones first; none before anything was timed."""
     if not evidence.timed:
         return ()
-    found = [*_measured(evidence), *_with_care(evidence), *_open(evidence)]
-    told = [point for point in found if point is not None]
+    told = [point for point in (make(evidence) for make in _POINTS) if point is not None]
     return tuple(sorted(told, key=lambda point: list(Trust).index(point.trust)))
-
-
-def _measured(known: Evidence) -> list[Point | None]:
-    return [
-        *(_in_turn(known), _same_training(known), _within_power(known)),
-        *(_pace(known), _one_machine(known)),
-    ]
-
-
-def _with_care(known: Evidence) -> list[Point | None]:
-    return [
-        _restless(known),
-        _straggler(known),
-        _disturbed(known),
-        _drifting(known),
-        _provisional(known),
-        _batch(known),
-        _unchecked(known),
-        _risks(known),
-        _long_failure(known),
-    ]
-
-
-def _open(known: Evidence) -> list[Point | None]:
-    return [
-        _by_how_much(known),
-        _which_change(known),
-        _more_trials(known),
-        _rival(known),
-        _lasting(known),
-        _longest_samples(known),
-    ]
 
 
 def _in_turn(known: Evidence) -> Point | None:
@@ -354,3 +321,12 @@ def _longest_samples(known: Evidence) -> Point | None:
         return None
     text = f"{memory.untold[:1].upper()}{memory.untold[1:]}."
     return Point(Trust.OPEN, "longest_samples", "Whether the longest samples fit", text)
+
+
+_POINTS = (
+    *(_in_turn, _same_training, _within_power, _pace, _one_machine),
+    *(_restless, _straggler, _disturbed, _drifting, _provisional),
+    *(_batch, _unchecked, _risks, _long_failure),
+    *(_by_how_much, _which_change, _more_trials, _rival, _lasting, _longest_samples),
+)
+"""Makers of the points, in the order in which those of one kind are told."""

@@ -16,8 +16,8 @@ _NO_OWNER = "-"
 def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any]]:
     """Return the studies that run or wait, for JSON.
 
-    `seconds_left` is what a running study may still take by its `wall_time`, `starts_in` when a
-    waiting one begins if those before it in its queue take all of theirs, one after another; each is
+    `seconds_left` is what a running study may still take by its `wall_time`. `starts_in` is when a
+    waiting one begins if those before it in its queue take all of theirs, one after another. Each is
     None where that is not known.
 
     Args:

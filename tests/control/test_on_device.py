@@ -8,9 +8,9 @@ import pytest
 from autotune.worker.protocol import Outcome
 from benchmarks import gpu_policy
 from benchmarks.gpu_policy import EmptyStorage
+from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, where
-from launchers.replay.device import RecordedDevice, read_device
 from storage import StoredBlock
 from tests.control.replayed import Replayed
 

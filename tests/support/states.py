@@ -13,6 +13,7 @@ from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.worker.protocol import Knobs, Outcome
 from benchmarks import gpu_policy
+from benchmarks.recorded_device import read_device
 from launchers.replay import Answer, Behaviour, Launch
 from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import (
@@ -23,7 +24,6 @@ from launchers.replay.behaviours import (
     where,
     within_memory,
 )
-from launchers.replay.device import read_device
 from tests.control.replayed import PLAIN, Replayed, rate
 
 WIDTHS = (80, 120)

@@ -6,7 +6,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
-from autotune.search.failure_models import FaultModel, rows_of
+from autotune.search.failure_models import FaultModel
 from autotune.search.grid import Grid
 from autotune.search.performance_model import OUT_OF_MEMORY, PerformanceModelSampler
 
@@ -15,7 +15,7 @@ GRID = Grid(SPACE)
 
 
 def rows(*found):
-    return rows_of(GRID, [dict(zip("abcd", values, strict=True)) for values in found])
+    return GRID.rows_of([dict(zip("abcd", values, strict=True)) for values in found])
 
 
 def risk(of, worked=(), failed=()):

@@ -15,9 +15,9 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
+from benchmarks.recorded_device import read_device
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
-from launchers.replay.device import read_device
 from storage import AttemptResult, AttemptState
 from tests.support.trials import knobs, trial
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution
 
-from autotune.search.failure_models import MemoryModel, rows_of
+from autotune.search.failure_models import MemoryModel
 from autotune.search.grid import Grid
 
 SPACE = {
@@ -16,8 +16,7 @@ GRID = Grid(SPACE)
 
 
 def rows(*found):
-    return rows_of(
-        GRID,
+    return GRID.rows_of(
         [{"micro_batch": m, "precision": p, "log_interval": i} for m, p, i in found],
     )
 
@@ -57,7 +56,7 @@ def test_configuration_with_more_other_knobs_is_less_sure():
     def of(*found):
         rest = {"log_interval": 10}
         names = ("micro_batch", "precision", "activation_checkpointing")
-        return rows_of(grid, [{**rest, **dict(zip(names, one, strict=True))} for one in found])
+        return grid.rows_of([{**rest, **dict(zip(names, one, strict=True))} for one in found])
 
     model = MemoryModel(grid, of((32, "fp32", 0)), of((64, "fp32", 0)))
     large = model.risk(of((64, "fp32", 0), (64, "bf16", 0), (64, "bf16", 1)))
@@ -71,9 +70,7 @@ def test_how_many_micro_batches_gradients_wait_for_makes_no_difference():
 
     def with_steps(*found):
         rest = {"precision": "fp32", "log_interval": 10}
-        return rows_of(
-            grid, [{"micro_batch": m, "accumulation_steps": a, **rest} for m, a in found]
-        )
+        return grid.rows_of([{"micro_batch": m, "accumulation_steps": a, **rest} for m, a in found])
 
     model = MemoryModel(grid, with_steps((16, 1), (16, 2)), with_steps((64, 4)))
     risk = model.risk(with_steps((64, 8), (64, 2), (64, 1), (16, 8)))
@@ -91,7 +88,7 @@ def test_a_narrow_edge_is_found():
 
 def test_without_a_micro_batch_nothing_is_known():
     grid = Grid({"precision": SPACE["precision"]})
-    known = rows_of(grid, [{"precision": "fp32"}])
+    known = grid.rows_of([{"precision": "fp32"}])
     assert MemoryModel(grid, known, known).risk(known) == pytest.approx([0])
 
 

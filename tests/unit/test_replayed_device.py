@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.worker.protocol import Knobs, Outcome
+from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay.answers import Launch
-from launchers.replay.device import RecordedDevice, read_device
 from search_spaces import defaults
 from tests.support.trials import trial
 

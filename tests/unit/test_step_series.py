@@ -11,7 +11,7 @@ from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import StepSeries, variance_of_mean_step
 from autotune.worker.observers.moments import StepMoments
 from autotune.worker.protocol import BlockReport, Observed
-from launchers.replay.device import Recorded, read_device
+from benchmarks.recorded_device import Recorded, read_device
 
 BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5,), 0.1, 2.0, 1000)
 TABLE = Path(__file__).parents[2] / "benchmarks/tables/h200-gpt2-124m.jsonl"

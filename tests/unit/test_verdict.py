@@ -11,7 +11,7 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.estimates import leader
-from autotune.analysis.finalists import Candidate
+from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes
 from autotune.analysis.proof import Shortfall, rounds_missing
@@ -385,7 +385,7 @@ SEARCHED = [attempt(1, 0, 100), attempt(2, 1, 150, micro_batch=64)]
 
 
 def replayed(attempts):
-    return replay(Attempts(attempts, defaults()), finalists=2, most_rounds=5)
+    return replay(Attempts(attempts, defaults()), Selection(2), 5)
 
 
 def test_a_confirmation_is_replayed_from_its_records():

@@ -38,9 +38,6 @@ def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str
     Of a workload every knob is said for which there are words, also at its default: the consumer's own
     may be another. What has no words is left unsaid where it is not PyTorch's default. A script has its
     own values for all else: only what differs from the script as it was is said or left unsaid.
-
-    Args:
-        words: by knob.
     """
     knobs = {**defaults(), **best.knobs}
     asked = asked_of(knobs, best.world_size)

@@ -75,6 +75,7 @@ class Resources:
             the kind on which most ranks can run.
         nodes: number of nodes that the ranks are spread over; None: as few as they fit on.
         shares_cpus: whether a trial with more ranks than a node has CPUs runs all the same.
+        reads_energy: whether the energy of a trial has to be readable.
     """
 
     workers: int | None
@@ -84,6 +85,7 @@ class Resources:
     device: str | None = None
     nodes: int | None = None
     shares_cpus: bool = False
+    reads_energy: bool = False
 
 
 DEFAULT_CPU_WORKERS = 2
@@ -139,7 +141,7 @@ class Slot(ABC):
 
     It describes the agents that ran last: agents that replace them may be elsewhere."""
     energy_unreadable: str = ""
-    """Reason why the energy of its trials cannot be read; empty if it can, or is not known."""
+    """Reason why the energy of its trials cannot be read; empty if it can, or was not asked for."""
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float

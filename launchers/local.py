@@ -58,7 +58,7 @@ class LocalLauncher(Launcher):
             if not fit.gpus_per_worker:
                 self._reservation.take(layout.processors())
             for number in range(fit.slots):
-                self.slots.append(_open_slot(fit, log_dir, number, env))
+                self.slots.append(_open_slot(fit, number, resources, log_dir, env))
             check_device(resources.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
@@ -77,7 +77,9 @@ class LocalLauncher(Launcher):
             self._reservation.close()
 
 
-def _open_slot(fit: Layout, log_dir: str, number: int, env: Mapping[str, str]) -> AgentSlot:
+def _open_slot(
+    fit: Layout, number: int, resources: Resources, log_dir: str, env: Mapping[str, str]
+) -> AgentSlot:
     own = {}
     visible = layout.visible_devices()
     if indices := fit.devices_of(number, len(visible)):
@@ -87,4 +89,9 @@ def _open_slot(fit: Layout, log_dir: str, number: int, env: Mapping[str, str]) -
             layout.VISIBLE: ""
         }  # a script would use any visible device, also in a slot without devices
     node = Node(connect=lambda: LocalLink(log_dir, env, own), ranks=fit.ranks_per_node)
-    return AgentSlot(f"local-{number}", [node], gpus_per_worker=fit.gpus_per_worker)
+    return AgentSlot(
+        f"local-{number}",
+        [node],
+        gpus_per_worker=fit.gpus_per_worker,
+        reads_energy=resources.reads_energy,
+    )

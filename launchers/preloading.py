@@ -15,8 +15,15 @@ class Preloading:
     They are preloaded only if that saves time.
     """
 
-    def __init__(self, nodes: int) -> None:
-        self.by_node = [Preload()] * nodes
+    def __init__(self, nodes: int, energy_of: str = "") -> None:
+        """Preload nothing yet.
+
+        Args:
+            nodes: number of agents.
+            energy_of: devices whose energy has to be readable, 'cpu' or 'cuda'; the first agents tell
+                whether it is. Empty: it is not asked for.
+        """
+        self.by_node = [Preload(energy_of=energy_of)] * nodes
         self._learnt = False
 
     @property

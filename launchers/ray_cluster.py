@@ -156,6 +156,7 @@ class RayLauncher(Launcher):
         self._log = str(Path(log_dir) / "agent.log")
         self._env = dict(env)
         self._busy = busy
+        self._reads_energy = resources.reads_energy
         self._tenant = tenant
         self._shares: RayShares | None = None
         self._placements: dict[str, SlotPlacement] = {}
@@ -332,7 +333,13 @@ class RayLauncher(Launcher):
         nodes = [Node(self._connecting(placement, b), ranks) for b in range(layout.nodes)]
         name = f"ray-{next(self._numbers)}"
         try:
-            slot = AgentSlot(name, nodes, gpus_per_worker=layout.gpus_per_worker, on_wait=on_wait)
+            slot = AgentSlot(
+                name,
+                nodes,
+                gpus_per_worker=layout.gpus_per_worker,
+                reads_energy=self._reads_energy,
+                on_wait=on_wait,
+            )
         except BaseException:
             placement.release()
             raise

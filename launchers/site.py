@@ -16,8 +16,8 @@ class Site:
         devices_per_rank: CUDA devices of a rank; below one, ranks share a device.
         environment: fingerprint of the node as the launcher opened, see
             autotune.worker.node.environment. Later agents of a slot may be elsewhere.
-        energy_unreadable: reason why the energy of a trial cannot be read there; empty if it can, or is
-            not known.
+        energy_unreadable: reason why the energy of a trial cannot be read there; empty if it can, or
+            was not asked for.
     """
 
     device: str

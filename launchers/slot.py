@@ -29,11 +29,16 @@ class AgentSlot(Slot):
         nodes: Sequence[Node],
         *,
         gpus_per_worker: float,
+        reads_energy: bool = False,
         on_wait: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the agents.
 
         Args:
+            name: of the slot.
+            nodes: of the slot.
+            gpus_per_worker: CUDA devices per rank.
+            reads_energy: whether the energy of a trial has to be readable.
             on_wait: called repeatedly until they are ready; may raise.
 
         Raises:
@@ -44,7 +49,9 @@ class AgentSlot(Slot):
         self._agents: Agents | None = None
         self._unreachable: list[str] = []
         """Unreachable agents at the time when the last agents were closed."""
-        self._preloading = Preloading(len(nodes))
+        self.devices_per_rank = gpus_per_worker
+        self.device = "cuda" if gpus_per_worker else "cpu"
+        self._preloading = Preloading(len(nodes), self.device if reads_energy else "")
         self._session: Session | None = None
         """Session that runs."""
         self._waiting: Session | None = None
@@ -57,10 +64,7 @@ class AgentSlot(Slot):
         self._lock = threading.Lock()
         self._agents = Agents(nodes, self._preloading, on_wait)  # without preloading they are fit
         self.environment = _of_all(self._agents.environments)
-        self.devices_per_rank = gpus_per_worker
-        self.device = "cuda" if gpus_per_worker else "cpu"
-        reasons = (node.get(self.device, "") for node in self._agents.energy_unreadable)
-        self.energy_unreadable = next(filter(None, reasons), "")
+        self.energy_unreadable = next(filter(None, self._agents.energy_unreadable), "")
         self.nodes = len(nodes)
         taken = self._agents.cuda_devices if gpus_per_worker else ()
         self.cuda_devices = [f"CUDA device {uuid}" for uuid in taken]

@@ -233,7 +233,11 @@ class SlurmLauncher(Launcher):
         name = f"slurm-{next(self._numbers)}"
         try:
             slot = AgentSlot(
-                name, nodes, gpus_per_worker=self._layout.gpus_per_worker, on_wait=self._check
+                name,
+                nodes,
+                gpus_per_worker=self._layout.gpus_per_worker,
+                reads_energy=self._resources.reads_energy,
+                on_wait=self._check,
             )
         except BaseException as error:
             placement.release()

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import functools
-import glob
 import os
 import sqlite3
 import tempfile
@@ -18,20 +17,20 @@ from sqlalchemy.exc import DBAPIError
 from autotune.errors import BadInput, StorageError
 from storage import schema
 from storage.engines import (
+    OF_USER,
     engine_arguments,
     explain_sqlite_error,
     open_engine,
     open_to_read,
     unlimited,
     writing,
+    written_aside,
 )
 from storage.fence import install_fence
 from storage.urls import parse
 
 _SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
-_OF_USER = 0o600
-"""Mode of new files."""
 _NO_STORAGE = "{path} holds no studies of autotune; name the file of a storage, or of a backup"
 _NOW = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
@@ -146,20 +145,15 @@ class Database:
         if self.schema:
             _refuse_newer(self, self.schema)
         try:
-            schema.copied(self.engine, path, newest=True).dispose()
-        except OSError as error:
-            raise BadInput(
-                f"{path} cannot be created ({error.strerror}); name a new file, in a folder that "
-                "exists and that you may write to"
-            ) from None
-        except DBAPIError as error:
-            raise StorageError(f"copy of storage {self} to {path}: {self.reason(error)}") from None
+            write_copy(self.engine, path)
+        except DBAPIError as error:  # of a server
+            raise StorageError(f"storage {self}: {self.reason(error)}") from None
 
     def restore(self, backup: Engine) -> None:
-        """Copy the rows of another database into this one; daemons that ran there hold no lease here.
+        """Copy the rows of another database into this one.
 
         Args:
-            backup: database of the newest schema.
+            backup: database of the newest schema, see `copy_of_file`.
 
         Raises:
             StorageError: this one has studies, ours or of Optuna alone, or cannot be written.
@@ -173,8 +167,6 @@ class Database:
             schema.copy_rows(backup, self.engine)
         except DBAPIError as error:
             raise StorageError(f"storage {self}: {self.reason(error)}") from None
-        with self.writing() as connection:
-            connection.execute(text("update autotune_lease set expires = 0, boot_expires = 0"))
 
     def problems(self) -> list[str]:
         """Return what SQLite finds wrong with its file; a server checks its own."""
@@ -262,14 +254,32 @@ class Database:
             backup: file for a copy of the database as it was; None: there is none.
 
         Raises:
-            StorageError: a daemon runs studies there, or the database is of a newer program.
+            StorageError: a daemon runs studies there, the database is of a newer program, or cannot be
+                written or copied.
         """
         newest, _ = schema.revisions()
         if not self.schema:
             return newest, newest
         _refuse_newer(self, self.schema)
-        before, engine = self.schema, open_engine(self.url)
+        engine = open_engine(self.url)
+        try:
+            before = self._upgrade(engine, backup)
+        except (DBAPIError, StorageInternalError, OSError) as error:
+            raise StorageError(f"storage {self}: {self.reason(error)}") from None
+        self.engine.dispose()
+        self.engine, self.schema = engine, ""
+        self.__dict__.pop("_optuna", None)
+        return before, newest
+
+    def _upgrade(self, engine: Engine, backup: Path | None) -> str:
+        """Bring the tables to the newest schema; return the schema that they had until then.
+
+        Another process may have brought them there since this database was opened.
+        """
         with self._schema_lock(engine):
+            before = schema.revision_of(engine) or self.schema
+            if before == schema.revisions()[0]:
+                return before
             if busy := schema.holders(engine, _NOW[engine.dialect.name]):
                 raise StorageError(
                     f"storage {self} is in use by {', '.join(busy)}: stop what runs there first; the "
@@ -278,10 +288,7 @@ class Database:
             if backup is not None:
                 schema.copied(engine, backup, newest=False).dispose()
             schema.create(engine)
-        self.engine.dispose()
-        self.engine, self.schema = engine, ""
-        self.__dict__.pop("_optuna", None)
-        return before, newest
+            return before
 
     def _missing(self) -> bool:
         if self.folder is None:
@@ -295,17 +302,10 @@ class Database:
         Optuna's tables are not created in one transaction there, and half of them would never be
         completed.
         """
-        path = Path(str(self.url.database))
-        unfinished = path.with_name(path.name + ".new")
-        for leftover in path.parent.glob(f"{glob.escape(unfinished.name)}*"):
-            leftover.unlink()
-        # For this user alone; what SQLite writes beside it has the same mode.
-        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OF_USER))
-        url = self.url.set(database=str(unfinished))
-        engine = open_engine(url)
-        schema.create(engine)
-        engine.dispose()  # with its last connection the write-ahead log goes into the file
-        unfinished.replace(path)
+        with written_aside(Path(str(self.url.database))) as unfinished:
+            engine = open_engine(self.url.set(database=str(unfinished)))
+            schema.create(engine)
+            engine.dispose()  # with its last connection the write-ahead log goes into the file
 
     @contextlib.contextmanager
     def _schema_lock(self, engine: Engine) -> Iterator[None]:
@@ -324,7 +324,7 @@ class Database:
                     connection.rollback()
             return
         path = f"{self.url.database}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _OF_USER)  # others could hold it
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, OF_USER)  # others could hold it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -352,9 +352,33 @@ def schema_of_file(path: Path) -> str:
     return found
 
 
+def write_copy(source: Engine, path: Path) -> None:
+    """Copy a database into a new SQLite file at the newest schema.
+
+    Raises:
+        BadInput: the file cannot be created, or exists.
+        StorageError: it cannot be written.
+        DBAPIError: the server that is copied has failed.
+    """
+    try:
+        schema.copied(source, path, newest=True).dispose()
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be created ({error.strerror}); name a new file, in a folder that exists "
+            "and that you may write to"
+        ) from None
+    except (DBAPIError, StorageInternalError) as error:
+        original = _original(error)
+        if not isinstance(original, sqlite3.Error):
+            raise
+        raise StorageError(f"{path}: {explain_sqlite_error(original, path)}") from None
+
+
 @contextlib.contextmanager
 def copy_of_file(path: Path) -> Iterator[Engine]:
     """Open a copy, at the newest schema, of the storage in a SQLite file, which stays as it is.
+
+    Daemons that ran there hold no lease in the copy.
 
     Raises:
         BadInput: there is no file, or it is no storage of autotune.
@@ -364,6 +388,7 @@ def copy_of_file(path: Path) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as folder:
         try:
             copy = schema.copied(open_to_read(path), Path(folder) / "autotune.db", newest=True)
+            schema.expire_leases(copy)
         except DBAPIError as error:
             raise StorageError(f"{path}: {explain_sqlite_error(_original(error), path)}") from None
         yield copy

@@ -38,8 +38,10 @@ _SESSION = {
 Transactions here take milliseconds. An idle one belongs to a machine that was lost or stopped, and
 a process that waits for its locks outlasts it."""
 _SET = "select set_config(name, %s, false) from pg_settings where name = %s and setting = '0'"
-_BESIDE = ("-wal", "-shm", "-journal", ".lock")
-"""Suffixes of the files that SQLite and autotune keep beside a database."""
+_BESIDE = ("-wal", "-shm", "-journal")
+"""Suffixes of the files that SQLite keeps beside a database."""
+OF_USER = 0o600
+"""Mode of a new file, for this user alone; what SQLite writes beside it has the same."""
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
@@ -70,14 +72,26 @@ def open_engine(url: URL) -> Engine:
 
 
 @contextlib.contextmanager
-def whole_or_none(path: Path) -> Iterator[None]:
-    """Remove a new SQLite file, with the files beside it, if the block that writes it fails."""
+def written_aside(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that takes the place of `path` once the block has written it.
+
+    A writer that fails, or is killed, leaves nothing of this name that looks complete.
+    """
+    unfinished = path.with_name(path.name + ".new")
+    _remove(unfinished)  # what a writer has left that was killed
+    unfinished.touch(OF_USER, exist_ok=False)
     try:
-        yield
+        yield unfinished
+        unfinished.replace(path)
     except BaseException:
-        for suffix in ("", *_BESIDE):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        _remove(unfinished)
         raise
+
+
+def _remove(path: Path) -> None:
+    """Remove a SQLite file, with the files beside it."""
+    for suffix in ("", *_BESIDE):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def open_to_read(path: Path) -> Engine:

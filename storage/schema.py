@@ -18,7 +18,14 @@ from optuna.storages import RDBStorage
 from optuna.storages._rdb.models import BaseModel
 from sqlalchemy import URL, Connection, Engine, MetaData, Table, inspect, select, text
 
-from storage.engines import engine_arguments, open_engine, unlimited, whole_or_none, writing
+from storage.engines import (
+    OF_USER,
+    engine_arguments,
+    open_engine,
+    unlimited,
+    writing,
+    written_aside,
+)
 from storage.holders import is_gone
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -26,8 +33,6 @@ VERSION_TABLE = "autotune_alembic_version"
 _VERSION_TABLES = (VERSION_TABLE, "alembic_version", "version_info")
 """Tables that say what a database is, and not what it holds."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_OF_USER = 0o600
-"""Mode of a copy: it holds what the database holds."""
 _ROWS = 1000
 """Rows that are copied at a time."""
 
@@ -81,16 +86,36 @@ def copied(source: Engine, path: Path, *, newest: bool) -> Engine:
     """Copy a database of any of our schemas into a new SQLite file; return its engine.
 
     Args:
+        source: database to copy.
+        path: of the file, which is written by this process alone, or else not at all.
         newest: bring the copy to the newest schema.
+
+    Raises:
+        OSError: the file exists, or cannot be created.
     """
-    path.touch(_OF_USER, exist_ok=False)
-    with whole_or_none(path):
-        target = open_engine(URL.create("sqlite", database=str(path)))
-        create(target, revision_of(source) or "head")
-        copy_rows(source, target)
-        if newest:
-            create(target)
-    return target
+    path.touch(OF_USER, exist_ok=False)
+    try:
+        with written_aside(path) as unfinished:
+            target = _engine_of(unfinished)
+            create(target, revision_of(source) or "head")
+            copy_rows(source, target)
+            if newest:
+                create(target)
+            target.dispose()  # with its last connection the write-ahead log goes into the file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return _engine_of(path)
+
+
+def _engine_of(path: Path) -> Engine:
+    return open_engine(URL.create("sqlite", database=str(path)))
+
+
+def expire_leases(engine: Engine) -> None:
+    """Let the leases of a copy be over: the daemons that hold them write to the original."""
+    with writing(engine) as connection:
+        connection.execute(text("update autotune_lease set expires = 0, boot_expires = 0"))
 
 
 def copy_rows(source: Engine, target: Engine) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.shared_options import (
+    MOST_PRIORITY,
     MOST_ROWS,
     AllOption,
     JsonOption,
@@ -27,6 +28,7 @@ from autotune.errors import BadInput
 from autotune.views.terminal import show as print
 
 if TYPE_CHECKING:  # imported where it is used: SQLAlchemy takes a second
+    from storage import StoredStudy
     from storage.order import Quotas
 
 _MOST_STUDIES = 10_000
@@ -155,11 +157,30 @@ def move(
         raise BadInput("say one of --priority NUMBER and --before STUDY")
     repository, name = open_study(study, storage)
     studies = repository.studies
-    if priority is None:
-        assert before is not None
-        priority = studies.named(before).priority + 1
+    if before is not None:
+        priority = _priority_before(studies.named(name), studies.named(before))
     moved = studies.arrange(name, priority=priority)
     print(f"{name} has priority {moved.priority}.")
+
+
+def _priority_before(study: "StoredStudy", other: "StoredStudy") -> int:
+    """Return the priority by which a study comes before another one.
+
+    Raises:
+        BadInput: no priority does that.
+    """
+    why = ""
+    if study.name == other.name:
+        why = "it is the same study"
+    elif other.state.ended:
+        why = f"that is {other.state}, and has no place in a queue"
+    elif study.queue != other.queue:
+        why = "that is in another queue, and neither waits for the other"
+    elif other.priority >= MOST_PRIORITY:
+        why = f"that has the highest priority; autotune move {other.name} --priority 0"
+    if why:
+        raise BadInput(f"{study.name} cannot come before {other.name}: {why}")
+    return other.priority + 1
 
 
 def hold(study: StudyArgument, storage: StorageOption = None) -> None:

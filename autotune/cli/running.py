@@ -20,6 +20,7 @@ from autotune.cli.shared_options import (
     StudyArgument,
     export_path,
     finite,
+    missing_file,
     open_storage,
     open_study,
     seconds,
@@ -125,18 +126,21 @@ def start(
 
     _refuse_both(foreground, detach)
     study, command = _path_and_command(words)
+    if command and dry_run:
+        raise BadInput(
+            "--dry-run runs nothing, and a command must run to be seen: autotune init -- COMMAND "
+            "writes its study, then: autotune start study.yaml --dry-run"
+        )
     if command:
         _write_first(study, command, storage, sys.stderr if as_json else sys.stdout)
     spec = load(study)
+    if dry_run:
+        _predict(study, spec, storage, priority, as_json=as_json)
+        return
     # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
 
     repository = _storage_of(study, spec, storage)
-    if dry_run:
-        from autotune.service.prediction import predicted
-
-        print(predicted(repository, spec, priority))
-        return
     if not foreground:
         refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
@@ -153,11 +157,28 @@ def _write_first(study: Path, command: list[str], storage: str | None, output: T
     print(f"{study} written: {found.seen}", flush=True, file=output)
 
 
-def _storage_of(study: Path, spec: "StudySpec", given: str | None) -> "Repository":
+def _predict(
+    study: Path, spec: "StudySpec", storage: str | None, priority: int | None, *, as_json: bool
+) -> None:
+    """Print what a study may take and what is before it; create no storage where there is none."""
+    from autotune.service.prediction import predicted, prediction_text
+
+    missing = missing_file(url_of(storage, spec.storage))
+    repository = None if missing else _storage_of(study, spec, storage, reading=True)
+    found = predicted(spec, repository, priority)
+    print(json.dumps(found, indent=2) if as_json else prediction_text(found))
+
+
+def _storage_of(
+    study: Path, spec: "StudySpec", given: str | None, *, reading: bool = False
+) -> "Repository":
     """Open the storage of a study file.
 
     Args:
+        study: path of the file.
+        spec: what it says.
         given: URL of the command line; None: there is none.
+        reading: whether nothing is to be written.
 
     Raises:
         BadInput: it cannot be opened; with the place in the file where the file names it.
@@ -165,7 +186,7 @@ def _storage_of(study: Path, spec: "StudySpec", given: str | None) -> "Repositor
     from autotune.config.document import read
 
     try:
-        return open_storage(url_of(given, spec.storage))
+        return open_storage(url_of(given, spec.storage), reading=reading)
     except BadInput as error:
         if given is not None or spec.storage is None:
             raise
@@ -252,6 +273,8 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
     raise typer.Exit(exit_code(ended))
 
 
+_MOST_AT_A_TIME = 1000
+"""Most studies at a time of one daemon: each takes a process of more than 100 MiB."""
 _MetricsPort = Annotated[
     int | None,
     typer.Option(
@@ -275,7 +298,10 @@ def daemon(
         bool, typer.Option("--storage-on-stdin", help="Read the storage URL as a line of input.")
     ] = False,
     studies: Annotated[
-        int, typer.Option(min=1, help="Studies at a time, each in a process of its own.")
+        int,
+        typer.Option(
+            min=1, max=_MOST_AT_A_TIME, help="Studies at a time, each in a process of its own."
+        ),
     ] = 1,
     idle_only: Annotated[
         bool,

@@ -23,12 +23,12 @@ StorageOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_MOST_PRIORITY = 1000
+MOST_PRIORITY = 1000
 PriorityOption = Annotated[
     int | None,
     typer.Option(
-        min=-_MOST_PRIORITY,
-        max=_MOST_PRIORITY,
+        min=-MOST_PRIORITY,
+        max=MOST_PRIORITY,
         help="Studies of a higher one come first; 0 at the beginning.",
     ),
 ]
@@ -61,22 +61,25 @@ def open_storage(url: str, *, existing: bool = False, reading: bool = False) -> 
         StorageError: it was written by another version of autotune.
     """
     from storage import Database, Repository
-    from storage.urls import parse
 
-    parsed = parse(url)
-    if (
-        existing
-        and parsed.get_backend_name() == "sqlite"
-        and not Path(parsed.database or "").exists()
-    ):
+    if existing and (missing := missing_file(url)):
         raise BadInput(
-            f"there is no {parsed.database}; go to the folder where the study was started, or "
+            f"there is no {missing}; go to the folder where the study was started, or "
             "give its study.yaml or --storage"
         )
     database = Database(url, existing=existing)
     if not reading:
         database.check_writable()
     return Repository(database, next(iter(sys.argv[1:]), ""))  # the command, for the history
+
+
+def missing_file(url: str) -> Path | None:
+    """Return the path of a SQLite file that does not exist; None if it does, and for a server."""
+    from storage.urls import parse
+
+    parsed = parse(url)
+    path = Path(str(parsed.database))
+    return path if parsed.get_backend_name() == "sqlite" and not path.exists() else None
 
 
 def url_of(*given: str | None) -> str:

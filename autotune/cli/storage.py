@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.shared_options import StorageOption, open_storage, url_of
+from autotune.cli.shared_options import StorageOption, missing_file, open_storage, url_of
 from autotune.errors import BadInput, StorageError
 from autotune.views.terminal import show as print
 
 if TYPE_CHECKING:  # imported where it is used: SQLAlchemy and Optuna take a second
-    from storage import Database
+    from storage import Database, Repository
 
 app = typer.Typer(no_args_is_help=True, help="Check, upgrade, back up or restore the storage.")
 FileArgument = Annotated[Path, typer.Argument(help="SQLite file of the copy.")]
@@ -64,29 +64,30 @@ def backup(file: FileArgument, storage: StorageOption = None) -> None:
 @app.command()
 def restore(file: FileArgument, storage: StorageOption = None) -> None:
     """Copy a backup into a storage that has no study yet."""
-    from storage.database import copy_of_file
-    from storage.engines import whole_or_none
+    from storage.database import copy_of_file, write_copy
 
     url = url_of(storage)
-    target = _sqlite_file(url)
-    guard = whole_or_none(target) if target and not target.exists() else contextlib.nullcontext()
-    with copy_of_file(file) as backup, guard:
-        repository = open_storage(url)
-        if studies := repository.studies.all():
-            raise BadInput(
-                f"{repository.database} has {len(studies)} studies; restore into a new storage: "
-                "--storage"
-            )
-        repository.database.restore(backup)
+    with copy_of_file(file) as backup:
+        if target := missing_file(url):
+            write_copy(backup, target)
+            repository = open_storage(url)
+        else:
+            repository = open_storage(url)
+            _refuse_studies(repository)
+            repository.database.restore(backup)
     print(f"{len(repository.studies.all())} studies restored to {repository.database}.")
 
 
-def _sqlite_file(url: str) -> Path | None:
-    """Return the path of the SQLite file of a URL; None for a server."""
-    from storage.urls import parse
+def _refuse_studies(repository: "Repository") -> None:
+    """Refuse a storage with studies.
 
-    parsed = parse(url)
-    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
+    Raises:
+        BadInput: it has some.
+    """
+    if count := repository.studies.count():
+        raise BadInput(
+            f"{repository.database} has {count} studies; restore into a new storage: --storage"
+        )
 
 
 def _existing(storage: str | None) -> "Database":

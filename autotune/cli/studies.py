@@ -24,6 +24,9 @@ from autotune.cli.shared_options import (
 )
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
+_MOST_EVENTS = 10**9
+"""More than a storage has, and a number that each database takes."""
+
 
 def stop(study: StudyArgument, storage: StorageOption = None, force: ForceOption = False) -> None:
     """Stop a study; its running trial is abandoned, all records stay."""
@@ -109,7 +112,9 @@ def history(
     study: Annotated[str | None, typer.Argument(help="Name of a study, or its study.yaml.")] = None,
     storage: StorageOption = None,
     as_json: JsonOption = False,
-    last: Annotated[int, typer.Option(min=1, help="Number of the newest events to show.")] = 100,
+    last: Annotated[
+        int, typer.Option(min=1, max=_MOST_EVENTS, help="Number of the newest events to show.")
+    ] = 100,
 ) -> None:
     """List what was done with a study, or with all: when, by which account, host and command."""
     from autotune.views.logs import history_table

@@ -81,6 +81,7 @@ def resources(spec: StudySpec) -> Resources:
         device=wanted.device,
         nodes=wanted.nodes,
         shares_cpus=spec.workload.shares_cpus and "cpus_per_worker" not in wanted.model_fields_set,
+        reads_energy=spec.objective.reads_energy,
     )
 
 

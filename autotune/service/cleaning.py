@@ -53,9 +53,13 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
 
 
 def _unchanged_for(folder: Path) -> float:
-    """Return the seconds since a folder, or an entry of it, was last written; 0 if it is gone."""
+    """Return the seconds since a folder, or an entry of it, was last written.
+
+    0 if it is gone, or if the clock was set back since.
+    """
     with contextlib.suppress(OSError):
-        return time.time() - max(one.stat().st_mtime for one in (folder, *folder.iterdir()))
+        written = max(one.stat().st_mtime for one in (folder, *folder.iterdir()))
+        return max(0.0, time.time() - written)
     return 0.0
 
 

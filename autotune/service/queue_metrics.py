@@ -45,7 +45,7 @@ class QueueMetrics(Collector):
             count.add_metric([state], states.count(state))
         yield count
         waiting = self._without_daemon(found)
-        oldest = time.time() - min(waiting) if waiting else 0.0
+        oldest = max(0.0, time.time() - min(waiting)) if waiting else 0.0
         yield _gauge(
             "oldest_wait_seconds", "Age of the oldest study that no daemon serves.", oldest
         )

@@ -28,7 +28,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of the protocol. Raise it when an older side would misunderstand a message."""
 
 
@@ -334,6 +334,8 @@ class Preload(Message):
     """Folders searched before sys.path, and those that building the workload has added to it."""
     host: str = ""
     """Address of the store through which the ranks of all nodes rendezvous."""
+    energy_of: str = ""
+    """Devices whose energy has to be readable, 'cpu' or 'cuda'; empty: it is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -361,8 +363,8 @@ class Hello(Message):
     """Why nothing should be forked from what the agent has imported; empty if all is well."""
     protocol: int = 0
     """Version of the agent's protocol; 0 for an agent older than version numbers."""
-    energy_unreadable: dict[str, str] = field(default_factory=dict)
-    """Reason why the energy of trials cannot be read there, by 'cpu' and 'cuda'; empty where it can."""
+    energy_unreadable: str = ""
+    """Reason why the energy of trials cannot be read there; empty if it can, or was not asked for."""
 
 
 class Observed(TypedDict, total=False):

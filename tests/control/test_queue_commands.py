@@ -12,7 +12,7 @@ from autotune.service.queues import this_queue
 from storage import Database, LeaseHolder
 from storage.holders import this_host, user_name
 from tests.control.replayed import Replayed
-from tests.support.steering import ask
+from tests.support.steering import ask, write_study
 
 NAMES = ("first", "second", "third")
 BUDGET = {"wall_time": 60, "trials": 3}
@@ -70,6 +70,19 @@ def test_study_is_moved_before_another(studies: dict[str, Replayed]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("other", ["first", "second", "third"])
+def test_study_without_a_place_before_another_is_not_moved(
+    studies: dict[str, Replayed], other: str
+) -> None:
+    repository = studies["first"].repository
+    repository.studies.request_stop("second")  # which ends it
+    repository.studies.arrange("third", priority=1000)  # the highest one
+    one, events = studies["first"], len(repository.events.of("first", 100))
+    told = ask("move", "first", "--before", other, "--storage", one.url, cwd=one.folder)
+    assert told.returncode == 2 and f"first cannot come before {other}" in told.stderr
+    assert (one.study().priority, len(repository.events.of("first", 100))) == (0, events)
+
+
 def test_held_study_waits_until_it_is_released(studies: dict[str, Replayed]) -> None:
     do(studies, "hold", "first")
     row = next(row for row in queue(studies) if row["study"] == "first")
@@ -87,6 +100,28 @@ def test_dry_run_starts_nothing(studies: dict[str, Replayed]) -> None:
     assert "Before it: first, second." in told
     assert studies["third"].study().state == "QUEUED"
     assert studies["third"].lease() is None
+
+
+def test_dry_run_where_there_is_no_storage_creates_none(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    told = ask("start", "study.yaml", "--dry-run", cwd=tmp_path)
+    assert told.returncode == 0 and "Nothing runs or waits before it." in told.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
+
+
+def test_dry_run_in_json_tells_limits_and_what_is_before_it(studies: dict[str, Replayed]) -> None:
+    file = str(studies["third"].folder / "study.yaml")
+    do(studies, "quota", user_name(), "--studies", "0")
+    found = json.loads(do(studies, "start", file, "--dry-run", "--json"))
+    assert (found["study"], found["trials"], found["wall_time"]) == ("third", 3, 60.0)
+    assert found["before"] == ["first", "second"]
+    assert found["waiting"].startswith(f"quota of {user_name()}")
+
+
+def test_dry_run_of_a_command_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    told = ask("start", "--dry-run", "--", "touch", "ran", cwd=tmp_path)
+    assert told.returncode == 2 and "--dry-run" in told.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_dry_run_goes_by_priority(studies: dict[str, Replayed]) -> None:
@@ -247,6 +282,8 @@ def test_study_that_waits_for_a_quota_says_so(studies: dict[str, Replayed]) -> N
         *("quota ann --days 2", "quota bob --remove", "quota ann --studies 2 --remove"),
         *(f"weight ann {n}" for n in ("0", "-1", "inf", "nan")),
         *(f"daemon --metrics-port {n}" for n in (-1, 65536, 10**30)),
+        *(f"daemon --studies {n}" for n in (0, 10**30)),
+        f"history --last {10**30}",
         *(f"daemon --idle-exit {n}" for n in ("inf", "nan", -1)),
     ],
 )

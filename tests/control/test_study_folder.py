@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,12 @@ def test_clean_of_old_folders_leaves_a_younger_one(played: Replayed) -> None:
     told = ask(*command, cwd=played.folder, check=True)
     assert told.stdout.split() == [str(folder)]
     assert not folder.exists()
+
+
+def test_clean_removes_a_folder_that_was_written_before_the_clock_was_set_back(
+    played: Replayed,
+) -> None:
+    played.run(**SHORT)
+    folder, ahead = paths(played).folder, time.time() + 3600.0
+    os.utime(folder, (ahead, ahead))
+    assert clean(played.repository, played.folder) == [folder]

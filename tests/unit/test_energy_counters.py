@@ -10,7 +10,11 @@ import pytest
 
 from autotune.worker.observers import energy
 from autotune.worker.observers.device import ProcessorWatch
-from autotune.worker.observers.energy import ProcessorEnergy, unreadable
+from autotune.worker.observers.energy import (
+    ProcessorEnergy,
+    devices_unreadable,
+    processors_unreadable,
+)
 from tests.unit.test_telemetry import NVMLError, library, raising
 
 
@@ -42,16 +46,16 @@ def test_energy_is_that_of_all_packages_and_counts_through_the_end_of_the_range(
     )
     assert meter.joules() == pytest.approx(2.0 + 2.0)
     assert meter.joules() == 0.0
-    assert unreadable(tmp_path)["cpu"] == ""
+    assert processors_unreadable(tmp_path) == ""
 
 
 def test_counter_that_is_missing_or_unreadable_gives_no_energy_and_a_reason(tmp_path: Path) -> None:
     assert math.isnan(ProcessorEnergy(tmp_path).joules())
-    assert "no counter of a processor package" in unreadable(tmp_path)["cpu"]
+    assert "no counter of a processor package" in processors_unreadable(tmp_path)
     counters(tmp_path, {"intel-rapl:0": ("package-0", 5)})
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("broken\n")
     assert math.isnan(ProcessorEnergy(tmp_path).joules())
-    assert "intel-rapl:0/energy_uj cannot be read" in unreadable(tmp_path)["cpu"]
+    assert "intel-rapl:0/energy_uj cannot be read" in processors_unreadable(tmp_path)
 
 
 def test_of_ranks_on_a_node_one_tells_its_energy(
@@ -66,18 +70,34 @@ def test_of_ranks_on_a_node_one_tells_its_energy(
     assert math.isnan(shared.energy_joules), "others may run on the node"
 
 
+def without_counter(handle: str) -> int:
+    """Answer for all devices but one as NVML does."""
+    if handle == "GPU-old":
+        raise NVMLError("Not Supported")
+    return 5000
+
+
 @pytest.mark.parametrize(
-    ("nvml", "reason"),
+    ("nvml", "uuids", "reason"),
     [
-        (library(nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=str), ""),
-        (library(nvmlInit=raising(NVMLError)), "NVMLError: library 550.54"),
-        (None, "pip install nvidia-ml-py"),
+        (library(), ["new"], ""),
+        (library(nvmlDeviceGetTotalEnergyConsumption=without_counter), ["new", "newer"], ""),
+        (
+            library(nvmlDeviceGetTotalEnergyConsumption=without_counter),
+            ["new", "old"],
+            "NVMLError: Not Supported",
+        ),
+        (library(nvmlInit=raising(NVMLError)), ["new"], "NVMLError: library 550.54"),
+        (None, ["new"], "pip install nvidia-ml-py"),
     ],
-    ids=["told", "driver", "missing"],
+    ids=["told", "another device of the node", "own device", "driver", "missing"],
 )
 def test_devices_that_do_not_tell_their_energy_give_a_reason(
-    monkeypatch: pytest.MonkeyPatch, nvml: types.SimpleNamespace | None, reason: str
+    monkeypatch: pytest.MonkeyPatch,
+    nvml: types.SimpleNamespace | None,
+    uuids: list[str],
+    reason: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = unreadable(Path("/nowhere"))["cuda"]
+    found = devices_unreadable(uuids)
     assert reason in found and bool(found) == bool(reason)

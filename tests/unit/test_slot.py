@@ -331,6 +331,18 @@ def test_an_agent_of_another_protocol_is_refused_as_it_says_hello() -> None:
         Cluster({Preload: [hello(PROTOCOL + 1)]})
 
 
+@pytest.mark.parametrize("reads_energy", [False, True])
+def test_slot_asks_agents_for_energy_only_where_a_trial_has_to_tell_it(reads_energy: bool) -> None:
+    told = dataclasses.replace(hello(), energy_unreadable="no counter" if reads_energy else "")
+    agent = Scripted({Preload: [told]})
+    node = Node(lambda: agent, 1)
+    slot = AgentSlot("s", [node], gpus_per_worker=0, reads_energy=reads_energy)
+    slot.close()
+    [asked] = [command for command in agent.heard if isinstance(command, Preload)]
+    assert asked.energy_of == ("cpu" if reads_energy else "")
+    assert slot.energy_unreadable == ("no counter" if reads_energy else "")
+
+
 @pytest.mark.fault(29)
 def test_so_is_one_that_says_none_yet() -> None:
     def without(line: bytes) -> bytes:

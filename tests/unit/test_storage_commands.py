@@ -1,13 +1,17 @@
 """Commands about the storage, on files that are a storage and on files that are none."""
 
-from collections.abc import Callable
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from autotune.cli import storage as commands
 from autotune.errors import AutotuneError, BadInput, StorageError
-from storage import Database, Repository
+from storage import Database, LeaseHolder, Repository, database
 from storage.schema import VERSION_TABLE
 from tests.support.steering import ask, autotune
 from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened
@@ -124,11 +128,44 @@ def test_restore_of_a_folder_says_that_it_is_one(tmp_path: Path) -> None:
 def test_restore_that_fails_half_way_leaves_no_target(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("no room")
+    def copied(_: Engine, target: Engine) -> None:
+        if "target.db" in str(target.url):
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("storage.database.Database.restore", fail)
-    assert refused_restore(source, tmp_path / "target.db", StorageError) == "no room"
+    monkeypatch.setattr("storage.schema.copy_rows", copied)
+    said = refused_restore(source, tmp_path / "target.db", BadInput)
+    assert "No space left on device" in said
+
+
+def test_restore_beside_another_into_the_same_file_leaves_what_that_has_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, original = tmp_path / "target.db", database.copy_of_file
+
+    @contextlib.contextmanager
+    def overtaken(path: Path) -> Iterator[Engine]:
+        with original(path) as backup:
+            if not target.exists():
+                monkeypatch.setattr(database, "copy_of_file", original)
+                commands.restore(source, url(target))
+            yield backup
+
+    monkeypatch.setattr(database, "copy_of_file", overtaken)
+    with pytest.raises(BadInput):
+        commands.restore(source, url(target))
+    with opened(url(target)) as restored:
+        assert [study.name for study in Repository(restored).studies.all()] == ["first"]
+
+
+def test_restored_lease_of_a_daemon_is_over_at_once(source: Path, tmp_path: Path) -> None:
+    with opened(url(source)) as running:
+        holder = LeaseHolder("elsewhere", 1, 1e6)
+        assert Repository(running).claims.take("host:elsewhere", holder)
+        running.optuna().engine.dispose()
+    commands.restore(source, url(tmp_path / "target.db"))
+    with opened(url(tmp_path / "target.db")) as restored:
+        claim = Repository(restored).claims.take("host:elsewhere", LeaseHolder("here", 2, 10.0))
+    assert claim is not None and claim.study.name == "first"
 
 
 @needs_mounts
@@ -188,6 +225,23 @@ def test_backup_that_fails_half_way_leaves_no_file(
     with pytest.raises(BadInput, match="No space left"):
         commands.backup(tmp_path / "copy.db", url(source))
     assert content(tmp_path) == {}
+
+
+def test_backup_that_is_killed_half_way_leaves_no_file_that_looks_like_one(
+    source: Path, tmp_path: Path
+) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from autotune.cli import storage
+from storage import schema
+schema.copy_rows = lambda *_: os._exit(9)
+storage.backup(Path(sys.argv[1]), sys.argv[2])
+"""
+    words = [sys.executable, "-c", script, str(tmp_path / "copy.db"), url(source)]
+    assert subprocess.run(words, check=False).returncode == 9
+    said = refused_restore(tmp_path / "copy.db", tmp_path / "target.db", BadInput)
+    assert "copy.db holds no studies of autotune" in said
 
 
 def test_daemon_that_opens_a_storage_logs_nothing_of_its_schema(source: Path) -> None:

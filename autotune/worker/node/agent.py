@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -263,15 +264,16 @@ class Agent:
 
 def _introduce(connection: Connection, agent: int, interface: str) -> None:
     from autotune.worker.node import environment, preloaded
-    from autotune.worker.observers import energy
 
     unfit = preloaded.unfit()
     if unfit:
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
     if not preloaded.began_cuda():
         fingerprint, devices = environment.describe(), environment.cuda_devices()
-        told = (fingerprint, devices, unfit, PROTOCOL, energy.unreadable())
-        hello = Hello(agent, 0, interface, *told)
+        told = (fingerprint, devices, unfit, PROTOCOL)
+        hello = Hello(
+            agent, 0, interface, *told, _energy_unreadable(preloaded.energy_of(), devices)
+        )
     elif (
         preloaded.wanted()
     ):  # no fork of this process can use the devices; the launcher starts another agent
@@ -281,6 +283,18 @@ def _introduce(connection: Connection, agent: int, interface: str) -> None:
             "No rank can use a device: CUDA begins before the fork, with torch or sitecustomize."
         )
     connection.send_bytes(hello.to_line())
+
+
+def _energy_unreadable(asked: str, devices: Sequence[str]) -> str:
+    """Return why the energy of the devices that are asked for cannot be read; empty if it can.
+
+    Nothing is opened for a study that needs no energy.
+    """
+    from autotune.worker.observers import energy
+
+    if asked == "cuda":
+        return energy.devices_unreadable(devices)
+    return energy.processors_unreadable() if asked else ""
 
 
 if __name__ == "__main__":

@@ -147,13 +147,14 @@ def _load() -> str:
             wanted = dataclasses.replace(wanted, modules=harmless(wanted))
         except OSError as error:
             return f"nothing shows which of them write files: {error}"
-    global _WANTED
-    _WANTED = bool(wanted.modules)
+    global _WANTED, _ENERGY_OF
+    _WANTED, _ENERGY_OF = bool(wanted.modules), wanted.energy_of
     return imports.load(wanted) if _WANTED else ""
 
 
 interpreter.record_start()
 _WANTED = False
+_ENERGY_OF = ""
 _UNFIT = _load()
 _BEGAN_CUDA = imports.has_begun_cuda()
 
@@ -166,6 +167,11 @@ def unfit() -> str:
 def wanted() -> bool:
     """Return whether there was anything to import; if not, a new agent would be no better."""
     return _WANTED
+
+
+def energy_of() -> str:
+    """Return the devices whose energy has to be readable, 'cpu' or 'cuda'; empty if none's has."""
+    return _ENERGY_OF
 
 
 def began_cuda() -> bool:

@@ -6,6 +6,7 @@ them. Most systems let only root read the counters.
 
 import importlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,8 @@ class ProcessorEnergy:
             return []
 
 
-def unreadable(root: Path = POWERCAP) -> dict[str, str]:
-    """Return for 'cpu' and 'cuda' why energy cannot be read on this node; empty where it can."""
-    return {"cpu": _processors_unreadable(root), "cuda": _devices_unreadable()}
-
-
-def _processors_unreadable(root: Path) -> str:
+def processors_unreadable(root: Path = POWERCAP) -> str:
+    """Return why the energy of this node's processors cannot be read; empty if it can."""
     found = packages(root)
     if not found:
         return f"{root} has no counter of a processor package (Intel RAPL)"
@@ -73,15 +70,21 @@ def _processors_unreadable(root: Path) -> str:
     return ""
 
 
-def _devices_unreadable() -> str:
+def devices_unreadable(uuids: Sequence[str]) -> str:
+    """Return why the energy of CUDA devices cannot be read; empty if it can.
+
+    Args:
+        uuids: of the devices, see autotune.worker.node.environment.cuda_devices.
+    """
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return "nvidia-ml-py is not installed in the Python of the trials: pip install nvidia-ml-py"
     try:
         nvml.nvmlInit()
-        for index in range(nvml.nvmlDeviceGetCount()):
-            nvml.nvmlDeviceGetTotalEnergyConsumption(nvml.nvmlDeviceGetHandleByIndex(index))
+        for uuid in uuids:
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception as error:  # of the driver, of the library, or of a function that it lacks
         return f"a device does not tell its energy by NVML ({type(error).__name__}: {error})"
     return ""

@@ -402,6 +402,22 @@ def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> 
     assert Repository(Database(f"sqlite:///{copy}")).studies.named("first").elapsed == 12.5
 
 
+@pytest.mark.parametrize("older", ["0009"], indirect=True)
+def test_upgrade_after_that_of_another_process_changes_nothing(older: str, tmp_path: Path) -> None:
+    newest, copy = revisions()[0], tmp_path / "copy.db"
+    first, second = Database(older), Database(older)
+    assert first.upgrade(copy) == ("0009", newest)
+    assert second.upgrade(copy) == (newest, newest)
+    second.check_writable()
+
+
+@pytest.mark.parametrize("older", ["0009"], indirect=True)
+def test_upgrade_whose_copy_cannot_be_written_changes_nothing(older: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        Database(older).upgrade(tmp_path / "missing" / "copy.db")
+    assert Database(older).schema == "0009"
+
+
 @pytest.mark.long
 def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_path: Path) -> None:
     repository = Repository(Database(f"sqlite:///{tmp_path}/first.db"))

@@ -38,6 +38,7 @@ from storage import (
     StudyState,
     TrialLedger,
 )
+from storage.database import copy_of_file
 from storage.leases import key_of
 from storage.schema import revisions
 from storage.urls import parse
@@ -429,7 +430,8 @@ def test_backup_is_restored_into_a_storage_of_either_kind(storage_url: str, tmp_
     backup = Database(f"sqlite:///{tmp_path}/first.db")
     backup.back_up(tmp_path / "copy.db")
     restored = Repository(Database(storage_url))
-    restored.database.restore(Database(f"sqlite:///{tmp_path}/copy.db").engine)
+    with copy_of_file(tmp_path / "copy.db") as copy:
+        restored.database.restore(copy)
     assert restored.studies.named("first") == repository.studies.named("first")
     assert [a.id for a in restored.attempts.of(claimed.study.id)] == [attempt.id]
     assert len(restored.database.optuna().get_all_studies()) == 1

@@ -19,8 +19,6 @@ from autotune.measurement.policy import MEASUREMENT
 CONFIDENCE = 0.95
 STEADY_BLOCKS = MEASUREMENT.steady_blocks
 _MIN_DF = MEASUREMENT.least_block_df
-_FEWEST_RUNS = 3
-"""Runs from which on their drift has an interval that tells anything."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,7 @@ def drift_within(runs: Sequence[Sequence[float]]) -> Ratio | None:
         runs: speeds of the blocks of each run that count; those with a single block tell nothing.
     """
     halves = [(run[: len(run) // 2], run[-(len(run) // 2) :]) for run in runs if len(run) > 1]
-    if len(halves) < _FEWEST_RUNS:
+    if len(halves) < MEASUREMENT.fewest_runs_of_drift:
         return None
     first, second = (
         [statistics.harmonic_mean(half) for half in part] for part in zip(*halves, strict=True)

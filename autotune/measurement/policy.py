@@ -19,6 +19,9 @@ class MeasurementPolicy:
     steady_drift: float = judgement(
         0.01, "share of the median", "largest drift over steady blocks (Theil-Sen slope)"
     )
+    fewest_runs_of_drift: int = judgement(
+        3, "runs", "fewest whose two halves tell whether the speed changes within a run"
+    )
     least_block_df: int = judgement(
         2,
         "degrees of freedom",

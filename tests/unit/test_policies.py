@@ -45,6 +45,7 @@ OF_A_MESSAGE = {
     "_COUNTED",
     "_DRAWN",
     "_DRAWN_PER_VALUE",
+    "_FINEST_GAIN",
     "_HIGH",
     "_MOST_TOLD",
     "_NOISE_DIGITS",

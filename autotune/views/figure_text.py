@@ -131,26 +131,27 @@ def ratio_text(ratio: Ratio) -> str:
             return times(ratio.value)
         case Known.ONCE:
             return f"{times(ratio.value)}, once"
-        case Known.UNKNOWN if ratio.high < _WIDEST * ratio.low:
-            return f"{UNKNOWN} ({bounds_text(ratio)})"
         case Known.UNKNOWN:
-            return UNKNOWN
+            return UNKNOWN if _is_too_wide(ratio) else f"{UNKNOWN} ({bounds_text(ratio)})"
         case _:
             return f"{times(ratio.value)} ({bounds_text(ratio)})"
 
 
 def bounds_of_interval(ratio: Ratio) -> str:
     """Return both bounds for a sentence; words where they are too far apart to tell anything."""
-    if ratio.high < _WIDEST * ratio.low:
-        return bounds_text(ratio)
-    return "too wide to tell anything"
+    return "too wide to tell anything" if _is_too_wide(ratio) else bounds_text(ratio)
 
 
 def short_ratio(ratio: Ratio) -> str:
     """Return a ratio for a narrow column: of one that is not distinguishable from 1 the bounds."""
     if Known.of(ratio) is not Known.UNKNOWN:
         return ratio_text(ratio)
-    return f"? ({bounds_text(ratio)})" if ratio.high < _WIDEST * ratio.low else "?"
+    return "?" if _is_too_wide(ratio) else f"? ({bounds_text(ratio)})"
+
+
+def _is_too_wide(ratio: Ratio) -> bool:
+    """Return whether the bounds of an interval are too far apart to tell anything."""
+    return ratio.high >= _WIDEST * ratio.low
 
 
 def said_ratio(ratio: Ratio, terms: Terms) -> str:

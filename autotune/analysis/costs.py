@@ -58,8 +58,14 @@ class RunTimes:
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
-        """Return the times of a timed run; None if none of its blocks counts."""
-        kept = [block for block in blocks if block.kept]
+        """Return the times of a run; None if none of its blocks counts.
+
+        In a check, which has a block a step, all but the first count.
+        """
+        if attempt.purpose is Purpose.NUMERICS:
+            kept = blocks[1:]
+        else:
+            kept = [block for block in blocks if block.kept]
         if not kept:
             return None
         steps = sum(block.steps for block in kept)
@@ -318,21 +324,25 @@ class CostRecords:
         return self._last[1]
 
     def _by(self, attempts: Attempts) -> Costs:
-        timed = list(attempts.of(*_TIMED).complete())
-        looked_at = [*timed[:1], *timed[1:][-MEASUREMENT.runs_looked_at :]]
-        for attempt in looked_at:
-            if attempt.id not in self._runs:
-                self._runs[attempt.id] = RunTimes.of(attempt, self._blocks(attempt.id))
-        runs = [run for a in looked_at if (run := self._runs[a.id]) is not None]
-        looked = self._look(attempts)
+        every = list(attempts.of(*_TIMED).complete())
+        timed = [*every[:1], *every[1:][-MEASUREMENT.runs_looked_at :]]
+        runs, looked = self._times(timed), self._look(attempts)
         launch = Costs(runs, looked=looked).startup
+        # A check is often the second run of its graph, and tells what the next one will take.
+        checks = attempts.of(Purpose.NUMERICS).complete()
         seen = [
             Compiled(p.knobs, seconds)
-            for p in runs
+            for p in self._times(sorted([*timed, *checks], key=lambda one: one.id))
             if (seconds := p.compiled_in(launch)) and (p.compiled or not p.live)
         ]
         compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
         return Costs(runs, _in_vain(attempts), looked, compilation)
+
+    def _times(self, several: Sequence[StoredAttempt]) -> list[RunTimes]:
+        for attempt in several:
+            if attempt.id not in self._runs:
+                self._runs[attempt.id] = RunTimes.of(attempt, self._blocks(attempt.id))
+        return [run for one in several if (run := self._runs[one.id]) is not None]
 
     def _look(self, attempts: Attempts) -> float:
         if self._looked is None and (look := attempts.of(Purpose.PROFILE).recorded().first):

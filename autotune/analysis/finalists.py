@@ -133,17 +133,23 @@ def candidates(
     today = today if today in complete else None
     measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
-    if any(run.round > first for run in rounds):
-        took_part = {run.trial for run in rounds.in_round(first)}
-        others = [a for a in measured if a.trial in took_part]
-    else:
-        may = [a for a in measured if a.trial not in selection.unaffordable]
-        others = most_promising_first(may)[: selection.finalists]
-        if selection.same_batch:
-            others += of_same_batch(today, may, others)
+    took_part = {run.trial for run in rounds.in_round(first)}
+    others = [a for a in measured if a.trial in took_part]
+    if not any(run.round > first for run in rounds):
+        chosen = _chosen(measured, selection, today)
+        if not others or any(a in others for a in chosen):
+            others = chosen + [a for a in others if a not in chosen]
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None
+
+
+def _chosen(
+    measured: Sequence[StoredAttempt], selection: Selection, today: StoredAttempt | None
+) -> list[StoredAttempt]:
+    may = [a for a in measured if a.trial not in selection.unaffordable]
+    chosen = most_promising_first(may)[: selection.finalists]
+    return chosen + (of_same_batch(today, may, chosen) if selection.same_batch else [])
 
 
 def ranked(attempts: Attempts) -> list[StoredAttempt]:

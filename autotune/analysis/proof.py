@@ -18,7 +18,7 @@ from scipy import special
 from autotune.analysis import gate
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
-from autotune.analysis.finalists import ranked
+from autotune.analysis.finalists import may_be_faster, ranked
 from autotune.analysis.outcomes import Failure
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
@@ -102,18 +102,32 @@ class Proof:
     def shortest(self, left: float) -> float:
         """Return seconds of the shortest finals.
 
-        They are those of the fastest rival or, where its checks take longer than what is left, of the
-        fastest one that needs none. Before a rival is known they are those of a configuration that runs
-        like the baseline.
+        They are those of the fastest rival or, where these take longer than what is left, of the
+        fastest one whose finals do not. Before a rival is known they are those of a configuration that
+        runs like the baseline.
         """
         rivals = self.rivals()
         if not rivals:
             return self.finals([self.baseline], self.needed)
-        first = self.finals([rivals[0].knobs], self.needed)
+        first = self.alone(rivals[0])
         if first <= left:
             return first
-        checked = self.checked(rivals)
-        return self.finals([checked[0].knobs], self.needed) if checked else first
+        others = map(self.alone, self.worth_checking(rivals[1 : PROOF.ranked]))
+        return next((seconds for seconds in others if seconds <= left), first)
+
+    def alone(self, finalist: StoredAttempt) -> float:
+        """Return seconds of the shortest finals of one finalist."""
+        return self.finals([finalist.knobs], self.needed)
+
+    def worth_checking(self, trials: Sequence[StoredAttempt]) -> list[StoredAttempt]:
+        """Return trials without those that need a check and are surely slower than the baseline.
+
+        A check of these would prove nothing. All trials are returned where no other one is left.
+        """
+        own = self.attempts.baseline()
+        checked = {trial.trial for trial in self.checked(trials)}
+        left = [t for t in trials if t.trial in checked or own is None or may_be_faster(t, own)]
+        return left or list(trials)
 
     def further_steps(self) -> float:
         """Return seconds that rounds with enough steps take beyond the shortest ones.

@@ -153,7 +153,7 @@ def replay(
 
     Trials that the numerics gate has refused are no candidates. Rounds from before the search went on
     do not count, because only interleaved rounds compare; nor do rounds that ran elsewhere than the last
-    run. Once a second round has begun, the trials of the first one take part, whatever the time allows.
+    run. A finalist that has run in the first round stays, whatever the time allows.
 
     Args:
         attempts: attempts of a study whose search has ended.

@@ -1,6 +1,6 @@
 """Choice of the finalists: as many as the rounds leave time for."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from autotune.analysis.finalists import (
     Selection,
@@ -20,7 +20,8 @@ from storage import StoredAttempt
 def selection(context: StudyContext, time: TimeBudget) -> Selection:
     """Return the choice of as many finalists as the rounds leave time for, at least one.
 
-    Finalists with a check to come are among them if there is time for it.
+    They are the most promising ones or, where even the first of these takes longer than what is left,
+    the most promising of those that do not.
     """
     wanted = context.plan.spec.measurement.finalists
     if not time.limited:
@@ -28,8 +29,8 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     attempts = context.attempts()
     proof = time.proof(attempts)
     every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
-    timed = worth_checking(every, proof)
-    for those in (timed, proof.checked(timed)):
+    timed = proof.worth_checking(every)
+    for those in _pools(timed, proof, time):
         trials = most_promising_first(those)
         if proof.needed == PROOF.fewest_alone:
             trials = rivals(trials, PROOF.alike)
@@ -46,19 +47,13 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     return Selection(1, _others(every, proof.checked(timed)), same_batch=False)
 
 
-def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[StoredAttempt]:
-    """Return trials without those that need a check and are surely slower than the baseline.
-
-    A check of these would prove nothing. All trials are returned where no other one is left.
-    """
-    own = proof.attempts.baseline()
-    checked = {attempt.trial for attempt in proof.checked(trials)}
-    left = [
-        attempt
-        for attempt in trials
-        if attempt.trial in checked or own is None or may_be_faster(attempt, own)
-    ]
-    return left or list(trials)
+def _pools(
+    timed: list[StoredAttempt], proof: Proof, time: TimeBudget
+) -> Iterator[list[StoredAttempt]]:
+    """Yield the trials to choose from: all, those whose finals have time, those without a check."""
+    yield timed
+    yield [trial for trial in timed[: PROOF.ranked] if time.may_end(proof.alone(trial))]
+    yield proof.checked(timed)
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:

@@ -4,11 +4,14 @@ import bisect
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 from search_spaces.words import Knobs
 from storage.records import AttemptState, Fault, Purpose, StoredAttempt
 
 _OF, _ENDED_IN = "of", "ended_in"
+_ITSELF = object()
+Found = TypeVar("Found")
 
 
 class Attempts:
@@ -37,6 +40,7 @@ class Attempts:
         self._baseline = baseline
         self.harmless = harmless
         self._found: dict[Hashable, Attempts] = {}
+        self._derived: dict[Callable[[Attempts], Any], Any] = {}
 
     def __iter__(self) -> Iterator[StoredAttempt]:
         return iter(self._attempts)
@@ -169,6 +173,15 @@ class Attempts:
     @functools.cached_property
     def _own_trial(self) -> StoredAttempt | None:
         return self._searched.of_baseline().complete().first
+
+    def derived(self, find: Callable[["Attempts"], Found]) -> Found:
+        """Return what a function finds in these attempts; it is called once, as they do not change."""
+        if find not in self._derived:
+            new = find(self)
+            # Without a reference to itself a set is freed at once.
+            self._derived[find] = _ITSELF if new is self else new
+        known = self._derived[find]
+        return cast(Found, self) if known is _ITSELF else known
 
     def _once(self, query: Hashable, find: Callable[[], "Attempts"]) -> "Attempts":
         """Return the answer to a query, which is found once: a search asks the same for each trial."""

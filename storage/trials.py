@@ -4,7 +4,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from autotune.errors import StaleLease, TrialsGone
 from storage.database import Database
 from storage.fence import fencing
+from storage.notes import save_note
 from storage.records import AttemptResult, Lease
 
 OUT_OF_MEMORY = "out_of_memory"
@@ -69,6 +70,8 @@ class TrialLedger:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._lease = lease
         self._name = name
+        self._database = database
+        self._objective = ""
         if launched and not _is_of(launched, name, database.optuna()):
             raise TrialsGone(name)
         with fencing(lease):
@@ -162,8 +165,7 @@ class TrialLedger:
             if error is not None:
                 trial.set_user_attr("standard_error", error)
             trial.set_constraint(OUT_OF_MEMORY, 1.0 if result.state == "OOM" else -1.0)
-            if dashboard := _dashboard():
-                dashboard.save_note(trial, note)
+            save_note(self._database, self._study, note, trial)
             self._tell(trial, result, result.throughput if value is None else value)
         except UpdateFinishedTrialError:
             return  # told by another daemon in the meantime, from the same record
@@ -171,8 +173,8 @@ class TrialLedger:
     @_fenced
     def note(self, body: str, *, trial: int | None = None) -> None:
         """Write the dashboard's note of the study, or that of a trial, which may have ended."""
-        if dashboard := _dashboard():
-            dashboard.save_note(self._study if trial is None else self._of_number(trial), body)
+        of = None if trial is None else self._of_number(trial)
+        save_note(self._database, self._study, body, of)
 
     @_fenced
     def set_attributes(self, wanted: Mapping[str, str]) -> None:
@@ -189,8 +191,11 @@ class TrialLedger:
     @property
     def objective(self) -> str:
         """Optuna's name of a trial's value; empty if it has none yet."""
-        with self._reporting_missing_trials():
-            return (self._study.metric_names or [""])[0]
+        # Optuna reads it from among the notes of all trials.
+        if not self._objective:
+            with self._reporting_missing_trials():
+                self._objective = (self._study.metric_names or [""])[0]
+        return self._objective
 
     def value(self, number: int) -> float | None:
         """Return the value that was told of a trial; None if there is none."""
@@ -204,6 +209,7 @@ class TrialLedger:
         with warnings.catch_warnings():  # it is experimental
             warnings.simplefilter("ignore")
             self._study.set_metric_names([name])
+        self._objective = name
 
     def _tell(self, trial: Trial, result: AttemptResult, value: float | None) -> None:
         if result.state == "COMPLETE":
@@ -250,13 +256,3 @@ def _is_of(
         and all(knobs.get(knob, value) == value for knob, value in found[number].params.items())
         for number, knobs in launched.items()
     )
-
-
-def _dashboard() -> ModuleType | None:
-    """Return optuna-dashboard, which alone shows notes and names; None where it is not installed."""
-    try:
-        import optuna_dashboard
-    except ModuleNotFoundError:
-        return None
-    found: ModuleType = optuna_dashboard
-    return found

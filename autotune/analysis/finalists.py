@@ -157,6 +157,10 @@ def ranked(attempts: Attempts) -> list[StoredAttempt]:
 
     All rates are as if on one node.
     """
+    return list(attempts.derived(_ranked))
+
+
+def _ranked(attempts: Attempts) -> list[StoredAttempt]:
     return fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
 
 

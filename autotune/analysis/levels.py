@@ -181,6 +181,10 @@ class Levels:
 
 def levelled(attempts: Attempts) -> Attempts:
     """Return the attempts with the rates of the home node, by the levels that they show."""
+    return attempts.derived(_levelled)
+
+
+def _levelled(attempts: Attempts) -> Attempts:
     return Levels.of(attempts).applied(attempts)
 
 

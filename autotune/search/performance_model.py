@@ -7,6 +7,7 @@ The noise of every measurement is taken into account. Parameters with unknown na
 well.
 """
 
+import heapq
 import itertools
 import math
 import operator
@@ -265,13 +266,16 @@ class PerformanceModelSampler(BaseSampler):
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
     ) -> Iterator[int]:
         """Yield candidates that are new and allowed, the most promising first."""
-        values = operator.itemgetter(*grid.names)
-        tried = {values(t.params) for t in trials if grid.covers(t.params)}
-        allowed = self._allowed(trials) if self._allowed else lambda _: True
+        allowed = self._allowed(trials) if self._allowed else _not_tried(trials, grid)
         for number in np.argsort(-promise, kind="stable"):
-            params = grid.decode(candidates[number])
-            if values(params) not in tried and allowed(params):
+            if allowed(grid.decode(candidates[number])):
                 yield int(number)
+
+
+def _not_tried(trials: Sequence[FrozenTrial], grid: Grid) -> Callable[[Params], bool]:
+    values = operator.itemgetter(*grid.names)
+    tried = {values(t.params) for t in trials if grid.covers(t.params)}
+    return lambda params: values(params) not in tried
 
 
 def _best_per_second(
@@ -306,9 +310,9 @@ def _telling(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     half = SEARCH.most_trials // 2
     older, latest = trials[:-half], trials[-half:]
     speeds = [(value_of(trial), trial) for trial in older]
-    ranked = sorted((value, t.number) for value, t in speeds if value is not None)
+    timed = ((value, t.number) for value, t in speeds if value is not None)
     silent = [t for value, t in speeds if value is None]
-    kept = {number for _, number in ranked[-half:]}
+    kept = {number for _, number in heapq.nlargest(half, timed)}
     kept |= {t.number for t in silent if not t.state.is_finished()}
     kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
     return [t for t in older if t.number in kept] + latest

@@ -95,7 +95,10 @@ def description(found: Findings) -> str:
         samples = f"1 batch of {seen.rows} rows"
     if seen.varies:
         samples = "varying numbers of samples"
-    unsure = seen.guessed or not (seen.loader or "micro_batch" in found.batch.settings_by_knob)
+    if not seen.micro_batch:
+        samples = "an unknown number of samples"
+    told = seen.loader or not seen.micro_batch or "micro_batch" in found.batch.settings_by_knob
+    unsure = seen.guessed or not told
     return (
         f"{samples} a micro-batch{' (a guess by the rows of tensors)' if unsure else ''}, "
         f"{_step_of(seen)}, "
@@ -189,6 +192,8 @@ def _why_uneven(seen: SurveyResult) -> str:
         return "batches have different numbers of samples"
     if seen.reuses:
         return "a batch is trained on by several optimizer steps"
+    if not seen.micro_batch:
+        return "no batch was seen on its way into a model"
     return "its accumulation varies" if seen.accumulation_varies else ""
 
 
@@ -249,13 +254,13 @@ def _offers(found: Findings, cpus: int) -> _Offers:
 
 def _of_batch(found: Findings) -> _Offers:
     seen = found.seen
+    if seen.uneven or seen.batch_dependent:
+        return
     parts = found.batch.in_proportion.get("micro_batch", {})
     step = granule(seen.micro_batch, parts.values())
     batches = _batches(seen.micro_batch, seen.samples, step)
     steps = sorted(seen.samples // batch for batch in batches)
     values = {"micro_batch": batches, "accumulation_steps": steps}
-    if seen.uneven or seen.batch_dependent:
-        return
     if found.batch.keeps_global_batch or values.keys() <= found.flags.keys():
         yield from ((name, values[name]) for name in values if name in found.flags)
 

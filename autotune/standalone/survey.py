@@ -416,11 +416,6 @@ def _check(seen: SurveyResult, launched: Launched, plan: Plan, output: str) -> N
         raise BadInput(_without_step(seen, launched, output))
     if seen.ended_by_itself:
         raise BadInput(_too_short(launched, seen.steps, None, plan, seen))
-    if not seen.micro_batch:
-        raise BadInput(
-            f"{launched.target}: no batch was seen on its way into a model; write study.yaml by hand, "
-            "with workload.samples (docs/scripts.md)"
-        )
 
 
 def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:

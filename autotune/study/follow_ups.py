@@ -44,20 +44,26 @@ class FollowUps:
         """True if there is no time for some values that have to be compiled."""
         return any(self._unaffordable(self._time.proof(self._context.attempts())))
 
-    def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> None:
-        """Enqueue what is to be tried next, unless something waits; and say it."""
+    def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> bool:
+        """Enqueue what is to be tried next, unless something waits; and say it.
+
+        Returns:
+            True if something was enqueued.
+        """
         if any(not trial.state.is_finished() for trial in trials):
-            return
+            return False
         own = attempts.baseline()
         if own is None or own.result.throughput is None:
-            return
+            return False
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
         tried = [dict(trial.params) for trial in trials]
         suggestions = self._next(trials, attempts, proof)
-        if new := next((one for one in suggestions if one.params not in tried), None):
+        new = next((one for one in suggestions if one.params not in tried), None)
+        if new:
             self._ledger.enqueue(new.params, new.reason)
             self._context.say(f"To be tried next: {new.reason}.")
+        return new is not None
 
     def _next(
         self, trials: Sequence[FrozenTrial], attempts: Attempts, proof: Proof

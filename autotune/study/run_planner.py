@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autotune.analysis.finalists import ranked
 from autotune.analysis.levels import Levels
 from autotune.measurement.noise import run_noise, total_half_width
 from autotune.measurement.policy import MEASUREMENT
@@ -131,14 +132,13 @@ class RunPlanner:
         attempts = self._context.attempts()
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._context.plan.baseline
-        levels = Levels.of(attempts)
-        low = _incumbent_low(levels.applied(attempts), self.noise.df) if racing else 0.0
+        low = _incumbent_low(attempts, self.noise.df) if racing else 0.0
         rate = self.pairing.baseline_rate(trial, knobs, self.noise, limit)
         if rate:
             return self._paired(trial, knobs, rate, low, limit)
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
         slot = self._choose(attempt)
-        low = levels.at(self._pool.environment_of(slot)).least(low)
+        low = Levels.of(attempts).at(self._pool.environment_of(slot)).least(low)
         return self._timed(attempt, slot, limit, low)
 
     def calibration(
@@ -321,13 +321,13 @@ def _incumbent_low(attempts: Attempts, df: float) -> float:
     Args:
         df: degrees of freedom of the run-to-run noise.
     """
-    results = [a.result for a in attempts.searched().complete()]
-    lows = [
-        r.throughput * (1 - min(_half_width(r, df), MEASUREMENT.widest_rate))
-        for r in results
-        if r.throughput is not None
-    ]
-    return max(lows, default=0.0)
+    low = 0.0
+    for result in (trial.result for trial in ranked(attempts)):
+        rate = result.throughput or 0.0
+        if rate <= low:
+            break  # all that follow are slower still
+        low = max(low, rate * (1 - min(_half_width(result, df), MEASUREMENT.widest_rate)))
+    return low
 
 
 def _half_width(result: AttemptResult, df: float) -> float:

@@ -288,8 +288,8 @@ class Tuner:
         spent = self._budget.why_enough(trials, attempts)
         if end := spent or self._time.why_enough_searched(attempts):
             return end
-        self._follow_ups.enqueue(trials, attempts)
-        trials = self._ledger.trials()
+        if self._follow_ups.enqueue(trials, attempts):
+            trials = self._ledger.trials()
         self._sampler.afford(self._time.affordable(attempts))
         if end := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
             return end

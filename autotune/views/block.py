@@ -1,7 +1,7 @@
 """Final block of a study: its answer on a screen, the same in `start`, `watch` and `status`."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 
 from autotune.analysis.verdict import Kind
@@ -18,7 +18,8 @@ _LABEL = 8
 """Columns of a label such as `saves`."""
 _MOST_CAUSES, _CAUSE = 3, 150
 """Causes of failed trials that are shown, and characters of each."""
-_MARKS = {Trust.CARE: "! care", Trust.OPEN: "? open"}
+_UNREST = frozenset({"restless", "disturbed", "drift"})
+"""Codes of points that are one for a reader: figures of this machine vary."""
 
 
 def final_block(figures: StudyFigures, *, width: int = 80, exported: str = "") -> str:
@@ -72,10 +73,8 @@ def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
         yield from (("also", text) for text in remarks(figures.verdict))
     for failed in figures.search.failures[:_MOST_CAUSES]:
         yield "failed", shorten(failed_text(failed), _CAUSE, placeholder=" ...")
-    for trust, label in _MARKS.items():
-        for point in figures.trust:
-            if point.trust == trust:
-                yield label, _point(point)
+    yield from (("! care", text) for text in _cares(figures.trust))
+    yield from (("? open", text) for text in _open(figures.trust))
 
 
 def _same(figures: StudyFigures) -> Iterator[str]:
@@ -86,9 +85,35 @@ def _same(figures: StudyFigures) -> Iterator[str]:
     yield same
 
 
-def _point(point: Point) -> str:
-    setting = f" ({point.setting})" if point.setting else ""
-    return f"{point.title}: {point.text}{setting}"
+def _cares(points: Iterable[Point]) -> Iterator[str]:
+    """Yield what wants care, all that tells of an unquiet machine as one."""
+    cares = [point for point in points if point.trust is Trust.CARE]
+    unrest = [point for point in cares if point.code in _UNREST]
+    for point in cares:
+        if point not in unrest:
+            yield _in_full([point])
+        elif point is unrest[0]:
+            yield _in_full(unrest)
+
+
+def _open(points: Iterable[Point]) -> Iterator[str]:
+    """Yield what is not known: one point in full, several by their titles."""
+    unknown = [point for point in points if point.trust is Trust.OPEN]
+    if len(unknown) > 1:
+        titles = [f"{one.title[:1].lower()}{one.title[1:]}{_setting(one)}" for one in unknown]
+        text = ", ".join(titles)
+        yield f"{text[:1].upper()}{text[1:]}; the report tells more."
+    elif unknown:
+        yield _in_full(unknown)
+
+
+def _in_full(points: Sequence[Point]) -> str:
+    texts = [f"{point.text}{_setting(point)}" for point in points]
+    return f"{points[0].title}: {' '.join(texts)}"
+
+
+def _setting(point: Point) -> str:
+    return f" ({point.setting})" if point.setting else ""
 
 
 def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:

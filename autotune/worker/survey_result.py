@@ -128,13 +128,13 @@ class SurveyResult:
 
     @property
     def uneven(self) -> bool:
-        """Return whether steps have different numbers of samples, so that no setting says how many."""
-        return self.varies or self.accumulation_varies or self.reuses
+        """Return whether no setting says how many samples a step has, as they differ or are not seen."""
+        return self.accumulation_varies or self.counts_steps
 
     @property
     def counts_steps(self) -> bool:
         """Return whether only the steps of two runs are comparable, not their samples."""
-        return self.varies or self.reuses
+        return self.varies or self.reuses or not self.micro_batch
 
     def to_text(self) -> str:
         """Return the result as JSON."""

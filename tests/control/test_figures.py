@@ -34,7 +34,7 @@ from autotune.views.paper import (
     stage_title,
 )
 from autotune.views.progress import ProgressLines
-from autotune.views.trust import Evidence, Trust, points
+from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
@@ -244,6 +244,25 @@ def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Rep
     assert text.index("1.20x") < text.index("(1.02 to 1.41, 95 % CI)") < text.index("slow rank")
     assert text.index("slow rank") < text.index("What it saves")
     assert final_block(shown).startswith("1.20x yours (1.02 to 1.41, 95 % CI)")
+
+
+def test_screen_tells_an_unquiet_machine_once_and_what_is_not_known_in_one_sentence(
+    played: Replayed,
+) -> None:
+    said = (
+        Point(Trust.CARE, "restless", "Restless machine", "Yours ran at 1 to 2."),
+        Point(Trust.CARE, "risks", "Not shown to be the same", "Rows were not seen."),
+        Point(Trust.CARE, "disturbed", "Disturbed runs", "Others disturbed 3 of 5 runs."),
+        Point(Trust.OPEN, "width", "By how much", "At least 1.2x.", "budget.wall_time"),
+        Point(Trust.OPEN, "lasting", "Whether it lasts", "It took 24 s."),
+    )
+    shown = final_block(dataclasses.replace(tuned(played), trust=said), width=200)
+    noted = [line.strip() for line in shown.splitlines() if line.strip()[:1] in ("!", "?")]
+    assert noted == [
+        "! care  Restless machine: Yours ran at 1 to 2. Others disturbed 3 of 5 runs.",
+        "! care  Not shown to be the same: Rows were not seen.",
+        "? open  By how much (budget.wall_time), whether it lasts; the report tells more.",
+    ]
 
 
 def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from autotune.measurement.policy import PROOF
 from launchers.replay import Answer, Launch
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy, running_at, where
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
 
@@ -35,10 +36,10 @@ def of_script(launch: Launch) -> Answer:
 SCRIPT = noisy(of_script, run=0.02, block=0.03)
 
 
-def run(played: Replayed, wall_time: float, **changes: Any) -> dict[str, Any]:
+def run(played: Replayed, wall_time: float, *, rounds: int = 10, **changes: Any) -> dict[str, Any]:
     (played.folder / "train.py").write_text("")
     given = {"search_space": SPACE, "baseline": BASELINE, "sampler": "model", **changes}
-    measurement = {"warmup": 20.0, "longest": 30.0, "rounds": 10, "baseline_runs": 3}
+    measurement = {"warmup": 20.0, "longest": 30.0, "rounds": rounds, "baseline_runs": 3}
     return played.run(
         workload=WORKLOAD,
         objective={"global_batch": "keep"},
@@ -128,3 +129,16 @@ def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
     verdict = run(played.on(flat), 150, search_space=space)
     assert verdict["kind"] != "better"
     assert verdict["missing_seconds"] is None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_round_beyond_the_proof_begins_after_the_wall_time(played: Replayed, seed: int) -> None:
+    """What little may end late would be runs too short to tell anything."""
+    quick = noisy(
+        running_at(lambda knobs: 40.0 * FASTER[knobs["micro_batch"]]), run=0.02, block=0.1
+    )
+    verdict = run(played.on(quick, seed=seed), 120, rounds=40)
+    assert verdict["rounds"] > PROOF.fewest_rounds
+    last = max(one.round for one in played.attempts("confirm"))
+    lasted = sum(o.result.wall_seconds for o in played.attempts("confirm") if o.round == last)
+    assert played.seconds - lasted <= 120

@@ -79,7 +79,7 @@ def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return for example '1 trial' or '3 trials'."""
-    ending = "es" if noun.endswith("ch") else "s"
+    ending = "es" if noun.endswith(("ch", "s")) else "s"
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}{ending}"
 
 

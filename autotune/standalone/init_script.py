@@ -143,7 +143,7 @@ def _workload(launched: Launched, found: Findings, *, may_write: bool) -> str:
             "  may_write: true   # trials change files as the job does: nothing is protected"
         )
     lines += _turned_by(found)
-    if not found.seen.loader:
+    if found.seen.micro_batch and not found.seen.loader:
         lines.append(
             f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
             "by the rows that the model is given"

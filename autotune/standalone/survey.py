@@ -420,6 +420,14 @@ def _check(seen: SurveyResult, launched: Launched, plan: Plan, output: str) -> N
 
 def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:
     how = seen.ended or "it never came to one"
+    if seen.children and not seen.backwards:
+        running = counted(seen.children, "process")
+        return (
+            f"{launched.target}: no optimizer step was seen ({how}), while {running} ran that it had "
+            "started by multiprocessing. What trains there is not seen: have torchrun or "
+            "torch.multiprocessing.spawn start its ranks, or tune its options as a command "
+            "(docs/scripts.md, Commands)."
+        )
     idle = seen.ended_by_itself and not seen.backwards
     return (
         f"{launched.target}: no optimizer step of torch.optim was seen ({how}), and these are what is "

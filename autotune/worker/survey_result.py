@@ -75,6 +75,7 @@ class SurveyResult:
         frames: number of frames that torch.compile has compiled.
         options: all that were found, in the order of the script.
         spawns: ranks that it starts by torch.multiprocessing.spawn; 0: none.
+        children: processes that it had started by multiprocessing and that ran when it was left.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
         ended: how it ended, or why it was left before its steps were seen; else empty.
@@ -109,6 +110,7 @@ class SurveyResult:
     options: tuple[Option, ...] = ()
     settings: tuple[str, ...] = ()
     spawns: int = 0
+    children: int = 0
     ended: str = ""
 
     @property

@@ -502,6 +502,51 @@ def test_start_that_takes_too_long_names_its_limit(folder: StudyFolder) -> None:
     assert not (folder.folder / "study.yaml").exists()
 
 
+_TRAINED_ELSEWHERE = """
+import time
+import torch.multiprocessing as multiprocessing
+
+if __name__ == "__main__":
+    trains = multiprocessing.Process(target=time.sleep, args=(3600,))
+    trains.start()
+    trains.join()
+"""
+
+
+@pytest.mark.long
+def test_script_that_trains_in_processes_of_its_own_is_told_so(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_TRAINED_ELSEWHERE)
+    found = folder.run("init", "--startup-timeout", "11", "--", "python", "own.py")
+    assert found.returncode == 2
+    assert "1 process ran that it had started by multiprocessing" in found.stderr
+
+
+_BY_NAME = """
+import torch
+
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.Adam(layer.parameters())
+for number in range(100_000):
+    layer.forward(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.long
+def test_steps_of_a_script_whose_batch_is_not_seen_are_counted(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_BY_NAME)
+    study = written(folder, f"{sys.executable} own.py")
+    assert study["objective"] == {"metric": "steps_per_second"}
+    assert "samples" not in study["workload"]
+    assert "micro_batch" not in {**study["baseline"], **study["search_space"]}
+    short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(attribution=0)}
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
+    found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "steps/s" in found.stdout
+
+
 @pytest.mark.errand
 def test_limit_of_a_start_is_written_into_the_study(folder: StudyFolder) -> None:
     found = folder.run("init", "--startup-timeout", "20m", "--", "python", "clicked.py")

@@ -1,5 +1,6 @@
 """Survey of a training script, as one rank runs it: left after a few steps."""
 
+import multiprocessing
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,8 @@ class _SurveyRun:
         # The script is not inspected here, as its own thread goes on.
         with self._ending:
             how = f"{self._seen.so_far()} within {self._longest:.0f} s, and took no optimizer step"
-            self._file.write_text(SurveyResult(ended=how).to_text())
+            children = len(multiprocessing.active_children())
+            self._file.write_text(SurveyResult(ended=how, children=children).to_text())
             self._leave(None, "finished")
 
     def _taken(self, steps: int) -> None:

@@ -222,6 +222,14 @@ class Confirmation:
         return self.alone is not None and self.alone.enough
 
     @property
+    def proven(self) -> bool:
+        """True if as many rounds as are needed show that the choice is faster than the baseline."""
+        if self.to_prove or self.baseline is None:
+            return False
+        choice = self.choice()
+        return choice != self.baseline and self.gain(choice).faster
+
+    @property
     def nothing_to_choose(self) -> bool:
         """True if there was a single finalist from the beginning: all rounds tell by how much."""
         return self.alone is not None and not self.choosing.rounds

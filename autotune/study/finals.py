@@ -285,15 +285,15 @@ class Finals:
         """Return whether there is time for a round, and for all rounds that prove something.
 
         The first round needs time for a proof with slow launches; later rounds need time for usual
-        launches. What proves something may end late. A round beyond that is begun only in time: in
-        the little that is left late, its runs would be too short to tell anything.
+        launches. Where a gain is proven a round is begun only if it may end in time: the short runs
+        for which there is time later could make it doubtful again.
         """
         prices, rounds = self._runner.prices, max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
             one_by_one = replace(prices, at_once=False)
             return self._time.may_end(one_by_one.usual_round(knobs))
-        if not confirmation.to_prove and confirmation.rounds:
+        if confirmation.proven:
             return prices.usual_round(knobs) <= self._time.left
         if confirmation.to_prove in (0, PROOF.fewest_rounds):
             return self._time.may_end(prices.rounds(knobs, rounds))

@@ -132,8 +132,10 @@ def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_round_beyond_the_proof_begins_after_the_wall_time(played: Replayed, seed: int) -> None:
-    """What little may end late would be runs too short to tell anything."""
+def test_no_round_begins_after_the_wall_time_once_a_gain_is_proven(
+    played: Replayed, seed: int
+) -> None:
+    """There is time for runs then that are too short to tell anything."""
     quick = noisy(
         running_at(lambda knobs: 40.0 * FASTER[knobs["micro_batch"]]), run=0.02, block=0.1
     )

@@ -34,6 +34,7 @@ import optuna
 from optuna.distributions import distribution_to_json
 from optuna.storages._rdb import models as optunas
 from optuna.trial import TrialState
+from optuna_dashboard._note import note_str_key_prefix, note_ver_key
 from sqlalchemy import insert
 
 from autotune.cli.shared_options import MOST_ROWS
@@ -75,6 +76,8 @@ TRIALS_OF_OTHERS = 4
 TRIALS_BESIDE = 100
 """Trials of the study that is timed among many others."""
 BLOCKS = 6
+NOTE = "1,000 samples/s per rank. " * 20
+"""About as long as the dashboard's note of a trial."""
 ROUNDS = 3
 TURNS = 10
 ROUNDS_OF_COMMANDS = 5
@@ -289,6 +292,14 @@ def _in_optuna(
                 "value_type": finite,
             }
             for i, params in zip(ids, chosen, strict=True)
+        ],
+    )
+    yield (
+        optunas.StudySystemAttributeModel.__table__,
+        [
+            {"study_id": study, "key": key, "value_json": json.dumps(value)}
+            for i in ids
+            for key, value in ((note_ver_key(i), 1), (note_str_key_prefix(i) + "0", NOTE))
         ],
     )
     told = {"end": "COMPLETE", "half_width": 0.02}

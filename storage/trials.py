@@ -71,7 +71,7 @@ class TrialLedger:
         self._lease = lease
         self._name = name
         self._database = database
-        self._objective = ""
+        self._objective: str | None = None
         if launched and not _is_of(launched, name, database.optuna()):
             raise TrialsGone(name)
         with fencing(lease):
@@ -192,7 +192,7 @@ class TrialLedger:
     def objective(self) -> str:
         """Optuna's name of a trial's value; empty if it has none yet."""
         # Optuna reads it from among the notes of all trials.
-        if not self._objective:
+        if self._objective is None:
             with self._reporting_missing_trials():
                 self._objective = (self._study.metric_names or [""])[0]
         return self._objective

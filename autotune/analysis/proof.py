@@ -6,6 +6,7 @@ set of figures.
 """
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,13 +54,14 @@ class Proof:
     at_once: bool = False
 
     def rivals(self) -> Sequence[StoredAttempt]:
-        """Return complete trials that may still be recommended, the fastest first."""
+        """Return complete trials that may still be recommended, the fastest of them first."""
         return self._rivals
 
     @functools.cached_property
     def _rivals(self) -> list[StoredAttempt]:
-        several = ranked(self.attempts)
-        return [a for a in several if a.knobs != self.baseline and a.trial not in self.barred]
+        several = iter(ranked(self.attempts))
+        may = (a for a in several if a.knobs != self.baseline and a.trial not in self.barred)
+        return list(itertools.islice(may, PROOF.ranked))
 
     def checked(self, trials: Iterable[StoredAttempt]) -> list[StoredAttempt]:
         """Return those trials for which the numerics gate has nothing more to run."""
@@ -112,7 +114,7 @@ class Proof:
         first = self.alone(rivals[0])
         if first <= left:
             return first
-        others = map(self.alone, self.worth_checking(rivals[1 : PROOF.ranked]))
+        others = map(self.alone, self.worth_checking(rivals[1:]))
         return next((seconds for seconds in others if seconds <= left), first)
 
     def alone(self, finalist: StoredAttempt) -> float:

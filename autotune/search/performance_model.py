@@ -105,6 +105,7 @@ class PerformanceModelSampler(BaseSampler):
         self._random = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
         self._allowed = allowed
+        self._speeds: dict[int, float] = {}
         self._memory_bytes = memory_bytes
         self._follows = follows
         self._finalists = finalists
@@ -156,7 +157,7 @@ class PerformanceModelSampler(BaseSampler):
     ) -> dict[str, Any]:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         grid = Grid(search_space, self._follows)
-        telling = _telling(trials)
+        telling = self._telling(trials)
         candidates = grid.candidates(self._random, _best_params(telling, grid))
         seen = Observations.of(telling, grid, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
@@ -206,7 +207,7 @@ class PerformanceModelSampler(BaseSampler):
         self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution]
     ) -> Prediction | None:
         grid = Grid(search_space, self._follows)
-        telling = _telling(trials)
+        telling = self._telling(trials)
         seen = Observations.of(telling, grid, errors=self._errors)
         if len(seen.times) < SEARCH.few_measured:
             return None
@@ -234,6 +235,33 @@ class PerformanceModelSampler(BaseSampler):
             draws=model.left(likely[list(rivals)], finalists),
             surprise=model.surprise(),
         )
+
+    def _telling(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Return the trials that the models use, in order.
+
+        These are all, or of very many the fastest, the latest, the running ones, and the latest of
+        those without a speed.
+        """
+        if len(trials) <= SEARCH.most_trials:
+            return trials
+        half = SEARCH.most_trials // 2
+        older, latest = trials[:-half], trials[-half:]
+        speeds = [(self._speed(trial), trial) for trial in older]
+        timed = ((value, t.number) for value, t in speeds if value is not None)
+        silent = [t for value, t in speeds if value is None]
+        kept = {number for _, number in heapq.nlargest(half, timed)}
+        kept |= {t.number for t in silent if not t.state.is_finished()}
+        kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
+        return [t for t in older if t.number in kept] + latest
+
+    def _speed(self, trial: FrozenTrial) -> float | None:
+        """Return `value_of` a trial; one that has ended is read once."""
+        if (known := self._speeds.get(trial.number)) is not None:
+            return known
+        value = value_of(trial)
+        if value is not None and trial.state.is_finished():
+            self._speeds[trial.number] = value
+        return value
 
     def _chances(
         self, grid: Grid, trials: Sequence[FrozenTrial], candidates: Rows
@@ -297,25 +325,6 @@ def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
     known = {n: CATALOGUE[n].promising for n in grid.names if n in CATALOGUE}
     wanted = {n: value for n, value in known.items() if value is not None}
     return grid.distance(candidates, grid.nearest(wanted)[None, :], wanted)[:, 0]
-
-
-def _telling(trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials that the models use, in order.
-
-    These are all, or of very many the fastest, the latest, the running ones, and the latest of
-    those without a speed.
-    """
-    if len(trials) <= SEARCH.most_trials:
-        return trials
-    half = SEARCH.most_trials // 2
-    older, latest = trials[:-half], trials[-half:]
-    speeds = [(value_of(trial), trial) for trial in older]
-    timed = ((value, t.number) for value, t in speeds if value is not None)
-    silent = [t for value, t in speeds if value is None]
-    kept = {number for _, number in heapq.nlargest(half, timed)}
-    kept |= {t.number for t in silent if not t.state.is_finished()}
-    kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
-    return [t for t in older if t.number in kept] + latest
 
 
 def _best_params(trials: Sequence[FrozenTrial], grid: Grid) -> Params | None:

@@ -80,6 +80,10 @@ class ObjectiveValues:
 
 def _reference(attempts: Attempts) -> tuple[int, float]:
     """Return trial and rate of the result that was recorded first: the records alone decide."""
+    return attempts.derived(_find_reference)
+
+
+def _find_reference(attempts: Attempts) -> tuple[int, float]:
     measured = attempts.searched().measured()
     first = min(measured, key=lambda one: (one.ended or 0.0, one.id))
     assert first.result.throughput is not None

@@ -5,7 +5,7 @@ bundle of changes that failed is split, until the change that fails is known.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from optuna.trial import FrozenTrial
 
@@ -57,9 +57,8 @@ class FollowUps:
             return False
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
-        tried = [dict(trial.params) for trial in trials]
         suggestions = self._next(trials, attempts, proof)
-        new = next((one for one in suggestions if one.params not in tried), None)
+        new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
             self._ledger.enqueue(new.params, new.reason)
             self._context.say(f"To be tried next: {new.reason}.")
@@ -119,6 +118,10 @@ def _values(space: Space, name: str) -> Sequence[KnobValue]:
     """Return the values of a knob that need to be compiled."""
     values = getattr(space.distributions()[name], "choices", ())
     return [value for value in values if value != CATALOGUE[name].default]
+
+
+def _is_new(suggestion: Suggestion, trials: Iterable[FrozenTrial]) -> bool:
+    return all(trial.params != suggestion.params for trial in trials)
 
 
 def _best(attempts: Attempts) -> dict[str, KnobValue]:

@@ -54,8 +54,9 @@ class Budget:
         if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
             text = f"the budget of {limits.device_hours:g} device hours is spent"
             return SearchEnd(SearchEndCause.DEVICE_HOURS, text)
-        ends = [trial.user_attrs.get("end") for trial in begun if trial.state.is_finished()]
-        if len(ends) >= SEARCH.broken_after and all(end in _FAILURES for end in ends):
+        ended = [trial for trial in begun if trial.state.is_finished()]
+        failed = (trial.user_attrs.get("end") in _FAILURES for trial in ended)
+        if len(ended) >= SEARCH.broken_after and all(failed):
             return SearchEnd(SearchEndCause.ALL_FAIL, "every trial ends in an error")
         return None
 

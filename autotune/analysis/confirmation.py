@@ -224,10 +224,11 @@ class Confirmation:
     @property
     def proven(self) -> bool:
         """True if as many rounds as are needed show that the choice is faster than the baseline."""
-        if self.to_prove or self.baseline is None:
+        today = self.baseline
+        if self.to_prove or today is None or today in self.choosing.dropped:
             return False
         choice = self.choice()
-        return choice != self.baseline and self.gain(choice).faster
+        return choice != today and self.gain(choice).faster
 
     @property
     def nothing_to_choose(self) -> bool:

@@ -328,8 +328,10 @@ class CostRecords:
         timed = [*every[:1], *every[1:][-MEASUREMENT.runs_looked_at :]]
         runs, looked = self._times(timed), self._look(attempts)
         launch = Costs(runs, looked=looked).startup
-        # A check is often the second run of its graph, and tells what the next one will take.
-        checks = attempts.of(Purpose.NUMERICS).complete()
+        # A check of a graph that was timed is its second run, and tells what the next one will take.
+        graphs = {graph(run.knobs) for run in runs}
+        several = attempts.of(Purpose.NUMERICS).complete()
+        checks = [one for one in several if graph(one.knobs) in graphs]
         seen = [
             Compiled(p.knobs, seconds)
             for p in self._times(sorted([*timed, *checks], key=lambda one: one.id))

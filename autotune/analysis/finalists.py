@@ -133,15 +133,19 @@ def candidates(
     today = today if today in complete else None
     measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
-    took_part = {run.trial for run in rounds.in_round(first)}
+    took_part = {run.trial for run in rounds.in_round(first) if not _in_vain(run)}
     others = [a for a in measured if a.trial in took_part]
     if not any(run.round > first for run in rounds):
         chosen = _chosen(measured, selection, today)
-        if not others or any(a in others for a in chosen):
-            others = chosen + [a for a in others if a not in chosen]
+        if all(a in chosen for a in others):
+            others = chosen
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None
+
+
+def _in_vain(run: StoredAttempt) -> bool:
+    return run.result.state == AttemptState.PRUNED and run.result.throughput is None
 
 
 def _chosen(

@@ -256,9 +256,9 @@ def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
 
 def _of_all_nodes(seen: SurveyResult, found: BatchSettings, launched: Launched) -> SurveyResult:
     """Return the survey of one rank of the whole job, from ranks of one node."""
-    if MICRO_BATCH not in found.over_all_ranks:
+    if MICRO_BATCH not in found.over_all_ranks or not seen.micro_batch:
         return seen
-    return dataclasses.replace(seen, micro_batch=seen.micro_batch // launched.nodes)
+    return dataclasses.replace(seen, micro_batch=max(1, seen.micro_batch // launched.nodes))
 
 
 class _Runner:

@@ -59,6 +59,17 @@ def test_unsteady_baseline_hides_no_difference_between_finalists() -> None:
     assert confirmation.chosen in (1, 2)
 
 
+def test_nothing_is_proven_over_a_baseline_that_failed() -> None:
+    candidates = [Candidate(trial, {"micro_batch": trial}, 1) for trial in range(3)]
+    confirmation = Confirmation(candidates, 0, 12, processes=Processes((), {}))
+    assert not confirmation.proven
+    confirmation.close_round({0: None, 1: 110.0, 2: 100.0})
+    for rates in ((100.0, 111.0), (108.0, 101.0)):
+        confirmation.close_round(dict(enumerate(rates, start=1)))
+    assert (confirmation.members(), confirmation.to_prove) == ([1, 2], 0)
+    assert not confirmation.proven
+
+
 @pytest.mark.parametrize("spread", [0.002, 0.005, 0.008])
 def test_rate_of_two_rounds_holds_the_truth_with_processes_apart_and_drift(spread: float) -> None:
     """Each round has processes of its own, and the machine has drifted since the one before."""

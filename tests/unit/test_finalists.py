@@ -1,8 +1,12 @@
 """Which trials may be the best."""
 
-from autotune.analysis.finalists import may_be_faster, most_promising_first
+import dataclasses
+
+import pytest
+
+from autotune.analysis.finalists import Selection, candidates, may_be_faster, most_promising_first
 from search_spaces import defaults
-from storage import AttemptResult, AttemptState, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 
 def trial(number, rate, half_width=0.05, state="COMPLETE", freedom=None, **knobs):
@@ -71,3 +75,27 @@ def test_trial_far_below_the_baseline_may_not_be_faster():
     today = trial(0, 100.0, half_width=0.02)
     assert not may_be_faster(trial(1, 48.0, half_width=0.02, precision="bf16"), today)
     assert may_be_faster(trial(2, 97.0, half_width=0.05), today)
+
+
+def in_first_round(number, rate, state="COMPLETE", **knobs):
+    run = trial(number, rate, state=state, **knobs)
+    return dataclasses.replace(run, id=100 + number, purpose=Purpose.CONFIRM, round=1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "state", "members"),
+    [
+        pytest.param(150.0, "COMPLETE", [0, 1], id="a finalist that has run stays"),
+        pytest.param(None, "PRUNED", [0, 2], id="one that came to no step does not"),
+    ],
+)
+def test_members_of_a_round_whose_first_finalist_has_no_more_time(rate, state, members):
+    searched = [
+        trial(0, 100.0),
+        trial(1, 150.0, compile="default"),
+        trial(2, 130.0, log_interval=10),
+    ]
+    runs = [in_first_round(0, 100.0), in_first_round(1, rate, state, compile="default")]
+    chosen = Selection(1, unaffordable=(1,), same_batch=False)
+    several, _ = candidates(Attempts([*searched, *runs], defaults()), (), chosen, 1)
+    assert [one.trial for one in several] == members

@@ -453,7 +453,12 @@ def test_batches_that_vary_are_named_as_the_reason(bench: Bench) -> None:
 
 
 def test_checkpoint_that_was_read_is_named_as_the_reason(bench: Bench) -> None:
-    saved = "torch.save({}, 'last.pt')\ntorch.load('last.pt')\nwhile True"
+    saved = """
+import os
+torch.save({}, f"{os.getpid()}.pt")
+os.replace(f"{os.getpid()}.pt", "last.pt")  # whole: the other rank reads it as well
+torch.load("last.pt")
+while True"""
     report = bench.run(bench.write(TRAINS.replace("while True", saved)), samples=16)
     assert report.outcome == Outcome.ERROR
     assert "it has read last.pt, which may bring the settings of an earlier run" in report.cause

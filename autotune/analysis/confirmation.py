@@ -11,12 +11,12 @@ from statistics import geometric_mean
 from typing import Any
 
 from autotune.analysis.choice_rounds import ChoiceRounds, Rounds
-from autotune.analysis.finalists import Candidate, ConfirmationResult, FinalistResult
+from autotune.analysis.finalists import Candidate, ConfirmationResult, FinalistResult, out_of_time
 from autotune.analysis.gain_rounds import GainRounds, rounds_wanted
 from autotune.analysis.processes import Processes
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import Attempts, Purpose
 
 
 class Confirmation:
@@ -113,7 +113,7 @@ class Confirmation:
         members = self.members()
         runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
         return {
-            a.trial: a.result.throughput for a in runs if a.trial in members and not _out_of_time(a)
+            a.trial: a.result.throughput for a in runs if a.trial in members and not out_of_time(a)
         }
 
     def is_void(self, attempts: Attempts) -> bool:
@@ -330,8 +330,3 @@ class Confirmation:
             return None
         behind = self.choosing.behind(trial)
         return -math.expm1(-behind) if math.isfinite(behind) else None
-
-
-def _out_of_time(run: StoredAttempt) -> bool:
-    """Return whether a run was ended before it could show anything about its configuration."""
-    return run.result.state == AttemptState.PRUNED and run.result.throughput is None

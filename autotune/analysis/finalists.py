@@ -133,7 +133,7 @@ def candidates(
     today = today if today in complete else None
     measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
-    took_part = {run.trial for run in rounds.in_round(first) if not _in_vain(run)}
+    took_part = {run.trial for run in rounds.in_round(first) if not out_of_time(run)}
     others = [a for a in measured if a.trial in took_part]
     if not any(run.round > first for run in rounds):
         chosen = _chosen(measured, selection, today)
@@ -144,7 +144,8 @@ def candidates(
     return candidates, today.trial if today else None
 
 
-def _in_vain(run: StoredAttempt) -> bool:
+def out_of_time(run: StoredAttempt) -> bool:
+    """Return whether a run was ended before it could show anything about its configuration."""
     return run.result.state == AttemptState.PRUNED and run.result.throughput is None
 
 

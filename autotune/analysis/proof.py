@@ -59,7 +59,7 @@ class Proof:
 
     @functools.cached_property
     def _rivals(self) -> list[StoredAttempt]:
-        several = iter(ranked(self.attempts))
+        several = ranked(self.attempts)
         may = (a for a in several if a.knobs != self.baseline and a.trial not in self.barred)
         return list(itertools.islice(may, PROOF.ranked))
 

@@ -10,17 +10,20 @@ def node_info() -> dict[str, Any]:
     """Return versions, empty where something is not installed, and the kind of the node.
 
     Returns:
-        `python`, `torch`, `autotune`; also `cpu` and `devices`, names of all CUDA devices, unless
-        the node lacks autotune or has a version that cannot tell.
+        `python`, `torch` (as `torch.__version__`), `autotune`; also `cpu` and `devices`, names of
+        all CUDA devices, unless the node lacks autotune or has a version that cannot tell.
     """
-    import importlib.metadata
+    import importlib.util
+    import pathlib
     import platform
+    import runpy
 
     found: dict[str, Any] = {"python": platform.python_version(), "torch": "", "autotune": ""}
-    try:
-        found["torch"] = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        pass
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.origin:
+        # Importing torch takes seconds, and its metadata lack the build, such as +cu130.
+        told = runpy.run_path(str(pathlib.Path(torch.origin).with_name("version.py")))
+        found["torch"] = told["__version__"]
     try:
         import autotune
 

@@ -166,10 +166,14 @@ class Cluster:
         except NotHere as error:
             if not self.is_shared:
                 raise
-            others = "".join(f"; left out: {why}" for why in self._left_out.values())
             raise TooSmall(
-                f"the Ray cluster at {self._address} is too small at present: {error}{others}"
+                f"the Ray cluster at {self._address} is too small at present: {error}{self._without}"
             ) from None
+
+    @property
+    def _without(self) -> str:
+        """Reasons why nodes are left out, to follow a message; empty if none is."""
+        return "".join(f"; left out: {why}" for why in self._left_out.values())
 
     def busy(self, since: str) -> str:
         """Return what a slot waits for, as a message."""
@@ -179,6 +183,7 @@ class Cluster:
         return (
             f"since {since}: the Ray cluster at {self._address} has not {wanted} free on "
             f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}; running there: {others}"
+            f"{self._without}"
         )
 
 

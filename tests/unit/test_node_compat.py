@@ -1,10 +1,14 @@
 """Which nodes of a cluster may make slots."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import launchers
 from autotune.errors import NotHere
 from autotune.worker.node import environment
 from launchers.node_compat import (
@@ -28,9 +32,22 @@ def node(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_look_says_what_an_agent_says() -> None:
-    found = node_info()
-    assert found["cpu"] == environment.processor()
-    assert CommonKind(found["autotune"], found["python"], found["torch"]).mismatch(found) == ""
+    found, told = node_info(), environment.describe()
+    assert [found[name] for name in ("autotune", "python", "torch", "cpu")] == [
+        told[name] for name in ("autotune", "python", "torch", "cpu")
+    ]
+
+
+def test_look_tells_the_build_of_torch_which_its_metadata_lack(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise ImportError('it is not to be imported')")
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.99.0+cu999'")
+    (tmp_path / "torch-2.99.0.dist-info").mkdir()
+    (tmp_path / "torch-2.99.0.dist-info/METADATA").write_text("Name: torch\nVersion: 2.99.0")
+    look = "from launchers.node_info import node_info; print(node_info()['torch'])"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(launchers.__file__).parents[1]}"}
+    found = subprocess.run([sys.executable, "-c", look], env=env, capture_output=True, text=True)
+    assert found.stdout.strip() == "2.99.0+cu999", found.stderr
 
 
 @pytest.mark.sample

@@ -153,7 +153,8 @@ def _chosen(
     measured: Sequence[StoredAttempt], selection: Selection, today: StoredAttempt | None
 ) -> list[StoredAttempt]:
     may = [a for a in measured if a.trial not in selection.unaffordable]
-    chosen = most_promising_first(may)[: selection.finalists]
+    # Ordered with all others, as the choice by time was: what is expected of one depends on them.
+    chosen = [a for a in most_promising_first(measured) if a in may][: selection.finalists]
     return chosen + (of_same_batch(today, may, chosen) if selection.same_batch else [])
 
 

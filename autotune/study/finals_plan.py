@@ -28,10 +28,14 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
         return Selection(wanted)
     attempts = context.attempts()
     proof = time.proof(attempts)
-    every = [trial for trial in timed_trials(attempts) if trial.knobs != context.plan.baseline]
-    timed = proof.worth_checking(every)
+    every = [
+        trial
+        for trial in timed_trials(attempts)
+        if trial.knobs != context.plan.baseline and trial.trial not in proof.barred
+    ]
+    order, timed = most_promising_first(every), proof.worth_checking(every)
     for those in _pools(timed, proof, time):
-        trials = most_promising_first(those)
+        trials = [trial for trial in order if trial in those]
         if proof.needed == PROOF.fewest_alone:
             trials = rivals(trials, PROOF.alike)
         # Rounds of what is surely slower than the best trial cost time and show nothing.

@@ -1,5 +1,6 @@
 """Layout of a trial's ranks on nodes, and the number of trials that fit. Pure."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -7,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import NotHere
 from autotune.worker.places import devices_needed
@@ -133,6 +135,31 @@ def _gpus_per_worker(
     if resources.gpus_per_worker is not None:
         return resources.gpus_per_worker
     return 1.0 if sum(node.gpus for node in capacities) >= workers else 0.0
+
+
+def devices_of_others(environment: Mapping[str, Any], layout: Layout) -> str:
+    """Return why an agent would use devices that Ray has not given it; empty if it would not.
+
+    Args:
+        environment: environment of the agent.
+    """
+    seen, given = len(environment["devices"]), math.ceil(layout.bundle.get("GPU", 0.0))
+    if seen <= given:
+        return ""
+    return (
+        f"its agent sees {seen} CUDA devices, and Ray has given it {given}; start Ray there without "
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    )
+
+
+def on_devices(resources: Resources, capacities: Sequence[NodeCapacity]) -> Resources:
+    """Return resources that ask for a CUDA device per rank where any node has one, unless told.
+
+    Nodes of a cluster come and go. One that is away must not turn a study into one of the CPU.
+    """
+    if resources.gpus_per_worker is not None or not any(node.gpus for node in capacities):
+        return resources
+    return dataclasses.replace(resources, gpus_per_worker=1.0)
 
 
 def _bundle(ranks: int, cpus: int, gpus: float) -> dict[str, float]:

@@ -68,6 +68,11 @@ def device_kind(info: NodeInfo, *, on_gpu: bool) -> str:
     return str(info.get("cpu", ""))
 
 
+def is_of(kind: str, wanted: str) -> bool:
+    """Return whether a node of this kind has the wanted kind of device, or parts of it (MIG)."""
+    return wanted == kind or wanted.startswith(f"{kind} MIG ")
+
+
 def from_agent(environment: Mapping[str, Any]) -> NodeInfo:
     """Return node information from an agent's environment, which is more exact."""
     return {**environment, "devices": [device["name"] for device in environment["devices"]]}

@@ -35,6 +35,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from autotune.worker.node.agent_process import AgentProcess
+from autotune.worker.processes import VISIBLE_DEVICES
 from launchers import node_info
 from launchers.ray_token import own_token, read_again
 from launchers.shares import Tenant, group_of, name_of
@@ -257,8 +258,9 @@ class _CallServer:
             ),
         )
         node = self.where(group)[bundle]
-        # Ray itself tells the actor which devices it has.
-        self._actors[link] = actor_class.remote(host, log, env)
+        # Ray tells the actor which devices it has. If it has none, all are still to be seen.
+        devices = None if resources.get("GPU") else {VISIBLE_DEVICES: ""}
+        self._actors[link] = actor_class.remote(host, log, env, devices)
         threading.Thread(target=self._pass_on, args=(link, node), daemon=True).start()
 
     def send(self, link: int, text: str) -> bool:

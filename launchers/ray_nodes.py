@@ -17,13 +17,14 @@ from autotune.errors import ClusterAway, NotHere
 from launchers.agents import SlotGone
 from launchers.base import Resources
 from launchers.driver import Driver, DriverLost, Refused
-from launchers.layout import Layout, NodeCapacity, plan
+from launchers.layout import Layout, NodeCapacity, on_devices, plan
 from launchers.node_compat import (
     CommonKind,
     NodeInfo,
     describe_kinds,
     device_kind,
     from_agent,
+    is_of,
     kind_with_most_ranks,
     most_common_software,
 )
@@ -76,9 +77,12 @@ class Cluster:
         self.notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         """Messages about nodes."""
         self._same = CommonKind(autotune.__version__)
+        self._told = ""
+        """Kind that agents tell; empty before the first. They name what they see of a device."""
         everywhere = self.living()
         if self.is_shared:
             self._query(everywhere)
+            self._resources = on_devices(self._resources, _capacities(everywhere))
             self._same = self._common(everywhere)
         self.layout = self.plan(self.fit(everywhere))
         if notice := self.layout.notice():
@@ -99,7 +103,7 @@ class Cluster:
         if self.is_shared:
             self._query(nodes)
             for node in nodes:
-                self._judge(node, self._infos.get(node.id, {}))
+                self._leave_out(node, self._same.mismatch(self._infos.get(node.id, {})))
         return [node for node in nodes if node.id not in self._left_out]
 
     def are_fit(self, nodes: list[ClusterNode], environment: Mapping[str, Any]) -> bool:
@@ -110,13 +114,27 @@ class Cluster:
         """
         if not self.is_shared:
             return True
-        told = [environment, *environment.get("others", ())]
-        for node, one in zip(nodes, told, strict=True):
-            self._judge(node, from_agent(one))
-        return not any(node.id in self._left_out for node in nodes)
+        told = [from_agent(one) for one in (environment, *environment.get("others", ()))]
+        kind = self._told or self._kind_told(told[0])
+        same = dataclasses.replace(self._same, kind=kind)
+        for node, info in zip(nodes, told, strict=True):
+            self._leave_out(node, same.mismatch(info))
+        if any(node.id in self._left_out for node in nodes):
+            return False
+        self._told = kind
+        return True
 
-    def _judge(self, node: ClusterNode, info: NodeInfo) -> None:
-        why = self._same.mismatch(info)
+    def _kind_told(self, first: NodeInfo) -> str:
+        """Return the kind that agents are to tell, by the first of them.
+
+        An agent names a part of a device (MIG), and only the devices that Ray gave it; a look names all
+        boards of a node. So agents are compared with agents.
+        """
+        if not self._same.on_gpu:
+            return self._same.kind
+        return self.device or device_kind(first, on_gpu=True)
+
+    def _leave_out(self, node: ClusterNode, why: str) -> None:
         if why and node.id not in self._left_out:
             self._left_out[node.id] = f"node {node}: {why}"
             self.notices.put(f"Left out: {self._left_out[node.id]}.")
@@ -131,12 +149,12 @@ class Cluster:
 
     def _common(self, nodes: list[ClusterNode]) -> CommonKind:
         """Return the software and kind of device that the study's nodes are to have in common."""
-        same = most_common_software(autotune.__version__, [self._infos[node.id] for node in nodes])
-        fit = [node for node in nodes if not same.software_mismatch(self._infos[node.id])]
-        with contextlib.suppress(NotHere):
-            on_gpu = bool(plan(self._resources, _capacities(fit)).gpus_per_worker)
-            same = dataclasses.replace(same, on_gpu=on_gpu)
-        kinds = [device_kind(self._infos[node.id], on_gpu=same.on_gpu) for node in fit]
+        on_gpu = self._resources.gpus_per_worker != 0 and any(node.has["GPU"] for node in nodes)
+        able = [node for node in nodes if node.has["GPU"]] if on_gpu else nodes
+        same = most_common_software(autotune.__version__, [self._infos[node.id] for node in able])
+        same = dataclasses.replace(same, on_gpu=on_gpu)
+        fit = [node for node in able if not same.software_mismatch(self._infos[node.id])]
+        kinds = [device_kind(self._infos[node.id], on_gpu=on_gpu) for node in fit]
 
         def ranks(kind: str) -> int:
             own = [node for node, its in zip(fit, kinds, strict=True) if its == kind]
@@ -146,12 +164,13 @@ class Cluster:
             return 0
 
         wanted = self.device
-        if wanted and fit and wanted not in kinds and all(kinds):
+        chosen = next((kind for kind in kinds if wanted and is_of(kind, wanted)), "")
+        if wanted and fit and not chosen and all(kinds):
             raise ClusterAway(
                 f"no node of the Ray cluster at {self._address} has resources.device: {wanted}; there "
                 f"are: {describe_kinds(kinds)}"
             )
-        chosen = wanted or kind_with_most_ranks(kinds, ranks)
+        chosen = chosen or wanted or kind_with_most_ranks(kinds, ranks)
         if len(set(kinds)) > 1:
             self.notices.put(f"There are {describe_kinds(kinds)}; this study runs on {chosen}.")
         return dataclasses.replace(same, kind=chosen)

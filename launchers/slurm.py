@@ -58,6 +58,9 @@ class SrunLink(Link):
         self._avoided = allocation.avoided
         self._closed = False
         command = [*_SRUN, f"--jobid={allocation.job}", f"--nodelist={node.id}"]
+        if devices := int(node.has["GPU"]):
+            # A step that asks for none gets what the job has on all nodes, a task's share, or none.
+            command.append(f"--gres=gpu:{devices}")
         inherited = processes.inherited(os.environ)
         # The options of the job are in its variables, and srun would take them for this step.
         env = {n: v for n, v in inherited.items() if not n.startswith(OF_SLURM) or n == _KEPT}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import ClusterAway, LauncherError
 from launchers.base import Resources
-from launchers.layout import Layout, NodeCapacity, plan
+from launchers.layout import Layout, NodeCapacity, on_devices, plan
 from launchers.placement import AvoidedNodes, ClusterNode, choose
 
 JOB = "SLURM_JOB_ID"
@@ -83,7 +83,8 @@ class Allocation:
         Raises:
             NotHere: the nodes are too small.
         """
-        return plan(resources, [s.capacity for s in self._shares if s.name not in self.left_out])
+        capacities = [s.capacity for s in self._shares if s.name not in self.left_out]
+        return plan(on_devices(resources, capacities), capacities)
 
     def take(self, layout: Layout) -> list[tuple[ClusterNode, int]]:
         """Take places for one more slot.
@@ -108,8 +109,10 @@ class Allocation:
         ]
         taken = {name: len(held) for name, held in self._held.items()}
         chosen = choose(layout, nodes, self.avoided.now() | leaving, taken)
+        addresses = reachable([_resolved(node.address) for node in chosen])
         return [
-            (replace(node, address=_resolved(node.address)), self._hold(node.id)) for node in chosen
+            (replace(node, address=address), self._hold(node.id))
+            for node, address in zip(chosen, addresses, strict=True)
         ]
 
     def give_back(self, node: str, place: int) -> None:
@@ -171,11 +174,39 @@ def _hostnames(nodes: str) -> Sequence[str]:
 
 
 def _resolved(address: str) -> str:
-    """Return an IP address; the text itself where it has none, so that the agent says so."""
+    """Return an IPv4 address, not of loopback if there is another; the text itself if there is none.
+
+    gloo takes the interface by its IPv4 address. An agent says what is wrong with any other text.
+    """
     try:
-        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
         return address
+    addresses = [str(one[4][0]) for one in found]
+    return next((one for one in addresses if not _is_loopback(one)), addresses[0])
+
+
+def reachable(addresses: Sequence[str]) -> list[str]:
+    """Return addresses by which the nodes of a slot reach each other.
+
+    Debian writes a host's own name with 127.0.1.1 into its /etc/hosts. The address by which that host,
+    on which this process runs, reaches another of these nodes takes its place.
+    """
+    peer = next((one for one in addresses if not _is_loopback(one)), None)
+    if peer is None:
+        return list(addresses)
+    return [_own_address(peer) if _is_loopback(one) else one for one in addresses]
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _own_address(peer: str) -> str:
+    """Return this host's address on the way to another one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))
+        return str(probe.getsockname()[0])
 
 
 def _ask(*command: str) -> str:

@@ -262,8 +262,8 @@ class Verdict:
 
 
 def _ratio(body: Mapping[str, float | None]) -> Ratio:
-    known = {name: math.inf if value is None else value for name, value in body.items()}
-    return Ratio(**known)
+    known = {f.name: body[f.name] for f in fields(Ratio)}
+    return Ratio(**{name: math.inf if value is None else value for name, value in known.items()})
 
 
 def _finalist(body: Mapping[str, Any]) -> Finalist:

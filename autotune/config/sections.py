@@ -88,7 +88,8 @@ class ResourcesSpec(Section):
         ge=0,
         le=1,
         description="CUDA devices per rank: 1 (NCCL), 0 (CPU), or a fraction when ranks share a "
-        "device (gloo). Default: 1 where the machine has enough, else 0.",
+        "device (gloo). Default: 1 where the machine has enough, or any node of a cluster has one, "
+        "else 0.",
     )
     nodes: int | None = Field(
         default=None,

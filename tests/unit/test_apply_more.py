@@ -435,12 +435,19 @@ def test_ctas_registration_and_connections_are_told_by_the_environment():
     }
 
 
-def test_collectives_take_the_interface_of_that_very_name():
-    """NCCL takes a bare name as the beginning of names: eth1 would also be eth10."""
+def test_gloo_is_told_the_interface_and_nccl_loopback_alone(monkeypatch):
+    """NCCL takes a bare name as the beginning of names."""
     request = TrialRequest("t", "m:f", {}, knobs(), world_size=1, seed=3, device="cpu")
-    here = Placement(0, 0, 1, "127.0.0.1", 1, "eth1")
-    found = environment(request, here, RankContext(0, 0, 1, (CPU,)))
-    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+
+    def told(interface):
+        placement = Placement(0, 0, 1, "127.0.0.1", 1, interface)
+        found = environment(request, placement, RankContext(0, 0, 1, (CPU,)))
+        return found.get("GLOO_SOCKET_IFNAME"), found.get("NCCL_SOCKET_IFNAME")
+
+    assert told("eth1") == ("eth1", None)
+    assert told("lo") == ("lo", "=lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    assert told("lo") == ("lo", None), "what the user has set stays"
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import sys
 import threading
 from typing import Any
@@ -117,3 +118,25 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
         relay.main()
     assert started == {"host": "10.0.0.1", "env": {"SLURM_JOB_ID": "7"}, "step": None}
     assert json.loads(order.to_line())["devices"] == []
+
+
+def test_address_of_loopback_gives_way_to_the_one_towards_another_node() -> None:
+    assert slurm_allocation.reachable(["127.0.1.1"]) == ["127.0.1.1"], "a slot of one node"
+    assert slurm_allocation.reachable(["10.0.0.1", "10.0.0.2"]) == ["10.0.0.1", "10.0.0.2"]
+    own, peer = slurm_allocation.reachable(["127.0.1.1", _own_address_outside_loopback()])
+    assert own == peer, "both are on this machine"
+
+
+def _own_address_outside_loopback() -> str:
+    """Return an address of this machine; in a network of loopback alone, one given to it for that."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this network has loopback alone")
+        return str(probe.getsockname()[0])
+
+
+def test_names_are_resolved_to_ipv4() -> None:
+    assert slurm_allocation._resolved("localhost") == "127.0.0.1"
+    assert slurm_allocation._resolved("no such host") == "no such host"

@@ -53,7 +53,7 @@ def launcher_variables(
         "LOCAL_RANK": str(context.local_rank),
         "WORLD_SIZE": str(context.world_size),
         **of_launcher(placement, context),
-        **_interfaces(placement),
+        **interfaces(placement),
     }
 
 
@@ -86,12 +86,15 @@ def _of_deepspeed(placement: Placement, context: RankContext) -> dict[str, str]:
     }
 
 
-def _interfaces(placement: Placement) -> dict[str, str]:
-    """Return variables for the ranks' network interface, unless the user has set them."""
-    wanted = {
-        "GLOO_SOCKET_IFNAME": placement.interface,
-        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # "=": not every name with this prefix
-    }
+def interfaces(placement: Placement) -> dict[str, str]:
+    """Return variables for the ranks' network interface, unless the user has set them.
+
+    gloo goes by the host's name, which may resolve to loopback. NCCL looks for the fastest interfaces
+    by itself, as it does in the job, and never takes loopback without being told.
+    """
+    wanted = {"GLOO_SOCKET_IFNAME": placement.interface}
+    if placement.interface == "lo":
+        wanted["NCCL_SOCKET_IFNAME"] = "=lo"  # "=": not every name with this prefix
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 

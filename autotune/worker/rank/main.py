@@ -337,8 +337,7 @@ def _of_workload(
         "WORLD_SIZE": str(context.world_size),
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
         process.THREADS: str(threads),
-        "GLOO_SOCKET_IFNAME": placement.interface,
-        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # "=": not every name with this prefix
+        **execution.interfaces(placement),
     }
 
 

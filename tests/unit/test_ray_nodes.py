@@ -1,0 +1,111 @@
+"""Which nodes of a Ray cluster with CUDA devices a study runs on; answers stand in for the nodes."""
+
+from typing import Any, cast
+
+import pytest
+
+import autotune
+from autotune.errors import ClusterAway
+from launchers.base import Resources
+from launchers.driver import Driver
+from launchers.placement import ClusterNode
+from launchers.ray_nodes import Cluster, TooSmall
+
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+PART = f"{H100} MIG 1g.10gb"
+CUDA, CPU = "2.13.0+cu130", "2.13.0+cpu"
+
+
+class Answers:
+    """What Ray answers of these nodes."""
+
+    address = "10.0.0.1:6379"
+
+    def __init__(self, *nodes: tuple[int, str, str]) -> None:
+        self._nodes = nodes
+
+    def call(self, name: str, *_: Any, **__: Any) -> Any:
+        numbered = list(enumerate(self._nodes))
+        if name == "nodes":
+            of_each = [{"CPU": 64.0, "GPU": float(gpus)} for gpus, _, _ in self._nodes]
+            return [
+                {"id": str(n), "address": f"10.0.0.{n}", "host": f"n{n}", "has": has, "free": has}
+                for n, has in enumerate(of_each)
+            ]
+        assert name == "node_info"
+        versions = {"autotune": autotune.__version__, "python": "3.12.1"}
+        return {
+            str(n): {**versions, "torch": torch, "cpu": "Xeon", "devices": [device] * gpus}
+            for n, (gpus, device, torch) in numbered
+        }
+
+
+def cluster(*nodes: tuple[int, str, str], **resources: Any) -> Cluster:
+    usual = {"workers": None, "gpus_per_worker": None, "cpus_per_worker": 1, "slots": None}
+    asked = Resources(**{**usual, **resources})
+    return Cluster(asked, cast(Driver, Answers(*nodes)), "10.0.0.1:6379")
+
+
+def told(device: str, count: int = 1) -> dict[str, Any]:
+    """The environment that an agent tells."""
+    versions = {"autotune": autotune.__version__, "python": "3.12.1", "torch": CUDA}
+    return {**versions, "cpu": "Xeon", "devices": [{"name": device}] * count}
+
+
+def test_study_waits_for_devices_that_are_away_instead_of_training_on_processors() -> None:
+    with pytest.raises(TooSmall, match="16 workers with 1 CPUs and 1 GPUs"):
+        cluster((8, H100, CUDA), workers=16)
+    with pytest.raises(TooSmall, match="16 workers with 1 CPUs and 1 GPUs"):
+        cluster((0, "", CUDA), (8, H100, CUDA), workers=16, nodes=2)
+
+
+def test_study_that_asks_for_no_device_runs_on_processors() -> None:
+    assert "GPU" not in cluster((8, H100, CUDA), workers=16, gpus_per_worker=0.0).layout.bundle
+
+
+def test_nodes_without_devices_do_not_vote_on_the_software() -> None:
+    found = cluster((0, "", CPU), (0, "", CPU), (8, H100, CUDA))
+    assert [node.id for node in found.nodes()] == ["2"]
+    assert found.layout.bundle["GPU"] == 8
+    assert "2.13.0+cpu is installed there and 2.13.0+cu130 on others" in found.notices.get_nowait()
+
+
+@pytest.mark.parametrize("device", [None, H100])
+def test_devices_of_one_kind_are_taken_where_there_are_several(device: str | None) -> None:
+    found = cluster((8, H100, CUDA), (8, H100, CUDA), (4, A100, CUDA), device=device)
+    assert [node.id for node in found.nodes()] == ["0", "1"]
+    assert (found.layout.nodes, found.layout.bundle["GPU"]) == (2, 8)
+
+
+def test_device_that_no_node_has_is_refused() -> None:
+    with pytest.raises(ClusterAway, match=f"no node .* has resources.device: {A100}"):
+        cluster((8, H100, CUDA), device=A100)
+
+
+@pytest.mark.parametrize("device", [None, PART])
+def test_agents_that_name_parts_of_a_device_are_compared_with_agents(device: str | None) -> None:
+    found = cluster((7, H100, CUDA), (7, H100, CUDA), workers=1, device=device)
+    first, second = found.nodes()
+    assert found.are_fit([first], told(PART))
+    assert not found.are_fit([second], told(f"{H100} MIG 3g.40gb"))
+    assert [node.id for node in found.nodes()] == [first.id]
+
+
+def test_kind_that_no_look_has_told_is_that_of_the_first_agent() -> None:
+    found = cluster((8, "", CUDA), (8, "", CUDA), workers=8)
+    first, second = found.nodes()
+    assert found.are_fit([first], told(H100, 8))
+    assert not found.are_fit([second], told(A100, 8))
+
+
+def test_node_that_lacks_the_software_is_named_to_who_waits() -> None:
+    found = cluster((8, H100, CUDA), (8, H100, CUDA), (8, H100, CPU), workers=8)
+    odd: ClusterNode = found.living()[2]
+    assert odd.id not in {node.id for node in found.nodes()}
+
+    def others(name: str, *_: Any, **__: Any) -> Any:
+        assert name == "others"
+        return []
+
+    found.driver.call = others  # type: ignore[method-assign]
+    assert "running there: no job that Ray knows of; left out: node n2" in found.busy("12:00")

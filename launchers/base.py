@@ -68,8 +68,8 @@ class Resources:
 
     Attributes:
         workers: number of ranks; None: one per visible CUDA device, or two on the CPU.
-        gpus_per_worker: CUDA devices per rank; None: one each if the machine has enough, or any node of a
-            cluster has one, else none.
+        gpus_per_worker: CUDA devices per rank; None: one each if the machine has enough, or any node
+            of a cluster has one, else none.
         cpus_per_worker: threads per rank.
         slots: number of concurrent trials; None: as many as fit.
         device: name of the devices (on the CPU: of the processors) that all trials run on; None:

@@ -189,6 +189,13 @@ class AgentSlot(Slot):
     def _check_devices(self) -> None:
         seen = len(self.environment["devices"])
         share = self.devices_per_rank
+        if seen and not share:
+            self.close()
+            raise LauncherError(
+                f"{self.name}: trials would be taken for ones on the CPU, and PyTorch sees {seen} CUDA "
+                "devices here, of which this machine's /dev names none; hide them with "
+                "CUDA_VISIBLE_DEVICES=-1, or run where /dev/nvidia0 and so on are to be seen"
+            )
         needed = devices_needed(self._nodes[0].ranks, share) if share else 0
         if needed > seen:
             self.close()

@@ -30,7 +30,7 @@ from autotune.standalone.own_options import (
     worth_trying,
 )
 from autotune.standalone.progress_lines import reported
-from autotune.worker.protocol import SPAWN, Deadlines, TrialRequest
+from autotune.worker.protocol import PLAIN, SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from search_spaces.knob import KnobValue, written
@@ -119,7 +119,8 @@ def survey(
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
         launcher_of(spec, Path(folder)) as launcher,
     ):
-        for notice in launcher.notices():
+        own = one_device(launched.launch, launcher.site.device, len(launcher.slots))
+        for notice in [*launcher.notices(), *own]:
             say(f"Note: {notice}")
         runner = _Runner(
             OneOffRuns(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say
@@ -135,6 +136,23 @@ def survey(
         write,
         allowed,
     )
+
+
+def one_device(launch: str, device: str, slots: int) -> list[str]:
+    """Return a notice if a script that takes all devices by itself would be looked at on one.
+
+    Args:
+        launch: how its ranks are started.
+        device: 'cpu' or 'cuda'.
+        slots: trials of one rank that run at a time.
+    """
+    if launch not in PLAIN or device != "cuda" or slots < 2:
+        return []
+    return [
+        f"this machine has {slots} CUDA devices, and each trial gets one of them; for a script that "
+        "takes all by itself (DataParallel, Lightning's devices: auto, a process for each) that is "
+        f"another job. Start it by `torchrun --nproc-per-node {slots}` to tune it on all."
+    ]
 
 
 def _study_of(

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
-from autotune.worker.effects import feeding, parallel, process
+from autotune.worker.effects import feeding, kernels, parallel, process
 from autotune.worker.protocol import Placement, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.main import environment
@@ -402,6 +402,16 @@ def test_workers_live_on_only_if_asked_and_prepare_as_many_batches_as_asked():
         loaders[persistent] = found
     assert [found.persistent_workers for found in loaders.values()] == [False, True]
     assert {found.prefetch_factor for found in loaders.values()} == {5}
+
+
+def test_fused_kernels_find_the_counts_of_a_loaded_state_on_the_device():
+    parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))  # stands for a CUDA device
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": torch.zeros(2)}
+    kernels.optimizer_kernels(knobs(optimizer_kernels="foreach"), optimizer)
+    assert optimizer.state[parameter]["step"].item() == 7.0, "foreach counts on the CPU"
+    kernels.optimizer_kernels(knobs(optimizer_kernels="fused"), optimizer)
+    assert optimizer.state[parameter]["step"].device.type == "meta"
 
 
 # The process

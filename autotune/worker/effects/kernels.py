@@ -245,8 +245,21 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
                 "implementation; take the value out of the search space"
             )
         group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
-    if wanted == "fused":  # as the constructor does: the kernel applies the loss scale itself
+    if wanted == "fused":
+        # As the constructor does: the kernel applies the loss scale itself.
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        _count_on_device(optimizer)
+
+
+def _count_on_device(optimizer: torch.optim.Optimizer) -> None:
+    """Move the counts of steps to the devices of their parameters, where fused kernels want them.
+
+    A state that the script has loaded, or made in the constructor, has them on the CPU.
+    """
+    for parameter, state in optimizer.state.items():
+        count = state.get("step")
+        if isinstance(count, torch.Tensor) and count.device != parameter.device:
+            state["step"] = count.to(parameter.device, torch.float32)
 
 
 class BareModel:

@@ -66,6 +66,7 @@ class StepMarks:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self._device = device
         self._marks: list[Any] = []
         self._pool: list[torch.cuda.Event] = []
 
@@ -82,7 +83,9 @@ class StepMarks:
             self._marks.append(time.perf_counter())
             return
         event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(
+            torch.cuda.current_stream(self._device)
+        )  # the script's own device may be another
         self._marks.append(event)
 
     def percentiles(self) -> StepTimes:

@@ -154,7 +154,9 @@ class LeaderNorms:
     def first_taken(self) -> None:
         """Take in what the first step began with. Every rank must call it."""
         if rows := self._rows():
-            start = hashlib.blake2b(json.dumps([rows, self._weights]).encode(), digest_size=8)
+            # The gradient is that of later rows where a GradScaler has left steps out (inf, fp16).
+            began = [rows, self._weights, self._probe.steps_left_out]
+            start = hashlib.blake2b(json.dumps(began).encode(), digest_size=8)
             self._seen["start"] = start.hexdigest()
         else:
             self._seen = Observed()

@@ -116,7 +116,9 @@ def run_profile(
         training.meet()
         training.begin_block()
         with subject.marked():
-            for _ in range(course.profiled):
+            for left in reversed(range(course.profiled)):
+                if not left:
+                    training.ends_with_next()
                 with span("step"):
                     yield
         figures = training.end_block()
@@ -135,6 +137,7 @@ def run_profile(
 
 def _first_step(subject: Subject) -> Generator[None, None, list[RankFigures]]:
     subject.training.begin_block()
+    subject.training.ends_with_next()
     with subject.watched():
         yield
     return subject.training.gather(subject.training.end_block())

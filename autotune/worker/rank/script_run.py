@@ -33,6 +33,7 @@ from autotune.worker.rank import profiling
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
+from autotune.worker.rank.own_devices import GivenDevices
 from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
 from autotune.worker.rank.training import Training, run_blocks
 from autotune.worker.rank.trajectory import (
@@ -186,6 +187,7 @@ class ScriptRun:
         self._loaded = Loaded()
         self._first_steps = FirstStepChecks(request, context, store, self._probe)
         self._norms = LeaderNorms(self._probe, self._first_steps.start)
+        self._devices = GivenDevices()
         self._quiet = ExitStack()
         self._spans = Spans(self._probe.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
@@ -293,6 +295,8 @@ class ScriptRun:
 
     def _problem(self) -> str | None:
         """Return why the training is not what the configuration says, or cannot be measured."""
+        if problem := self._devices.problem():
+            return problem
         if unmet := self._constructed.unmet():
             return f"{', '.join(unmet)}: the script has constructed no object of that class"
         if self._probe.loss is None:

@@ -14,6 +14,7 @@ from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
+from autotune.worker.rank.own_devices import GivenDevices
 from autotune.worker.rank.script_run import Leave
 from autotune.worker.survey_result import ENDED, SurveyResult
 
@@ -43,6 +44,7 @@ class _SurveyRun:
         self._progressed = progressed
         self._leave = leave
         self._longest = _OF_STARTUP * request.deadlines.startup
+        self._devices = GivenDevices()
         self._ending = threading.Lock()
         self._late = threading.Timer(self._longest, self._leave_late)
         self._late.daemon = True
@@ -73,6 +75,8 @@ class _SurveyRun:
 
     def _taken(self, steps: int) -> None:
         self._late.cancel()
+        if problem := self._devices.problem():
+            self._refuse(problem)
         self._progressed()
         if steps >= self._script.survey:
             self.done()

@@ -1,0 +1,28 @@
+"""First gradients of a script: with what they can be compared."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from autotune.worker.inject.script_probe import ScriptProbe
+from autotune.worker.rank.first_steps import LeaderNorms
+
+
+def first_seen(left_out: int) -> dict[str, Any]:
+    """What a run tells of its first step, before which a GradScaler has left out so many."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    leader = torch.optim.SGD([parameter], lr=0.1)
+    built = SimpleNamespace(inner=None)
+    probe = SimpleNamespace(leader=leader, built=built, steps_left_out=left_out)
+    norms = LeaderNorms(cast(ScriptProbe, probe), lambda: "rows of the first step")
+    parameter.grad = torch.ones(2)
+    norms.observe()
+    norms.first_taken()
+    with norms.observing(0) as seen:
+        return dict(seen)
+
+
+def test_gradient_after_a_step_that_was_left_out_is_compared_with_none_of_the_first_rows() -> None:
+    assert first_seen(0)["start"] == first_seen(0)["start"]
+    assert first_seen(0)["start"] != first_seen(1)["start"]

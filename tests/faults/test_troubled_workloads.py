@@ -91,9 +91,9 @@ def test_a_study_whose_every_trial_raises_ends_after_two_and_shows_the_error(
 ) -> None:
     found = run(tiny, {"trouble": "raise", "at": 1}, budget={"trials": 8})
     assert found.returncode == 1
-    last = found.stdout.splitlines()[-1]
-    assert "ValueError: planted error (tiny.py:17, in _raise)" in last
-    assert f"autotune logs {tiny.name} --trial 0" in last
+    assert "ValueError: planted error (tiny.py:17, in _raise)" in found.stdout
+    assert f"autotune logs {tiny.name} --trial 0" in found.stdout
+    assert found.stdout.splitlines()[-1] == f"Mend it, then: autotune resume {tiny.name}."
     assert [a.result.state for a in tiny.attempts()] == ["ERROR"] * 2
     assert tiny.study().state == "FAILED"
     assert "ValueError: planted error" in tiny.run("logs", tiny.name, "--trial", "0").stdout

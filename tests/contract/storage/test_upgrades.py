@@ -3,6 +3,7 @@
 import itertools
 import math
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,18 +229,20 @@ class Sqlite:
 
 
 class Postgres:
-    """Databases of a PostgreSQL server."""
+    """Databases of a PostgreSQL server, which several of these may use one after another."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        server.psql('create database "grown"')
+        self._own = uuid.uuid4().hex
+        server.psql(f'create database "{self._own}_grown"')
 
     def url(self, name: str) -> str:
-        return str(self._server.get_uri(database=name))
+        return str(self._server.get_uri(database=f"{self._own}_{name}"))
 
     def copy(self, source: str, name: str) -> None:
         """Copy a database that no process has open."""
-        self._server.psql(f'create database "{name}" template "{source}"')
+        own = self._own
+        self._server.psql(f'create database "{own}_{name}" template "{own}_{source}"')
 
 
 class Frozen:

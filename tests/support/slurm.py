@@ -18,6 +18,8 @@ _PROGRAMS = ("slurmctld", "slurmd", "srun", "munged")
 _CONTROL_SECONDS = 30
 _ADDRESS = "10.78.1.9"
 """Of this machine: Slurm finds no machine by a name where there is loopback alone."""
+_PORT = 6818
+"""Of the first node; each has its own."""
 _CONF = """
 ClusterName=test
 SlurmctldHost={control}
@@ -86,6 +88,14 @@ class SlurmFolder:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
 
+    def add_devices(self, count: int) -> None:
+        """Let each node have so many devices; ordinary files stand for them."""
+        self.conf.write_text(f"GresTypes=gpu\n{self.conf.read_text()}")
+        for number in range(count):
+            (self.folder / f"gpu{number}").touch()
+        listed = f"AutoDetect=off\nName=gpu File={self.folder}/gpu[0-{count - 1}]\n"
+        (self.folder / "gres.conf").write_text(listed)
+
     @property
     def environment(self) -> dict[str, str]:
         """Variables with which Slurm's programs find it."""
@@ -99,21 +109,35 @@ class SlurmFolder:
 
 
 @contextlib.contextmanager
-def allocation(folder: Path, cpus: int = 2) -> Iterator[dict[str, str]]:
-    """The variables of a job on one node, which is this machine, in a network of its own."""
+def allocation(
+    folder: Path, *options: str, cpus: int = 2, nodes: int = 1, devices: int = 0
+) -> Iterator[dict[str, str]]:
+    """The variables of a job on nodes that are all this machine, in a network of its own.
+
+    Args:
+        options: of salloc.
+        devices: of each node, by Slurm's account; there are none.
+    """
     host = socket.gethostname()
-    node = {"n1": f"NodeHostname={host} NodeAddr={_ADDRESS} CPUs={cpus} State=UNKNOWN"}
-    files = SlurmFolder(folder, f"{host}({_ADDRESS})", node)
+    has = f"CPUs={cpus} {f'Gres=gpu:{devices} ' if devices else ''}State=UNKNOWN"
+    lines = {
+        f"n{number + 1}": f"NodeHostname={host} NodeAddr={_ADDRESS} Port={_PORT + number} {has}"
+        for number in range(nodes)
+    }
+    files = SlurmFolder(folder, f"{host}({_ADDRESS})", lines)
+    if devices:
+        files.add_devices(devices)
+    daemons = [["slurmd", "-D", "-N", name] for name in lines]
     env = {**os.environ, **files.environment}
     subprocess.run(["ip", "address", "add", f"{_ADDRESS}/32", "dev", "lo"], check=True)
     with contextlib.ExitStack() as stack:
         stack.callback(subprocess.run, ["ip", "address", "del", f"{_ADDRESS}/32", "dev", "lo"])
-        for command in (files.munged(), ["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"]):
+        for command in (files.munged(), ["slurmctld", "-D"], *daemons):
             stack.callback(_end, _started(command, env, folder))
             if command[0] == "munged":
                 wait_for((folder / "munge.sock").exists, "munged listens")
         wait_for(lambda: "idle" in _told("sinfo", "--noheader", env=env), "the node is idle")
-        asked = ["salloc", "--nodes=1", f"--cpus-per-task={cpus}", "--no-shell"]
+        asked = ["salloc", f"--nodes={nodes}", f"--cpus-per-task={cpus}", *options, "--no-shell"]
         subprocess.run(asked, env=env, check=True, capture_output=True, timeout=_CONTROL_SECONDS)
         job = _told("squeue", "--noheader", "--format=%i", env=env).strip()
         yield {

@@ -234,14 +234,19 @@ def _site(kind: str, project: Path, logs: str, mark: str) -> Iterator[Site]:
 
 
 @contextlib.contextmanager
-def in_allocation(folder: Path) -> Iterator[None]:
-    """This process is in an allocation of a Slurm of its own, which does not bear the mark of a site."""
+def in_allocation(folder: Path, *options: str, **nodes: int) -> Iterator[None]:
+    """This process is in an allocation of a Slurm of its own, which does not bear the mark of a site.
+
+    Args:
+        options: of salloc.
+        nodes: as `slurm.allocation` takes them.
+    """
     if why := slurm.refusal():
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv(RUN_MARK, raising=False)
-            variables = stack.enter_context(slurm.allocation(folder))
+            variables = stack.enter_context(slurm.allocation(folder, *options, **nodes))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in variables.items():
             patch.setenv(name, value)

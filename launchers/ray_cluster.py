@@ -22,7 +22,7 @@ from launchers import layout
 from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources, Slot
 from launchers.driver import Driver, DriverLost, Refused
-from launchers.layout import demand_of, devices_of_others, plan
+from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
 from launchers.ray_nodes import (
     ANSWER_SECONDS,
@@ -265,7 +265,7 @@ class RayLauncher(Launcher):
             except TooSmall as error:
                 if time.monotonic() - began > _ASK_SECONDS:
                     raise
-                demand.ask(*demand_of(resources))
+                demand.ask(*demand_of(error.resources))
                 with _instead_of_a_rival(error):
                     self._wait(f"since {since}: {error}")
             else:
@@ -343,10 +343,6 @@ class RayLauncher(Launcher):
         except BaseException:
             placement.release()
             raise
-        if others := devices_of_others(slot.environment, layout):
-            slot.close()
-            placement.release()
-            raise LauncherError(f"node {placement.nodes[0]}: {others}")
         if not self._cluster.are_fit(placement.nodes, slot.environment):
             slot.close()
             placement.release()

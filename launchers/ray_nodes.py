@@ -17,7 +17,7 @@ from autotune.errors import ClusterAway, NotHere
 from launchers.agents import SlotGone
 from launchers.base import Resources
 from launchers.driver import Driver, DriverLost, Refused
-from launchers.layout import Layout, NodeCapacity, on_devices, plan
+from launchers.layout import Layout, NodeCapacity, devices_of_others, on_devices, plan
 from launchers.node_compat import (
     CommonKind,
     NodeInfo,
@@ -50,7 +50,15 @@ _NUMBERS = itertools.count(1)
 
 
 class TooSmall(ClusterAway):
-    """Lack of nodes of a shared cluster, which may still come."""
+    """Lack of nodes of a shared cluster, which may still come.
+
+    Attributes:
+        resources: what is asked for.
+    """
+
+    def __init__(self, text: str, resources: Resources) -> None:
+        super().__init__(text)
+        self.resources = resources
 
 
 class Cluster:
@@ -118,7 +126,7 @@ class Cluster:
         kind = self._told or self._kind_told(told[0])
         same = dataclasses.replace(self._same, kind=kind)
         for node, info in zip(nodes, told, strict=True):
-            self._leave_out(node, same.mismatch(info))
+            self._leave_out(node, same.mismatch(info) or devices_of_others(info, self.layout))
         if any(node.id in self._left_out for node in nodes):
             return False
         self._told = kind
@@ -186,7 +194,8 @@ class Cluster:
             if not self.is_shared:
                 raise
             raise TooSmall(
-                f"the Ray cluster at {self._address} is too small at present: {error}{self._without}"
+                f"the Ray cluster at {self._address} is too small at present: {error}{self._without}",
+                self._resources,
             ) from None
 
     @property

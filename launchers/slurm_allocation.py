@@ -195,17 +195,23 @@ def reachable(addresses: Sequence[str]) -> list[str]:
     peer = next((one for one in addresses if not _is_loopback(one)), None)
     if peer is None:
         return list(addresses)
-    return [_own_address(peer) if _is_loopback(one) else one for one in addresses]
+    return [_own_address(peer, one) if _is_loopback(one) else one for one in addresses]
 
 
 def _is_loopback(address: str) -> bool:
     return address.startswith("127.")
 
 
-def _own_address(peer: str) -> str:
-    """Return this host's address on the way to another one. Nothing is sent."""
+def _own_address(peer: str, loopback: str) -> str:
+    """Return this host's address on the way to another one, or that of loopback if there is no way.
+
+    Nothing is sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
+        try:
+            probe.connect((peer, 9))
+        except OSError:
+            return loopback
         return str(probe.getsockname()[0])
 
 

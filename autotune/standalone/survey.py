@@ -30,7 +30,7 @@ from autotune.standalone.own_options import (
     worth_trying,
 )
 from autotune.standalone.progress_lines import reported
-from autotune.worker.protocol import PLAIN, SPAWN, Deadlines, TrialRequest
+from autotune.worker.protocol import PYTHON, SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from search_spaces.knob import KnobValue, written
@@ -146,7 +146,7 @@ def one_device(launch: str, device: str, slots: int) -> list[str]:
         device: 'cpu' or 'cuda'.
         slots: trials of one rank that run at a time.
     """
-    if launch not in PLAIN or device != "cuda" or slots < 2:
+    if launch != PYTHON or device != "cuda" or slots < 2:
         return []
     return [
         f"this machine has {slots} CUDA devices, and each trial gets one of them; for a script that "

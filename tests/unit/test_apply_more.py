@@ -448,6 +448,8 @@ def test_ctas_registration_and_connections_are_told_by_the_environment():
 def test_gloo_is_told_the_interface_and_nccl_loopback_alone(monkeypatch):
     """NCCL takes a bare name as the beginning of names."""
     request = TrialRequest("t", "m:f", {}, knobs(), world_size=1, seed=3, device="cpu")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
 
     def told(interface):
         placement = Placement(0, 0, 1, "127.0.0.1", 1, interface)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.errors import LauncherError
 from autotune.worker.places import device_of
 from launchers import Resources
-from launchers.layout import Layout, NodeCapacity, demand_of, plan, visible_devices
+from launchers.layout import Layout, NodeCapacity, demand_of, on_devices, plan, visible_devices
 
 THOROUGH = settings(max_examples=300)
 
@@ -341,3 +341,12 @@ def test_what_is_asked_of_a_cluster_without_nodes(
     wish: Resources, bundles: list[dict[str, float]], strategy: str
 ) -> None:
     assert demand_of(wish) == (bundles, strategy)
+
+
+def test_ranks_get_devices_where_any_node_has_one_unless_they_were_told() -> None:
+    asked = Resources(16, None, 1, None)
+    nodes = [NodeCapacity(64, 0), NodeCapacity(64, 8)]
+    assert on_devices(asked, nodes).gpus_per_worker == 1.0
+    assert on_devices(asked, nodes[:1]) == asked
+    told = Resources(16, 0.0, 1, None)
+    assert on_devices(told, nodes) == told

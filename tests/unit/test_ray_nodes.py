@@ -8,6 +8,7 @@ import autotune
 from autotune.errors import ClusterAway
 from launchers.base import Resources
 from launchers.driver import Driver
+from launchers.layout import demand_of
 from launchers.placement import ClusterNode
 from launchers.ray_nodes import Cluster, TooSmall
 
@@ -57,6 +58,21 @@ def test_study_waits_for_devices_that_are_away_instead_of_training_on_processors
         cluster((8, H100, CUDA), workers=16)
     with pytest.raises(TooSmall, match="16 workers with 1 CPUs and 1 GPUs"):
         cluster((0, "", CUDA), (8, H100, CUDA), workers=16, nodes=2)
+
+
+def test_autoscaler_is_asked_for_the_devices_that_are_away() -> None:
+    with pytest.raises(TooSmall) as raised:
+        cluster((8, H100, CUDA), workers=16)
+    bundles, _ = demand_of(raised.value.resources)
+    assert bundles == [{"CPU": 1.0, "GPU": 1.0}] * 16
+
+
+def test_node_on_which_ray_hides_no_device_is_left_out() -> None:
+    found = cluster((8, H100, CUDA), (8, H100, CUDA), workers=2)
+    first, second = found.nodes()
+    assert found.are_fit([first], told(H100, 2))
+    assert not found.are_fit([second], told(H100, 8))
+    assert "its agent sees 8 CUDA devices, and Ray has given it 2" in found.notices.get_nowait()
 
 
 def test_study_that_asks_for_no_device_runs_on_processors() -> None:

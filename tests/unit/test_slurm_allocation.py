@@ -123,6 +123,8 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
 def test_address_of_loopback_gives_way_to_the_one_towards_another_node() -> None:
     assert slurm_allocation.reachable(["127.0.1.1"]) == ["127.0.1.1"], "a slot of one node"
     assert slurm_allocation.reachable(["10.0.0.1", "10.0.0.2"]) == ["10.0.0.1", "10.0.0.2"]
+    nowhere = ["127.0.1.1", "no such host"]
+    assert slurm_allocation.reachable(nowhere) == nowhere, "its agent says what is wrong"
     own, peer = slurm_allocation.reachable(["127.0.1.1", _own_address_outside_loopback()])
     assert own == peer, "both are on this machine"
 

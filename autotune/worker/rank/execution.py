@@ -86,6 +86,10 @@ def _of_deepspeed(placement: Placement, context: RankContext) -> dict[str, str]:
     }
 
 
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that `interfaces` may set."""
+
+
 def interfaces(placement: Placement) -> dict[str, str]:
     """Return variables for the ranks' network interface, unless the user has set them.
 

@@ -256,7 +256,8 @@ def _announcement(
     def announce() -> None:
         seconds = time.perf_counter() - started
         if context.local_rank == 0:
-            own = {*environment(request, placement, context), *process.VARIABLES, *extra}
+            usual = {*process.VARIABLES, *execution.INTERFACES}
+            own = {*environment(request, placement, context), *usual, *extra}
             preload = brought.preload(request, own)
             connection.send_bytes(
                 WorkloadBuilt(request.trial, placement.node, seconds, preload).to_line()

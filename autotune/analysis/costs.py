@@ -260,7 +260,9 @@ class Costs:
 
     @property
     def _least_timed(self) -> float:
-        return MEASUREMENT.least_timed * self.slow_startup
+        on_device = self._on_device
+        share = MEASUREMENT.least_timed_on_device if on_device else MEASUREMENT.least_timed
+        return share * self.slow_startup
 
     @property
     def _on_device(self) -> bool:

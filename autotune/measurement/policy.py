@@ -361,12 +361,13 @@ class MeasurementPolicy:
         2.0, "factor", "over a run that was too short, so that a few of them get there"
     )
     slow_launch: float = judgement(0.9, "quantile", "of the launches seen that a plan counts on")
-    least_timed: float = measured(
+    least_timed_on_device: float = measured(
         0.3,
         "share of a launch",
-        "least time of the steps of a timed run",
+        "least time of steps on a CUDA device",
         "about one second times a step to 1 %, H200",
     )
+    least_timed: float = judgement(0.1, "share of a launch", "least time of steps on the CPU")
     full_precision: float = measured(
         7.0,
         "factor",

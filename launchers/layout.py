@@ -12,15 +12,13 @@ from typing import Any
 
 from autotune.errors import NotHere
 from autotune.worker.places import devices_needed
-from autotune.worker.processes import VISIBLE_DEVICES
+from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6
 """Tolerance for shares such as 0.1, which have no exact binary form."""
 VISIBLE = VISIBLE_DEVICES
 _BY_ID = ("GPU-", "MIG-")
-_NONE_WANTED = ("", "-1", "none", "NoDevFiles")
-"""Usual values that hide all devices on purpose."""
 _DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
@@ -229,7 +227,7 @@ def visible_devices(
     named = [name.strip() for name in asked.split(",")]
     valid = itertools.takewhile(lambda name: name in present or name.startswith(_BY_ID), named)
     usable = list(valid)
-    if not usable and named[0] not in _NONE_WANTED:
+    if not usable and named[0] not in NO_DEVICES:
         raise NotHere(
             f"{VISIBLE}={asked} names no device of this machine, which has {len(present)}, numbered "
             "from 0: mend it, or set it to -1 to train on the CPU"

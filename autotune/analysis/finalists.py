@@ -152,10 +152,15 @@ def out_of_time(run: StoredAttempt) -> bool:
 def _chosen(
     measured: Sequence[StoredAttempt], selection: Selection, today: StoredAttempt | None
 ) -> list[StoredAttempt]:
-    may = [a for a in measured if a.trial not in selection.unaffordable]
+    left_out = frozenset(selection.unaffordable)
+
+    def affordable(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
+        return [a for a in several if a.trial not in left_out]
+
     # Ordered with all others, as the choice by time was: what is expected of one depends on them.
-    chosen = [a for a in most_promising_first(measured) if a in may][: selection.finalists]
-    return chosen + (of_same_batch(today, may, chosen) if selection.same_batch else [])
+    chosen = affordable(most_promising_first(measured))[: selection.finalists]
+    same_batch = of_same_batch(today, affordable(measured), chosen) if selection.same_batch else []
+    return chosen + same_batch
 
 
 def ranked(attempts: Attempts) -> list[StoredAttempt]:

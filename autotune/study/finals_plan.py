@@ -35,7 +35,8 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     ]
     order, timed = most_promising_first(every), proof.worth_checking(every)
     for those in _pools(timed, proof, time):
-        trials = [trial for trial in order if trial in those]
+        numbers = {trial.trial for trial in those}
+        trials = [trial for trial in order if trial.trial in numbers]
         if proof.needed == PROOF.fewest_alone:
             trials = rivals(trials, PROOF.alike)
         # Rounds of what is surely slower than the best trial cost time and show nothing.

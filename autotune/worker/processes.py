@@ -33,6 +33,8 @@ _SHOWN = 60
 MARKER = "AUTOTUNE_AGENT"
 """Environment variable that names the agent in everything that descends from it."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+NO_DEVICES = ("", "-1", "none", "NoDevFiles")
+"""Usual values of that which hide all devices."""
 DUMP_SIGNAL = signal.SIGUSR1
 """Signal that makes a rank print the stacks of all its threads to its log."""
 STORAGE = "AUTOTUNE_STORAGE"

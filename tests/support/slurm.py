@@ -19,7 +19,7 @@ _CONTROL_SECONDS = 30
 _ADDRESS = "10.78.1.9"
 """Of this machine: Slurm finds no machine by a name where there is loopback alone."""
 _PORT = 6818
-"""Of the first node; each has its own."""
+"""Port of the first node's slurmd; each further node takes the next one."""
 _CONF = """
 ClusterName=test
 SlurmctldHost={control}

@@ -10,7 +10,11 @@ from autotune.worker.rank.first_steps import LeaderNorms
 
 
 def first_seen(left_out: int) -> dict[str, Any]:
-    """What a run tells of its first step, before which a GradScaler has left out so many."""
+    """Return what a run reports of its first step.
+
+    Args:
+        left_out: steps that its GradScaler skipped before.
+    """
     parameter = torch.nn.Parameter(torch.ones(2))
     leader = torch.optim.SGD([parameter], lr=0.1)
     built = SimpleNamespace(inner=None)

@@ -18,7 +18,10 @@ CUDA, CPU = "2.13.0+cu130", "2.13.0+cpu"
 
 
 class Answers:
-    """What Ray answers of these nodes."""
+    """Stand-in for the driver of Ray, with fixed answers about nodes.
+
+    A node is given by its number of devices, their name, and its version of torch.
+    """
 
     address = "10.0.0.1:6379"
 
@@ -48,7 +51,7 @@ def cluster(*nodes: tuple[int, str, str], **resources: Any) -> Cluster:
 
 
 def told(device: str, count: int = 1) -> dict[str, Any]:
-    """The environment that an agent tells."""
+    """Return the environment that an agent reports."""
     versions = {"autotune": autotune.__version__, "python": "3.12.1", "torch": CUDA}
     return {**versions, "cpu": "Xeon", "devices": [{"name": device}] * count}
 
@@ -114,7 +117,7 @@ def test_kind_that_no_look_has_told_is_that_of_the_first_agent() -> None:
     assert not found.are_fit([second], told(A100, 8))
 
 
-def test_node_that_lacks_the_software_is_named_to_who_waits() -> None:
+def test_node_that_lacks_the_software_is_named_in_the_reason_for_waiting() -> None:
     found = cluster((8, H100, CUDA), (8, H100, CUDA), (8, H100, CPU), workers=8)
     odd: ClusterNode = found.living()[2]
     assert odd.id not in {node.id for node in found.nodes()}

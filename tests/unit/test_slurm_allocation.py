@@ -130,7 +130,7 @@ def test_address_of_loopback_gives_way_to_the_one_towards_another_node() -> None
 
 
 def _own_address_outside_loopback() -> str:
-    """Return an address of this machine; in a network of loopback alone, one given to it for that."""
+    """Return an address of this machine; skip the test where the network has loopback alone."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

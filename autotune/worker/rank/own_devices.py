@@ -3,10 +3,7 @@
 import os
 from pathlib import Path
 
-from autotune.worker.processes import VISIBLE_DEVICES
-
-_NONE = ("", "-1", "none", "NoDevFiles")
-"""Usual values that hide all devices."""
+from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
 
 
 class GivenDevices:
@@ -38,4 +35,4 @@ def _names(value: str | None) -> list[str] | None:
     if value is None:
         return None
     names = [name.strip() for name in value.split(",")]
-    return [] if names[0] in _NONE else names
+    return [] if names[0] in NO_DEVICES else names

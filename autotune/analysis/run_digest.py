@@ -1,5 +1,6 @@
 """Digest of a run: its steps, the clocks and power of its devices, disturbance by others. Pure."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -37,20 +38,21 @@ def run_digest(blocks: Sequence[StoredBlock]) -> RunDigest:
 def _high_step(kept: Sequence[StoredBlock]) -> float | None:
     """Return the 95th percentile of the time of a step.
 
-    A block of few steps has no percentile of its own; there it is that of all steps, those of a block
-    taken as alike.
+    A block of few steps has no percentile of its own; there it is that of all steps: of each block the
+    longest step once, and its median for the others.
     """
-    if not any("step_p95" in block.observed for block in kept):
+    timed = [block for block in kept if "step_p95" in block.observed]
+    if not timed:
         return None
-    if statistics.median(block.steps for block in kept) >= _STEPS_OF_A_PERCENTILE:
-        return _median_of(kept, "step_p95")
-    each = sorted((block.seconds / block.steps, block.steps) for block in kept)
-    left = _HIGH * sum(steps for _, steps in each)
-    for seconds, steps in each:
-        left -= steps
-        if left <= 0:
-            return seconds
-    return each[-1][0]
+    if statistics.median(block.steps for block in timed) >= _STEPS_OF_A_PERCENTILE:
+        return _median_of(timed, "step_p95")
+    every = sorted(seconds for block in timed for seconds in _steps_of(block))
+    return float(every[math.ceil(_HIGH * len(every)) - 1])
+
+
+def _steps_of(block: StoredBlock) -> list[float]:
+    others = [block.observed["step_p50"]] * (block.steps - 1)
+    return [*others, block.observed["step_p95"]]
 
 
 def _observed(kept: Sequence[StoredBlock], name: str) -> list[float]:

@@ -49,6 +49,15 @@ def gradient_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(device.type, enabled=knobs["precision"] == "fp16")
 
 
+def is_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a fused update, which a GradScaler has called, skips itself for an overflow.
+
+    It waits for the device.
+    """
+    overflow = getattr(optimizer, "found_inf", None)
+    return overflow is not None and bool(overflow)
+
+
 def weights(knobs: Knobs, model: nn.Module) -> None:
     """Keep weights, gradients and the optimizer's state in bf16 (precision: pure_bf16)."""
     if knobs["precision"] == PURE_BF16:

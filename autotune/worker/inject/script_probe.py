@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+from autotune.worker.effects.precision import is_skipped
 from autotune.worker.inject import asked, detected
 from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batch_samples import samples as guess
@@ -160,11 +161,14 @@ class ScriptProbe:
             self._watch_gradients(at_gradients)
 
         accumulation = self.accumulation
+        compares = at_gradients is not None
 
         def before_step(*_: Any) -> None:
             accumulation.begins()
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
+            if compares and is_skipped(optimizer):
+                return  # as where the update is not fused: there the scaler does not call it
             self._taken = True
             if self.leader is None:
                 self.leader = optimizer
@@ -183,7 +187,8 @@ class ScriptProbe:
     def _watch_gradients(self, at_gradients: Callable[[], None]) -> None:
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self.leader = self.leader or optimizer
-            if optimizer is self.leader and not _has_closure(args, kwargs):
+            computed = optimizer is self.leader and not _has_closure(args, kwargs)
+            if computed and not is_skipped(optimizer):
                 at_gradients()
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from autotune.worker.effects.compression import averaged_gradients
+from autotune.worker.effects.precision import is_skipped
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
@@ -279,11 +280,10 @@ def plain(name: str) -> str:
 
 def square(optimizer: Optimizer) -> float:
     """Return the square of the gradient's norm before an update; NaN where it will be skipped."""
-    # fp16: a fused update removes the scale by itself, and skips itself where gradients overflow.
-    scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-    if overflow is not None and float(overflow):
+    if is_skipped(optimizer):
         return math.nan
     found = _sum_of_squares(averaged_gradients(optimizer))
+    scale = getattr(optimizer, "grad_scale", None)  # fp16: a fused update removes it by itself
     return found if scale is None else found / float(scale) ** 2
 
 

@@ -240,3 +240,39 @@ def test_plain_autocast_of_a_script_tells_how_far_its_model_amplifies_rounding(
     assert first_problem(deviations(run, reference, limits(formats, amplified))) == ""
     wrong = _convolutional(bench, wrong="0.7", precision="bf16")
     assert "gradient" in first_problem(deviations(wrong, reference, limits(formats, amplified)))
+
+
+OVERFLOWS = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=FUSED)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100)
+while True:
+    for x in DataLoader(torch.randn(256, 8), 4):
+        optimizer.zero_grad()
+        scaler.scale(100 * model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def _after_overflow(bench: Bench, fused: str) -> FirstSteps:
+    script = bench.write(OVERFLOWS.replace("FUSED", fused))
+    report = bench.run(script, samples=4, asked={"trajectory": 2})
+    assert_well(report, blocks=2)
+    found = FirstSteps.seen([block.observed for block in report.blocks])
+    assert found is not None
+    return found
+
+
+def test_fused_update_that_skips_an_overflow_is_compared_by_its_first_finite_gradient(
+    bench: Bench,
+) -> None:
+    fused, single = (_after_overflow(bench, fused) for fused in ("True", "False"))
+    assert comparable(fused, single)
+    found = deviations(fused, single, limits([{"precision": "fp16"}, {"precision": "fp16"}]))
+    assert first_problem(found) == ""
+    assert found[0].size < 1e-3

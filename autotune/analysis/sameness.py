@@ -6,11 +6,12 @@ of its own: autotune.analysis.gate.
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.finalists import fastest_first
+from autotune.analysis.first_updates import FirstUpdates, other_gradient, other_rate
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
 from autotune.measurement.policy import PROOF
@@ -22,6 +23,7 @@ from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
+_ALLOW = "objective.batch_dependent: allow would recommend it all the same"
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 
@@ -59,6 +61,7 @@ class Seen:
         batch_dependent: what computes over the rows of a micro-batch together, in words.
         epochs: number of epochs that began with the loader workers of an earlier one.
         stale: what the script had changed in their dataset by then.
+        updates: size of its first updates.
         of_script: True if a run of a script has come as far as to tell all this; the built-in loop
             tells `batch_dependent` alone.
     """
@@ -69,6 +72,7 @@ class Seen:
     batch_dependent: str = ""
     epochs: int = 0
     stale: tuple[str, ...] = ()
+    updates: FirstUpdates = field(default_factory=FirstUpdates)
     of_script: bool = False
 
     @classmethod
@@ -83,6 +87,7 @@ class Seen:
             batch_dependent=next(filter(None, (o.get("batch_dependent") for o in observed)), ""),
             epochs=max((one.get("epochs", 0) for one in observed), default=0),
             stale=next((tuple(one["stale"]) for one in observed if one.get("stale")), ()),
+            updates=FirstUpdates.of(known),
             of_script=bool(known),
         )
 
@@ -125,6 +130,7 @@ class Comparison:
                 f"The model has {self._base.batch_dependent}, and {', '.join(names)} changes its "
                 "statistics: compare how far whole trainings come."
             )
+        found += self._other_updates(self._seen(trial), knobs)
         return [sentence for sentence in found if sentence]
 
     def lacks_epoch(self, trial: int, knobs: Knobs) -> bool:
@@ -143,7 +149,12 @@ class Comparison:
         if not self._base.of_script:
             return ""
         seen = self._seen(trial)
-        return self._copies(seen, knobs) or self._stale(seen, knobs) or self._graph(seen, knobs)
+        return (
+            self._copies(seen, knobs)
+            or self._stale(seen, knobs)
+            or self._graph(seen, knobs)
+            or self._updates(seen, knobs)
+        )
 
     def _copies(self, seen: Seen, knobs: Knobs) -> str:
         several = [one for one in seen.consumed if self._repeats(one)]
@@ -203,10 +214,32 @@ class Comparison:
         what = self._base.batch_dependent
         if not (names and what and self._rules.refuse_batch_dependent):
             return ""
-        return (
-            f"the model has {what}, and {', '.join(names)} changes its statistics; "
-            "objective.batch_dependent: allow would recommend it all the same"
-        )
+        return f"the model has {what}, and {', '.join(names)} changes its statistics; {_ALLOW}"
+
+    def _updates(self, seen: Seen, knobs: Knobs) -> str:
+        """Return why its updates are not the baseline's; empty if they are, or the study allows it."""
+        if not self._rules.refuse_batch_dependent:
+            return ""
+        reason = self._other_rate(seen, knobs)
+        if not reason and not seen.updates.is_scale_free:
+            reason = self._other_gradient(seen, knobs)
+        return reason and f"{reason}; {_ALLOW}"
+
+    def _other_rate(self, seen: Seen, knobs: Knobs) -> str:
+        return other_rate(seen.updates, self._base.updates, knobs, self._today)
+
+    def _other_gradient(self, seen: Seen, knobs: Knobs) -> str:
+        return other_gradient(seen.updates, self._base.updates, knobs, self._today)
+
+    def _other_updates(self, seen: Seen, knobs: Knobs) -> Iterator[str]:
+        """Yield sentences on updates of a trial that is not refused."""
+        if reason := self._other_rate(seen, knobs):
+            yield f"With this split {reason}."
+        if reason := self._other_gradient(seen, knobs):
+            harmless = (
+                f"; {seen.updates.optimizer} scales it back, but clipping by its norm does not"
+            )
+            yield f"With this split {reason}{harmless if seen.updates.is_scale_free else ''}."
 
     def _promised(self, knobs: Knobs) -> dict[str, Any]:
         """Return promises of a static graph that the baseline does not give."""

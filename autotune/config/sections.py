@@ -160,8 +160,9 @@ class ObjectiveSpec(Section):
     batch_dependent: Literal["refuse", "allow"] = Field(
         default="refuse",
         description="Where a layer or loss computes over all rows of a micro-batch together "
-        "(BatchNorm, contrastive losses), another micro-batch trains something else. refuse: it is not "
-        "recommended; allow: it is, and the verdict says so.",
+        "(BatchNorm, contrastive losses), another micro-batch trains something else; so it does where a "
+        "script does not divide its loss by the accumulation steps. refuse: it is not recommended; "
+        "allow: it is, and the verdict says so.",
     )
 
     job_hours: float = Field(

@@ -509,6 +509,18 @@ class ProofPolicy:
         3.0, "standard deviations", "of a Poisson count by which more rows may repeat"
     )
 
+    rates_apart: float = judgement(
+        1.33,
+        "ratio",
+        "of learning rates in the same step that differ by more than a rounded number of steps",
+    )
+
+    summed_losses: float = judgement(
+        0.5,
+        "log ratio",
+        "of the number of accumulation steps by which a gradient in proportion to it may lie off",
+    )
+
     # Ablation
     idle_gain: float = judgement(
         0.005, "relative", "gain below which reverted changes surely lie, all together"

@@ -419,6 +419,15 @@ class Observed(TypedDict, total=False):
     """Epochs of a script that began with the loader workers of an earlier one."""
     stale: list[str]
     """Changes that the script had made to the dataset by then, which these workers do not see."""
+    first_gradient: float
+    """Norm of the gradient of a script's first step, as its first optimizer has it.
+
+    Of ranks that hold other gradients, or parts of them, it is the root mean square.
+    """
+    learning_rates: list[float]
+    """Learning rate of the optimizer's first group in each of a script's first CHECKED_STEPS."""
+    optimizer: str
+    """Class of a script's first optimizer."""
     gradient_norm: float
     """Gradient norm of the whole model, before the update; trajectories only."""
     replica_spread: float

@@ -123,3 +123,51 @@ def test_a_study_whose_ranks_tell_nothing_refuses_nothing() -> None:
     found = comparison({}, (WORKERS, {}), ({"persistent_workers": True}, {}))
     assert found.refused() == {}
     assert found.open(1, {**TODAY, **WORKERS}) == []
+
+
+def updates(gradient: float, rates: list[float], optimizer: str = "SGD") -> dict[str, Any]:
+    return seen(first_gradient=gradient, learning_rates=rates, optimizer=optimizer)
+
+
+SPLIT = {"micro_batch": 1, "accumulation_steps": 8}
+SLOW = [0.001 * step for step in range(6)]
+FAST = [8 * rate for rate in SLOW]
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        (updates(1.1, SLOW), ""),
+        (updates(8.3, SLOW), "8.3 times yours"),
+        (updates(8.3, SLOW, "AdamW"), ""),
+        (updates(100.0, SLOW), ""),
+        (updates(1.1, FAST, "AdamW"), "0.008 in step 2, yours 0.001"),
+        (updates(1.1, [1.1 * rate for rate in SLOW]), ""),
+        (seen(), ""),
+    ],
+    ids=["equal", "sums", "sums, scaled back", "other cause", "rate", "rounded", "not told"],
+)
+def test_split_that_changes_the_size_of_updates_is_refused(told: dict[str, Any], word: str) -> None:
+    refused = comparison(updates(1.0, SLOW), (SPLIT, told)).refused()
+    assert bool(refused) == bool(word)
+    assert word in refused.get(1, "")
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"bucket_cap_mb": 5}, {"micro_batch": 64}, {**SPLIT, "parallelism": "fsdp"}]
+)
+def test_size_of_the_gradient_is_not_compared_where_the_batch_or_the_shards_differ(
+    knobs: dict[str, Any],
+) -> None:
+    assert comparison(updates(1.0, SLOW), (knobs, updates(8.0, SLOW))).refused() == {}
+
+
+def test_an_allowed_split_with_other_updates_stays_a_risk() -> None:
+    configuration = {**TODAY, **SPLIT}
+    for optimizer, word in (("SGD", "does not divide its loss"), ("AdamW", "clipping")):
+        told = updates(8.0, FAST, optimizer)
+        found = comparison(updates(1.0, SLOW), (SPLIT, told), refuse_batch_dependent=False)
+        assert found.refused() == {}
+        said = " ".join(found.open(1, configuration))
+        assert word in said
+        assert "learning rate" in said

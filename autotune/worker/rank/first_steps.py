@@ -1,6 +1,7 @@
 """Checks on a script's first steps, for comparison with another configuration's.
 
-They cover rows, replicas, parameters without a gradient, and operations over a whole batch. Of the
+They cover rows, replicas, parameters without a gradient, operations over a whole batch, the size of
+the first gradient and the learning rates. Of the
 gradients that the first optimizer sees, the norm is taken in every step, and sketches in the first
 one, which two runs of a seeded script begin with equal weights and rows.
 """
@@ -8,11 +9,13 @@ one, which two runs of a seeded script begin with equal weights and rows.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.worker.inject.epochs import Epochs
@@ -48,6 +51,8 @@ class FirstStepChecks:
         self._epochs = Epochs(request.script.batches_per_epoch)
         self._statistics = Statistics()
         self._idle: set[int] = set()
+        self._gradient = math.nan
+        self._rates: list[float] = []
         self._unreported = Observed()
         self._compared = 0
 
@@ -66,6 +71,10 @@ class FirstStepChecks:
         if steps > CHECKED_STEPS:
             return
         self._idle |= {id(parameter) for parameter in self.without_gradient()}
+        groups = self._probe.leader.param_groups if self._probe.leader else [{}]
+        self._rates.append(float(groups[0].get("lr", math.nan)))
+        if steps == 1:
+            self._gradient = _norm(_parameters(self._probe))
         if steps == CHECKED_STEPS:
             self._tell()
 
@@ -100,19 +109,25 @@ class FirstStepChecks:
         self._statistics.close()
         shared = model is not None and self._context.world_size > 1
         sums = sums_of(model.parameters()) if shared and model is not None else None
-        ranks = self._exchanged("first", [rows and rows.as_list(), sums])
+        ranks = self._exchanged("first", [rows and rows.as_list(), sums, self._gradient])
         if self._context.rank:
             return
-        known = [RankRows.from_list(of_rank) for of_rank, _ in ranks if of_rank]
+        known = [RankRows.from_list(of_rank) for of_rank, _, _ in ranks if of_rank]
         found = Observed(
             unused_parameters=len(self._idle),
+            optimizer=type(self._probe.leader).__name__,
             batch_dependent=self._statistics.found(self._probe.built.inner),
             convolutions=int(convolves(_parameters(self._probe))),
         )
-        if known and len(known) == sum(of_rank is not None for of_rank, _ in ranks):
+        if known and len(known) == sum(of_rank is not None for of_rank, _, _ in ranks):
             found["consumed"] = together(known)
         if shared:
-            found["replica_spread"] = spread([ReplicaSums(*of_rank) for _, of_rank in ranks])
+            found["replica_spread"] = spread([ReplicaSums(*of_rank) for _, of_rank, _ in ranks])
+        gradient = math.sqrt(statistics.fmean(norm**2 for *_, norm in ranks))
+        if math.isfinite(gradient):
+            found["first_gradient"] = gradient
+        if all(map(math.isfinite, self._rates)):
+            found["learning_rates"] = self._rates
         self._unreported = found
 
     def _exchanged(self, name: str, mine: Any) -> list[Any]:
@@ -186,6 +201,19 @@ class LeaderNorms:
                 scaled = gradient if scale is None else gradient.double() / float(scale)
                 self._sketcher.add(place, scaled)
         self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
+
+
+def _norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Return the norm of the gradients, of the parts that this rank holds; NaN where it has none."""
+    gradients = [_part(p.grad.detach()) for p in parameters if p.grad is not None]
+    if not gradients or any(gradient.layout != torch.strided for gradient in gradients):
+        return math.nan
+    return float(nn.utils.get_total_norm(gradients))
+
+
+def _part(tensor: Tensor) -> Tensor:
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
 
 
 def _parameters(probe: ScriptProbe) -> Iterator[nn.Parameter]:

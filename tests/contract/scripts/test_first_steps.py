@@ -276,3 +276,35 @@ def test_fused_update_that_skips_an_overflow_is_compared_by_its_first_finite_gra
     found = deviations(fused, single, limits([{"precision": "fp16"}, {"precision": "fp16"}]))
     assert first_problem(found) == ""
     assert found[0].size < 1e-3
+
+
+SUMS = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + step)
+rows = torch.randn(256, 8)
+while True:
+    for number, x in enumerate(DataLoader(rows, BATCH), 1):
+        model(x).square().mean().backward()
+        schedule.step()
+        if number % STEPS == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def _summed(bench: Bench, batch: int, steps: int) -> dict[str, Any]:
+    script = bench.write(SUMS.replace("BATCH", str(batch)).replace("STEPS", str(steps)))
+    return observed(bench.run(script, samples=batch * steps))
+
+
+def test_size_of_the_first_updates_is_told(bench: Bench) -> None:
+    split, whole = _summed(bench, 2, 4), _summed(bench, 8, 1)
+    assert split["optimizer"] == whole["optimizer"] == "SGD"
+    assert split["first_gradient"] / whole["first_gradient"] == pytest.approx(4, rel=1e-3)
+    assert whole["learning_rates"] == pytest.approx([0.001 * step for step in range(2, 8)])
+    assert split["learning_rates"] == pytest.approx([0.001 * step for step in range(5, 29, 4)])

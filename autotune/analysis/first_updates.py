@@ -1,0 +1,114 @@
+"""Size of a script's first updates: another split of the same global batch must not change it. Pure.
+
+A script that sums the losses of its micro-batches has a gradient in proportion to their number. One
+that derives its learning rate from the micro-batch, or counts micro-batches in its schedule, trains
+with another rate. Both go unnoticed by checks of rows, which stay the same.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from autotune.measurement.policy import PROOF
+from search_spaces.constraints import global_batch
+from search_spaces.words import Knobs
+
+_SCALE_FREE = (
+    "adam",
+    "adagrad",
+    "adafactor",
+    "adadelta",
+    "rmsprop",
+    "rprop",
+    "lion",
+    "muon",
+    "lamb",
+)
+"""Parts of the names of optimizers whose update does not grow with the gradient."""
+
+
+@dataclass(frozen=True)
+class FirstUpdates:
+    """First updates of the runs of one configuration.
+
+    Attributes:
+        gradients: norm of the first gradient, of each run that told it.
+        rates: learning rates of the first steps, of each run that told them.
+        optimizer: class of the first optimizer; empty if no run told it.
+    """
+
+    gradients: tuple[float, ...] = ()
+    rates: tuple[tuple[float, ...], ...] = ()
+    optimizer: str = ""
+
+    @classmethod
+    def of(cls, observed: Iterable[Mapping[str, Any]]) -> Self:
+        """Return those that blocks tell (autotune.worker.protocol.Observed)."""
+        known = [one for one in observed if "optimizer" in one]
+        return cls(
+            tuple(one["first_gradient"] for one in known if one.get("first_gradient")),
+            tuple(tuple(one["learning_rates"]) for one in known if "learning_rates" in one),
+            next((one["optimizer"] for one in known), ""),
+        )
+
+    @property
+    def is_scale_free(self) -> bool:
+        """Return whether the optimizer's update does not grow with the gradient."""
+        return any(part in self.optimizer.lower() for part in _SCALE_FREE)
+
+
+def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:
+    """Return how the learning rate differs from the baseline's with another split; empty if it does not.
+
+    It is empty, too, where runs of one configuration differ, or none has told it.
+    """
+    if not _is_other_split(knobs, today):
+        return ""
+    of_steps = zip(*run.rates, strict=False), zip(*base.rates, strict=False)
+    for step, (mine, yours) in enumerate(zip(*of_steps, strict=False), start=1):
+        if min(*mine, *yours) > 0 and _least_factor(mine, yours) > PROOF.rates_apart:
+            return (
+                f"its learning rate is {mine[0]:.3g} in step {step}, yours {yours[0]:.3g}: the script "
+                "derives it from the micro-batch, or its schedule counts micro-batches"
+            )
+    return ""
+
+
+def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:
+    """Return that the first gradient is in proportion to the accumulation steps; empty if it is not.
+
+    Shards of a gradient are not compared with whole ones, so parallelism must be equal.
+    """
+    both = list(itertools.product(run.gradients, base.gradients))
+    if (
+        not both
+        or not _is_other_split(knobs, today)
+        or knobs["parallelism"] != today["parallelism"]
+    ):
+        return ""
+    expected = knobs["accumulation_steps"] / today["accumulation_steps"]
+    if not all(_is_in_proportion(mine / yours, expected) for mine, yours in both):
+        return ""
+    typical = statistics.geometric_mean(mine / yours for mine, yours in both)
+    return (
+        f"its first gradient is {typical:.2g} times yours: the script does not divide its loss by the "
+        "accumulation steps"
+    )
+
+
+def _is_other_split(knobs: Knobs, today: Knobs) -> bool:
+    other = knobs["accumulation_steps"] != today["accumulation_steps"]
+    return other and global_batch(knobs, 1) == global_batch(today, 1)
+
+
+def _least_factor(mine: Sequence[float], yours: Sequence[float]) -> float:
+    """Return the least factor between two sets that do not overlap; below 1 if they do."""
+    return max(min(mine) / max(yours), min(yours) / max(mine))
+
+
+def _is_in_proportion(ratio: float, expected: float) -> bool:
+    """Return whether a ratio is nearer to the expected one than to 1, as ratios lie apart."""
+    return abs(math.log(ratio) / math.log(expected) - 1) < PROOF.summed_losses

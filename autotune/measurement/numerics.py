@@ -277,7 +277,7 @@ def _of_first_steps(
 
 
 def _of_replicas(run: Trajectory) -> Deviation:
-    other = "another rank's, as if gradients were not exchanged,"
+    other = "another rank's, as if gradients were not exchanged"
     return Deviation("the model of one rank", run.spread, PROOF.replicas, other)
 
 

@@ -162,7 +162,7 @@ def _study_of(
     launched, one_off, began = runner.launched, runner.one_off, time.monotonic()
     launcher = one_off.plan.launcher
     seen = _with_settings(seen, launched, runner.workdir)
-    _check(seen, launched, one_off.plan, runner.output())
+    _check(seen, runner)
     found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
     facts = facts_of(launcher.site)
     taken = time.monotonic() - began + runner.usual
@@ -290,7 +290,7 @@ class _Runner:
         self.say = say
         self.launched = launched
         self._runs = 0
-        self._startup = one_off.plan.spec.measurement.startup_deadline
+        self.startup = one_off.plan.spec.measurement.startup_deadline
         self.usual = 0.0
         self._last = ""
 
@@ -369,17 +369,20 @@ class _Runner:
             slower: factor of that time.
         """
         if not self.usual:
-            return self._startup
-        return min(self._startup, slower * max(_LEAST_STARTUP, _SLOWER * self.usual))
+            return self.startup
+        return min(self.startup, slower * max(_LEAST_STARTUP, _SLOWER * self.usual))
 
     def _advice(self, result: AttemptResult, limit: float) -> str:
-        if result.state != AttemptState.HANG:
-            return ""
-        return (
-            f"\nA start may take {limit:g} s. If it takes longer: autotune init --startup-timeout "
-            f"{2 * limit:g}s -- with the command; the study then has the same limit, as "
-            "measurement.startup_deadline"
-        )
+        return _slower_start(limit) if result.state == AttemptState.HANG else ""
+
+
+def _slower_start(limit: float) -> str:
+    """Return how to allow a start more than so many seconds."""
+    return (
+        f"\nA start may take {limit:g} s. If it takes longer: autotune init --startup-timeout "
+        f"{2 * limit:g}s -- with the command; the study then has the same limit, as "
+        "measurement.startup_deadline"
+    )
 
 
 def _with(given: fields.Given, startup: float) -> Shape:
@@ -412,18 +415,13 @@ def _with_settings(seen: SurveyResult, launched: Launched, workdir: Path) -> Sur
     return dataclasses.replace(seen, options=options)
 
 
-def _check(seen: SurveyResult, launched: Launched, plan: Plan, output: str) -> None:
+def _check(seen: SurveyResult, runner: "_Runner") -> None:
     """See that a script trains, and for long enough.
-
-    Args:
-        seen: of the script.
-        launched: the command.
-        plan: of the look.
-        output: the end of what its first rank printed.
 
     Raises:
         BadInput: it does not, with the reason.
     """
+    launched, output = runner.launched, runner.output()
     if seen.failed:
         taken = counted(seen.steps, "optimizer step")
         raise BadInput(
@@ -431,9 +429,10 @@ def _check(seen: SurveyResult, launched: Launched, plan: Plan, output: str) -> N
             f"runs by itself.{_printed(output)}"
         )
     if not seen.steps:
-        raise BadInput(_without_step(seen, launched, output))
+        longer = "" if seen.ended_by_itself else _slower_start(runner.startup)
+        raise BadInput(_without_step(seen, launched, output) + longer)
     if seen.ended_by_itself:
-        raise BadInput(_too_short(launched, seen.steps, None, plan, seen))
+        raise BadInput(_too_short(launched, seen.steps, None, runner.one_off.plan, seen))
 
 
 def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:

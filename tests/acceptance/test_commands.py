@@ -346,7 +346,7 @@ def test_no_change_does_not_replace_what_another_study_found(
     ended = tiny.run("start", "study.yaml", "--foreground")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tiny.folder / "best.yaml").read_text() == found
-    assert "best.yaml is not written (it is of another study" in ended.stdout
+    assert "best.yaml is not written (it belongs to another study" in ended.stdout
     assert "autotune.load(" not in ended.stdout
     assert tiny.ask("export", "tiny", "-o", "mine.yaml").returncode == 0
     assert library.load(tiny.folder / "mine.yaml").provenance["study"] == "tiny"

@@ -384,30 +384,21 @@ def test_two_loaders_are_turned_in_proportion(folder: StudyFolder) -> None:
 
 
 _SHORT = """
-import gc, torch
+import torch
 model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.{optimizer}(model.parameters())
-gc.disable()
-torch.set_num_threads(1)
-for _ in range({steps}):
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(5):
     model(torch.randn(8, 8)).mean().backward()
     optimizer.step()
 """
 
 
-@pytest.mark.parametrize(
-    ("steps", "optimizer", "told"),
-    [
-        pytest.param(5, "SGD", "ended by itself after 5 optimizer steps", marks=pytest.mark.errand),
-        pytest.param(900, "RMSprop", "nothing of it can be tuned", marks=pytest.mark.errand),
-    ],
-)
-def test_study_that_could_not_start_is_not_written(
-    folder: StudyFolder, steps: int, optimizer: str, told: str
-) -> None:
-    (folder.folder / "own.py").write_text(_SHORT.format(steps=steps, optimizer=optimizer))
+@pytest.mark.errand
+def test_study_of_a_script_that_ends_too_soon_is_not_written(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SHORT)
     found = folder.run("init", "--", "python", "own.py")
-    assert (found.returncode, told in found.stderr) == (2, True), found.stderr
+    assert found.returncode == 2
+    assert "ended by itself after 5 optimizer steps" in found.stderr
     assert not (folder.folder / "study.yaml").exists()
 
 
@@ -495,10 +486,10 @@ time.sleep(3600)
 @pytest.mark.errand
 def test_start_that_takes_too_long_names_its_limit(folder: StudyFolder) -> None:
     (folder.folder / "own.py").write_text(_SLOW)
-    found = folder.run("init", "--startup-timeout", "11", "--", "python", "own.py")
+    found = folder.run("init", "--startup-timeout", "13", "--", "python", "own.py")
     assert found.returncode == 2
     assert "10 s; it has printed: compiling kernel 7 of 9" in found.stderr
-    assert "autotune init --startup-timeout 22s" in found.stderr
+    assert "autotune init --startup-timeout 26s" in found.stderr
     assert not (folder.folder / "study.yaml").exists()
 
 

@@ -54,10 +54,10 @@ class FirstUpdates:
             next((one["optimizer"] for one in known), ""),
         )
 
-    @property
-    def is_scale_free(self) -> bool:
-        """Return whether the optimizer's update does not grow with the gradient."""
-        return any(part in self.optimizer.lower() for part in _SCALE_FREE)
+
+def is_scale_free(optimizer: str) -> bool:
+    """Return whether the update of a class of optimizers does not grow with the gradient."""
+    return any(part in optimizer.lower() for part in _SCALE_FREE)
 
 
 def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:
@@ -90,7 +90,7 @@ def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: K
     ):
         return ""
     expected = knobs["accumulation_steps"] / today["accumulation_steps"]
-    if not all(_is_in_proportion(mine / yours, expected) for mine, yours in both):
+    if not all(is_in_proportion(mine / yours, expected) for mine, yours in both):
         return ""
     typical = statistics.geometric_mean(mine / yours for mine, yours in both)
     return (
@@ -109,6 +109,6 @@ def _least_factor(mine: Sequence[float], yours: Sequence[float]) -> float:
     return max(min(mine) / max(yours), min(yours) / max(mine))
 
 
-def _is_in_proportion(ratio: float, expected: float) -> bool:
+def is_in_proportion(ratio: float, expected: float) -> bool:
     """Return whether a ratio is nearer to the expected one than to 1, as ratios lie apart."""
     return abs(math.log(ratio) / math.log(expected) - 1) < PROOF.summed_losses

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.finalists import fastest_first
-from autotune.analysis.first_updates import FirstUpdates, other_gradient, other_rate
+from autotune.analysis.first_updates import FirstUpdates, is_scale_free, other_gradient, other_rate
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
 from autotune.measurement.policy import PROOF
@@ -221,7 +221,7 @@ class Comparison:
         if not self._rules.refuse_batch_dependent:
             return ""
         reason = self._other_rate(seen, knobs)
-        if not reason and not seen.updates.is_scale_free:
+        if not reason and not is_scale_free(seen.updates.optimizer):
             reason = self._other_gradient(seen, knobs)
         return reason and f"{reason}; {_ALLOW}"
 
@@ -239,7 +239,7 @@ class Comparison:
             harmless = (
                 f"; {seen.updates.optimizer} scales it back, but clipping by its norm does not"
             )
-            yield f"With this split {reason}{harmless if seen.updates.is_scale_free else ''}."
+            yield f"With this split {reason}{harmless if is_scale_free(seen.updates.optimizer) else ''}."
 
     def _promised(self, knobs: Knobs) -> dict[str, Any]:
         """Return promises of a static graph that the baseline does not give."""

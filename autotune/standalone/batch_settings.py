@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from autotune.analysis.first_updates import is_in_proportion
 from autotune.analysis.wording import counted
 from autotune.config.keeping import COUNTED
 from autotune.errors import BadInput
@@ -34,6 +35,7 @@ class BatchSettings:
         in_proportion: knob -> settings that make it up together, each with its present value.
         keeps_global_batch: whether the script derives the one that is not in `flags`.
         columns: whether the samples of a batch lie in its columns.
+        sums: whether the gradient was seen to grow with the number of micro-batches.
         doubts: why other settings do not change them, a line each.
     """
 
@@ -42,6 +44,7 @@ class BatchSettings:
     in_proportion: dict[str, dict[str, int]] = field(default_factory=dict)
     keeps_global_batch: bool = False
     columns: bool = False
+    sums: bool = False
     doubts: tuple[str, ...] = ()
 
     @property
@@ -128,6 +131,9 @@ class _Search:
             if not self._tried_doubled(knob, other):
                 self._doubts.append(f"{flag} {other.given} fails: {_first_line(error)}")
             return
+        self._found = dataclasses.replace(
+            self._found, sums=self._found.sums or _sums(before, after)
+        )
         if turned := next((k for k in COUNTED if flags.answers(k, other, before, after)), None):
             self._add({turned: other})
         elif kept := next((k for k in COUNTED if flags.keeps(k, other, before, after)), None):
@@ -239,6 +245,15 @@ class _Search:
             keeps_global_batch=keeps_global_batch,
             columns=self._found.columns or columns,
         )
+
+
+def _sums(before: SurveyResult, after: SurveyResult) -> bool:
+    """Return whether the first gradient grows with the number of micro-batches of a step."""
+    known = before.first_gradient > 0 and after.first_gradient > 0
+    if not known or before.accumulation_steps == after.accumulation_steps:
+        return False
+    expected = after.accumulation_steps / before.accumulation_steps
+    return is_in_proportion(after.first_gradient / before.first_gradient, expected)
 
 
 def _first_line(error: Exception) -> str:

@@ -254,7 +254,7 @@ def _offers(found: Findings, cpus: int) -> _Offers:
 
 def _of_batch(found: Findings) -> _Offers:
     seen = found.seen
-    if seen.uneven or seen.batch_dependent:
+    if seen.uneven or seen.batch_dependent or found.grows_with_accumulation:
         return
     parts = found.batch.in_proportion.get("micro_batch", {})
     step = granule(seen.micro_batch, parts.values())
@@ -407,6 +407,11 @@ def _batch_left_out(found: Findings) -> Iterator[str]:
         yield (
             f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes its "
             "statistics; with `objective: {batch_dependent: allow}` it can vary all the same"
+        )
+    elif found.grows_with_accumulation:
+        yield (
+            "micro_batch, accumulation_steps: the script does not divide its loss by the accumulation "
+            f"steps, so another split is another step of {seen.optimizer}; divide it, and run init again"
         )
     elif found.batch.keeps_global_batch or len(found.flags) > 1:
         if found.seen.samples == 1:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.analysis.first_updates import is_scale_free
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
@@ -74,6 +75,11 @@ class Findings:
     def flags(self) -> dict[str, str]:
         """Return knob -> setting that was seen to change it."""
         return self.batch.settings_by_knob
+
+    @property
+    def grows_with_accumulation(self) -> bool:
+        """Return whether updates grow with the accumulation steps, as the script sums its losses."""
+        return self.batch.sums and not is_scale_free(self.seen.optimizer)
 
 
 @dataclass(frozen=True)

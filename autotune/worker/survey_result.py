@@ -61,6 +61,7 @@ class SurveyResult:
         ddp: whether a model was in DistributedDataParallel.
         sharded: whether parameters are sharded tensors (FSDP2).
         scaled: whether a GradScaler scaled the loss.
+        first_gradient: norm of the gradient of the first step, of shards the part of a rank; 0: unknown.
         optimizer: its class; empty if none has stepped.
         convolutions: whether the model has any.
         sparse: whether an embedding of it has sparse gradients.
@@ -95,6 +96,7 @@ class SurveyResult:
     ddp: bool = False
     sharded: bool = False
     scaled: bool = False
+    first_gradient: float = 0.0
     optimizer: str = ""
     convolutions: bool = False
     sparse: bool = False

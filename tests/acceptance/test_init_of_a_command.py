@@ -476,6 +476,33 @@ def test_options_of_the_script_are_tuned_and_given_to_the_job(folder: StudyFolde
     assert "fused torch.float32" in ran.stdout
 
 
+_SUMS = """
+import argparse, torch
+from torch.utils.data import DataLoader
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--accumulate", type=int, default=8)
+args = parser.parse_args()
+model = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for number, x in enumerate(DataLoader(torch.randn(4096, 64), args.batch_size), 1):
+        model(x).square().mean().backward()
+        if number % args.accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.errand
+def test_split_of_a_script_that_sums_its_losses_is_not_offered(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SUMS)
+    study = written(folder, f"{sys.executable} own.py")
+    assert not {"micro_batch", "accumulation_steps"} & study["search_space"].keys()
+    text = (folder.folder / "study.yaml").read_text()
+    assert "does not divide its loss by the accumulation steps" in text
+
+
 _SLOW = """
 import time
 print("compiling kernel 7 of 9", flush=True)

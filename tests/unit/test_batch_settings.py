@@ -116,3 +116,38 @@ def test_micro_batch_that_the_script_cannot_have_smaller_is_tried_larger() -> No
 def test_micro_batch_of_one_sample_that_tells_nothing_is_tried_larger() -> None:
     found, _ = searched(lambda s: (max(2, s["-b"]), 1), {"-b": 2})
     assert found.flags == {"micro_batch": "-b"}
+
+
+def of_gradients(
+    script: Script, today: dict[str, int], gradient: Callable[[int, int], float]
+) -> BatchSettings:
+    """Search a script whose first gradient depends on its micro-batch and accumulation."""
+
+    def look(settings: Mapping[str, int]) -> SurveyResult:
+        size, steps = script({**today, **settings})
+        return SurveyResult(
+            steps=4,
+            micro_batch=size,
+            accumulation_steps=steps,
+            loader=True,
+            first_gradient=gradient(size, steps),
+            options=tuple(Option(flag, flag.lstrip("-"), value) for flag, value in today.items()),
+        )
+
+    return find_batch_settings(look, look({}), 1, lambda _: None)
+
+
+def test_gradient_in_proportion_to_the_accumulation_steps_is_that_of_summed_losses() -> None:
+    today = {"--batch": 8, "--accumulate": 2}
+
+    def both(settings: dict[str, int]) -> tuple[int, int]:
+        return settings["--batch"], settings["--accumulate"]
+
+    assert of_gradients(both, today, lambda _, steps: 1.1 * steps).sums
+    assert not of_gradients(both, today, lambda size, steps: 3 / (size * steps) ** 0.5).sums
+    assert not of_gradients(both, today, lambda *_: 0.0).sums, "not known"
+    assert of_gradients(
+        lambda s: (32 // s["--accum"], s["--accum"]),
+        {"--accum": 2, "--size": 16},
+        lambda _, steps: 0.2 * steps,
+    ).sums

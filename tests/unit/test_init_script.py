@@ -5,7 +5,7 @@ import yaml
 
 from autotune.config import StudySpec
 from autotune.standalone import init_script
-from autotune.standalone.batch_settings import find_batch_settings
+from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import OwnOptions, Turned
@@ -28,6 +28,7 @@ def written(
     env: dict[str, str] | None = None,
     own: OwnOptions | None = None,
     outside: Outside | None = None,
+    batch: BatchSettings | None = None,
     **seen: object,
 ) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
@@ -43,6 +44,7 @@ def written(
         Facts("cpu", 2),
         own=own or OwnOptions(),
         outside=outside or Outside(),
+        batch=batch or BatchSettings(),
     )
     text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
@@ -173,3 +175,14 @@ def test_fused_update_is_not_offered_to_a_model_with_sparse_gradients() -> None:
     text, spec = written(optimizer="SGD", sparse=True)
     assert "optimizer_kernels" not in spec.values()
     assert "optimizer_kernels: fused updates take no sparse gradients" in text
+
+
+@pytest.mark.parametrize(("optimizer", "offered"), [("SGD", False), ("AdamW", True)])
+def test_batch_of_a_script_that_sums_its_losses_is_left_out_unless_the_optimizer_scales_them_back(
+    optimizer: str, offered: bool
+) -> None:
+    flags = {"micro_batch": "--batch-size", "accumulation_steps": "--accumulate"}
+    batch = BatchSettings(flags=flags, sums=True)
+    text, spec = written(batch=batch, optimizer=optimizer)
+    assert ("micro_batch" in spec.values()) is offered
+    assert ("does not divide its loss" in text) is not offered

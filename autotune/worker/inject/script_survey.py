@@ -1,6 +1,7 @@
 """Survey of an unmodified training script: its parts and its present settings."""
 
 import gc
+import math
 import os
 import statistics
 import sys
@@ -25,6 +26,7 @@ from autotune.worker.inject.options import Options
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settled import Settled, may_hold_settings
 from autotune.worker.inject.statistics import Statistics
+from autotune.worker.observers.gradients import held_norm
 from autotune.worker.patches import wrapping
 from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
@@ -118,6 +120,7 @@ class Survey:
         self._backwards = 0
         self._products: frozenset[torch.dtype] = frozenset()
         self._scaled = False
+        self._gradient = math.nan
         self._settings: dict[str, None] = {}
         self._folder = Path.cwd()
         self._idle: list[str] = []
@@ -150,6 +153,8 @@ class Survey:
         def after() -> None:
             self.steps += 1
             if self.steps == 1:
+                assert self.probe.leader is not None
+                self._gradient = held_norm(self.probe.leader)
                 self._idle = self._changes.idle(draws=self.probe.saw_loader)
             self._steps.append(self._step())
             for passes in self._passes.values():
@@ -218,6 +223,7 @@ class Survey:
             ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(detected.is_sharded, _parameters(leader))),
             scaled=self._scaled,
+            first_gradient=self._gradient if math.isfinite(self._gradient) else 0.0,
             optimizer=type(leader).__name__ if leader else "",
             convolutions=any(map(_has_convolutions, self._models())),
             sparse=any(map(_has_sparse_gradients, self._models())),

@@ -10,18 +10,18 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.worker.inject.epochs import Epochs
 from autotune.worker.inject.rows import RankRows, Rows, together
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.statistics import Statistics
+from autotune.worker.observers.gradients import held_norm
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.sketch import Sketcher
@@ -71,10 +71,10 @@ class FirstStepChecks:
         if steps > CHECKED_STEPS:
             return
         self._idle |= {id(parameter) for parameter in self.without_gradient()}
-        groups = self._probe.leader.param_groups if self._probe.leader else [{}]
-        self._rates.append(float(groups[0].get("lr", math.nan)))
+        assert self._probe.leader is not None
+        self._rates.append(float(self._probe.leader.param_groups[0].get("lr", math.nan)))
         if steps == 1:
-            self._gradient = _norm(_parameters(self._probe))
+            self._gradient = held_norm(self._probe.leader)
         if steps == CHECKED_STEPS:
             self._tell()
 
@@ -201,19 +201,6 @@ class LeaderNorms:
                 scaled = gradient if scale is None else gradient.double() / float(scale)
                 self._sketcher.add(place, scaled)
         self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
-
-
-def _norm(parameters: Iterable[nn.Parameter]) -> float:
-    """Return the norm of the gradients, of the parts that this rank holds; NaN where it has none."""
-    gradients = [_part(p.grad.detach()) for p in parameters if p.grad is not None]
-    if not gradients or any(gradient.layout != torch.strided for gradient in gradients):
-        return math.nan
-    return float(nn.utils.get_total_norm(gradients))
-
-
-def _part(tensor: Tensor) -> Tensor:
-    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
 
 
 def _parameters(probe: ScriptProbe) -> Iterator[nn.Parameter]:

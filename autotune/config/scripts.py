@@ -32,7 +32,8 @@ class Recipe:
     Attributes:
         target: the script's file, or the module behind -m.
         is_module: whether `target` is a module.
-        flags: of the knobs that the script sets.
+        flags: of the knobs that the script sets; settings that make up a knob together by their own
+            names.
         turned: knobs that it sets to another value, each as its argument has it; settings that make
             up a knob together by their own names.
         changes: names of knobs that act from outside.
@@ -334,11 +335,12 @@ class ScriptWorkload(ForeignWorkload):
             if name in flags and name not in self.in_proportion
         }
         parts = keeping.in_proportion(self.in_proportion, baseline, differing)
+        settings = [setting for several in self.in_proportion.values() for setting in several]
         outside = differing.keys() - turned.keys() - {*self.in_proportion, self.derived}
         return Recipe(
             target=self.target,
             is_module=self.script is None,
-            flags={**flags, **{setting: setting for setting in parts}},
+            flags={**flags, **{setting: setting for setting in settings}},
             turned={**turned, **parts},
             changes=tuple(sorted(outside)),
         )
@@ -407,6 +409,16 @@ class ScriptWorkload(ForeignWorkload):
             found["over_all_ranks"] = {"flags": shared, "ranks": workers}
         if samples := self.samples_of_step(knobs.baseline, chosen):
             found["samples"] = samples
+        if set_by := self._set_by():
+            found["set_by"] = set_by
+        return found
+
+    def _set_by(self) -> dict[str, list[str]]:
+        """Return the knobs that the script is given by other names, each with these names in `flags`."""
+        found = {knob: [*parts] for knob, parts in self.in_proportion.items()}
+        if self.derived:
+            told = next(name for name in COUNTED if name != self.derived)
+            found[self.derived] = found.get(told, [told])
         return found
 
 

@@ -40,8 +40,8 @@ class BestConfig(Mapping[str, Any]):
             it is the baseline.
         provenance: study, trial, environment, verdict and time.
         script: of a study over a script: its path, the knobs that it sets by itself and how, and
-            those that are changed from outside; or the command, with its placeholders. None for a
-            workload.
+            those that are changed from outside; under `set_by` the knobs that other settings make
+            up. Of a command it has the placeholders. None for a workload.
         unusual: knobs that differ from the defaults of PyTorch or a plain script; None if not
             known.
         provisional: whether the study had not ended, and nothing has confirmed the configuration.

@@ -316,7 +316,7 @@ def script_of(
     entry = None if knobs is None else spec.workload.entry(knobs, spec.taken, workers)
     if entry is None:
         return None
-    turned = {flag.removeprefix("$") for flag in spec.flags.values()}
+    turned = {flag.removeprefix("$") for flag in entry["flags"].values()}
     env = {
         name: text
         for name, text in spec.env.items()

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export import writing
-from autotune.export.best import is_best, of, read
+from autotune.export.best import BestConfig, is_best, of, read
 from autotune.export.formats import FORMATS, remarks
+from autotune.export.tuned_job import script_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import Choice, Knob
 from tests.support.recommendations import ON_CPU, ON_GPU, of_script, of_workload
@@ -160,6 +162,73 @@ def test_a_flag_is_no_key_of_hydras() -> None:
     assert FORMATS["hydra"](best).text == "log=5\n"
     assert FORMATS["hydra"](best).unsaid == {"micro_batch": 4}
     assert FORMATS["argv"](best).text == "--bs=4 log=5\n"
+
+
+# Knobs of a batch that the script is given by other settings
+
+
+def of_batch(workload: dict[str, Any], args: str = "") -> BestConfig:
+    """Of a study of 16 x 4 that recommends 32 x 2."""
+    spec = StudySpec(
+        name="a",
+        workload={"script": "train.py", "args": args.split(), **workload},
+        env={"UNLABELED": "12"},
+        resources={"workers": 2},
+        search_space={"micro_batch": [16, 32]},
+        baseline={"micro_batch": 16, "accumulation_steps": 4},
+    )
+    batch = {"micro_batch": 32, "accumulation_steps": 2}
+    script = script_of(spec, {**spec.full_baseline(), **batch}, Path.cwd(), 2)
+    return BestConfig(batch, 2, {}, provenance=ON_GPU, script=script)
+
+
+def two_loaders(labeled: str, unlabeled: str, accumulation: str) -> BestConfig:
+    parts = {labeled: 4, unlabeled: 12}
+    flags = {"accumulation_steps": accumulation}
+    accumulates = f"{accumulation}4" if accumulation.endswith("=") else f"{accumulation} 4"
+    return of_batch({"flags": flags, "in_proportion": {"micro_batch": parts}}, accumulates)
+
+
+KEEPING = {"flags": {"micro_batch": "--batch"}, "keeps_global_batch": True}
+
+
+@pytest.mark.parametrize(
+    ("form", "flags", "expected"),
+    [
+        ("argv", ("--lb", "--ub=", "--accum"), "--accum 2 --lb 8 --ub=24\n"),
+        ("hydra", ("lb=", "data.ub=", "acc="), "acc=2\nlb=8\ndata.ub=24\n"),
+    ],
+)
+def test_settings_that_make_up_a_micro_batch_are_all_said(
+    form: str, flags: tuple[str, str, str], expected: str
+) -> None:
+    said = FORMATS[form](two_loaders(*flags))
+    assert sorted(said.text.split()) == sorted(expected.split())
+    assert not said.unsaid
+
+
+@pytest.mark.parametrize("form", ["argv", "env", "hydra"])
+def test_micro_batch_is_named_where_one_of_its_settings_cannot_be_said(form: str) -> None:
+    said = FORMATS[form](two_loaders("--lb", "$UNLABELED", "--accum"))
+    assert said.unsaid["micro_batch"] == 32
+    assert "24" not in said.text
+
+
+@pytest.mark.parametrize(
+    "form", ["accelerate", "deepspeed", "hf-trainer", "lightning", "torchtitan"]
+)
+def test_a_framework_is_told_the_batch_however_the_script_is(form: str) -> None:
+    flags = {"micro_batch": "--batch", "accumulation_steps": "--accum"}
+    told = FORMATS[form](of_batch({"flags": flags}, "--batch 16 --accum 4"))
+    assert FORMATS[form](two_loaders("--lb", "--ub", "--accum")) == told
+    assert FORMATS[form](of_batch(KEEPING, "--batch 16")) == told
+
+
+def test_accumulation_that_the_script_derives_is_said_to_a_framework() -> None:
+    best = of_batch(KEEPING, "--batch 16")
+    batch = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2}
+    assert json.loads(FORMATS["hf-trainer"](best).text) == batch
+    assert FORMATS["argv"](best).text == "--batch 32\n"
 
 
 def test_a_workload_has_no_arguments() -> None:

@@ -8,7 +8,7 @@ from autotune.config import arguments, commands
 from autotune.errors import BadInput
 from autotune.export import config_copies
 from autotune.export.best import BestConfig
-from autotune.export.formats.telling import Said, told
+from autotune.export.formats.telling import Said, own_words, told
 from search_spaces import CATALOGUE, defaults
 from search_spaces.knob import VARIABLES
 from search_spaces.words import Fields, Knobs, Words
@@ -50,17 +50,10 @@ def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Words:
 def _of_script(best: BestConfig) -> dict[str, Words]:
     if best.script is None:
         return {}
-    flags: Mapping[str, str] = best.script["flags"]
-    return {
-        name: _as_tried(name, flags, best.script["turned"])
-        for name, flag in flags.items()
-        if flag.startswith(arguments.ENVIRONMENT) and arguments.FIELD not in flag
-    }
-
-
-def _as_tried(name: str, flags: Mapping[str, str], turned: Mapping[str, Any]) -> Words:
-    """Return the variables that the trials had."""
-    return Words(lambda value, _: dict(arguments.variables(flags, {name: turned.get(name, value)})))
+    flags, turned = best.script["flags"], best.script["turned"]
+    return own_words(
+        best.script, lambda name: dict(arguments.variables(flags, {name: turned[name]}))
+    )
 
 
 def argv(best: BestConfig) -> Said:
@@ -78,8 +71,8 @@ def argv(best: BestConfig) -> Said:
         )
     if best.is_of_command:
         return Said(f"{shlex.join(recommended(best))}\n", {})
-    flags: dict[str, str] = best.script["flags"]
-    found, unsaid = told(best, {name: _argument(name, best.script) for name in flags})
+    script = best.script
+    found, unsaid = told(best, own_words(script, lambda name: _argument(name, script)))
     words = [word for some in found.values() for word in some]
     return Said(f"{shlex.join(words)}\n" if words else "", unsaid)
 
@@ -102,10 +95,7 @@ def recommended(best: BestConfig) -> tuple[str, ...]:
     ).arguments
 
 
-def _argument(name: str, script: dict[str, Any]) -> Words:
-    def say(value: Any, _: Knobs) -> Fields | None:
-        # None of them: a variable, or a switch that is to be taken away.
-        words = arguments.changed((), script["flags"], {name: script["turned"].get(name, value)})
-        return {name: words} if words else None
-
-    return Words(say)
+def _argument(name: str, script: Mapping[str, Any]) -> Fields | None:
+    # None of them: a variable, or a switch that is to be taken away.
+    words = arguments.changed((), script["flags"], {name: script["turned"][name]})
+    return {name: words} if words else None

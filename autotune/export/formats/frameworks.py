@@ -20,7 +20,16 @@ import yaml
 
 from autotune.config.arguments import ASSIGNMENT
 from autotune.export.best import BestConfig
-from autotune.export.formats.telling import Said, as_json, nested, nodes, on_cpu, told, words_of
+from autotune.export.formats.telling import (
+    Said,
+    as_json,
+    nested,
+    nodes,
+    on_cpu,
+    own_words,
+    told,
+    words_of,
+)
 from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
 from search_spaces.words import Fields, Words
@@ -40,23 +49,19 @@ def hydra(best: BestConfig) -> Said:
     not PyTorch's default as a value of the node `autotune`.
     """
     if best.script is not None:
-        words = _keys(best.script["flags"], best.script["turned"])
+        script = best.script
+        words = own_words(script, lambda name: _override(name, script))
     else:
         words = {name: _under_node(name) for name in best.knobs}
     fields, unsaid = told(best, words)
     return Said("".join(f"{key}={value}\n" for key, value in fields.items()), unsaid)
 
 
-def _keys(flags: Mapping[str, str], turned: Mapping[str, KnobValue]) -> dict[str, Words]:
-    keys = {name: flag for name, flag in flags.items() if flag.endswith(ASSIGNMENT)}
-    own = {name: key for name, key in keys.items() if not key.startswith("-")}
-    return {name: _as_tried(name, key, turned) for name, key in own.items()}
-
-
-def _as_tried(name: str, flag: str, turned: Mapping[str, KnobValue]) -> Words:
-    """Return the words that the trials had."""
-    key = flag.removesuffix(ASSIGNMENT)
-    return Words(lambda value, _: {key: written(turned.get(name, value))})
+def _override(name: str, script: Mapping[str, Any]) -> Fields | None:
+    flag: str = script["flags"][name]
+    if flag.startswith("-") or not flag.endswith(ASSIGNMENT):
+        return None
+    return {flag.removesuffix(ASSIGNMENT): written(script["turned"][name])}
 
 
 def _under_node(name: str) -> Words:

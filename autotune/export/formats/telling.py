@@ -1,7 +1,7 @@
 """Parts of all formats: which knobs are to be said, and which of them a format has no words for."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,29 @@ class Said:
 def words_of(form: str) -> dict[str, Words]:
     """Return the words of a format for the knobs of the catalogue, as their entries have them."""
     return {name: knob.exports[form] for name, knob in CATALOGUE.items() if form in knob.exports}
+
+
+def own_words(
+    script: Mapping[str, Any], fields_of: Callable[[str], Fields | None]
+) -> dict[str, Words]:
+    """Return the words of a script for the knobs that it sets, as the trials had them.
+
+    A knob that several settings make up has words if each of them has.
+
+    Args:
+        script: entry of best.yaml.
+        fields_of: called with a name in `flags`; returns its fields, none where it cannot be said.
+    """
+    names = {name: [name] for name in script["flags"]} | script.get("set_by", {})
+    return {knob: _of_all(several, fields_of) for knob, several in names.items()}
+
+
+def _of_all(names: Iterable[str], fields_of: Callable[[str], Fields | None]) -> Words:
+    def say(*_: Any) -> Fields | None:
+        found = [fields_of(name) for name in names]
+        return {k: v for one in found if one for k, v in one.items()} if all(found) else None
+
+    return Words(say)
 
 
 def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str, Any]]:
@@ -65,7 +88,8 @@ def _to_tell(best: BestConfig) -> Iterator[str]:
     if best.script is None:
         return iter(best.knobs)
     changed = {*best.script["turned"], *best.script["changes"]}
-    return (name for name in best.knobs if name in changed)
+    set_by: Mapping[str, Iterable[str]] = best.script.get("set_by", {})
+    return (name for name in best.knobs if {name, *set_by.get(name, ())} & changed)
 
 
 def on_cpu(best: BestConfig) -> bool:

@@ -152,9 +152,9 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
     )
     for stage in STAGES:
         several = [one for one in figures.rounds if one.stage is stage]
-        rows = [row for one in several for row in _round_rows(one, trials, today)]
+        running = any(one.so_far for one in several)
+        rows = [row for one in several for row in _round_rows(one, trials, today, running=running)]
         if rows:
-            running = any(one.so_far for one in several)
             yield ""
             yield f"**{stage_title(several)}**"
             yield ""
@@ -166,12 +166,13 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
     yield f"Yours: in {figures.unit}. The result so far has an interval that holds at any look."
 
 
-def _round_rows(one: Round, trials: Iterable[int], today: int) -> Iterator[str]:
+def _round_rows(one: Round, trials: Iterable[int], today: int, *, running: bool) -> Iterator[str]:
+    """Yield the lines of a round; `running`: with the result by the rounds so far."""
     for trial in trials:
         if trial not in one.rates and trial not in one.failed:
             continue
         cells = [times(one.ratios[trial]) if trial in one.ratios else "-"]
-        if one.counts:
+        if running:
             cells.append(ratio_text(one.so_far[trial]) if trial in one.so_far else "-")
         cells += [
             quantity(one.rates[trial]) if trial in one.rates else one.failed[trial],

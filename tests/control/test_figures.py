@@ -562,3 +562,22 @@ def test_rounds_before_those_of_the_speed_up_are_titled_as_those_that_chose(memb
 def test_rounds_of_a_single_finalist_that_the_speed_up_rests_on_chose_nothing() -> None:
     only = Round(1, Stage.CHOICE, counts=True, rates={0: 100.0, 1: 120.0})
     assert stage_title([only]) == STAGES[Stage.GAIN]
+
+
+@pytest.mark.parametrize("known", [(), (2,)])
+def test_rows_of_rounds_are_as_wide_as_their_heading(
+    played: Replayed, known: tuple[int, ...]
+) -> None:
+    """The result by the first rounds that count is not known yet; other rounds have none."""
+    played.run(budget={"trials": 3})
+    figures = figures_of(played.repository, played.study())
+    rates, ratios, so_far = {0: 100.0, 1: 120.0}, {1: 1.2}, {1: Ratio(1.2, 1.1, 1.3)}
+    rounds = [
+        Round(number, stage, counts, rates, ratios, so_far if number in known else {})
+        for stage in (Stage.CHOICE, Stage.GAIN)
+        for number, counts in ((1, True), (2, True), (3, False))
+    ]
+    text = report_of(dataclasses.replace(figures, rounds=rounds))
+    assert text.count("| 3 | 1 | 1.20x |") == 2
+    tables = [re.findall(r"(?m)^\|.*$", part) for part in text.split("\n\n")]
+    assert all(len({row.count("|") for row in rows}) == 1 for rows in tables if rows)

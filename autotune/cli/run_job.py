@@ -54,7 +54,7 @@ def run_job(
 def _become(
     best: "BestConfig", command: list[str] | None, variables: dict[str, str], *, force: bool
 ) -> NoReturn:
-    """Replace this program by the job, with additional variables.
+    """Replace this program by the job, with additional variables: those of its watcher.
 
     Raises:
         BadInput: it is another job than the one that was tuned, and not `force`.
@@ -62,8 +62,11 @@ def _become(
     # Imported after a watcher was forked: these modules bring libraries that start threads.
     from autotune.export.tuned_job import command_job, script_job
 
-    of_script = command and script_job(best, command, os.environ, *_started(command))
-    job = of_script or command_job(best, os.environ)
+    job = (
+        script_job(best, command, os.environ, *_started(command), watched=bool(variables))
+        if command
+        else command_job(best, os.environ)
+    )
     if job.refusals and not force:
         raise BadInput(
             f"this is not the job that was tuned: {'; '.join(job.refusals)}. Give the command of the "

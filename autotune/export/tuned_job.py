@@ -17,7 +17,7 @@ from autotune.export.best import BestConfig
 from autotune.export.formats.command_line import recommended
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
-from autotune.worker.python_command import letters_of, parsed
+from autotune.worker.python_command import is_python, letters_of, parsed
 from search_spaces import defaults
 from search_spaces.knob import written
 from search_spaces.needs import SHARDED
@@ -54,6 +54,8 @@ def script_job(
     environment: Mapping[str, str],
     ranks: int | None = None,
     launch: str | None = None,
+    *,
+    watched: bool = False,
 ) -> TunedJob:
     """Return the command as the trials of the recommended configuration ran it.
 
@@ -62,10 +64,11 @@ def script_job(
     Args:
         command: the user's own: torchrun, python, or another launcher of the script.
         ranks: that the command starts; None: not known.
+        watched: whether its ranks are to report their speed.
 
     Raises:
-        BadInput: the file is not of a script, the command does not run that script, or a file that
-            it reads has no such field.
+        BadInput: the file is not of a script, the command does not run that script, an option of its
+            python keeps the changes out, or a file that it reads has no such field.
     """
     script = _script_in(best)
     before, word, words = _parted(script, command)
@@ -74,8 +77,9 @@ def script_job(
     now = launch_settings.today(flags, words, environment, Path.cwd())
     given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
-    if order.changes or order.constructed:
-        _check_options(command)
+    standing_in = any(copy.stands_in for copy in order.copies)
+    if order.changes or order.constructed or standing_in or watched:
+        _check_options(command[: len(before) + 1])
     of_study, otherwise = _of_study(script, environment)
     of_process = _of_process(order.knobs, order.changes, environment)
     found = of_study | _unset(script, environment) | given.variables | of_process
@@ -212,16 +216,21 @@ def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
 
 
 def _check_options(command: Sequence[str]) -> None:
-    """Check that python searches PYTHONPATH, through which knobs act on the job from outside.
+    """Check that python searches PYTHONPATH, through which a job is changed from outside and watched.
+
+    Args:
+        command: up to the script.
 
     Raises:
         BadInput: an option tells it not to.
     """
-    python = parsed(command[1:]) if Path(command[0]).name.startswith("python") else None
-    if python and (deaf := {*letters_of(python.options)} & {*_DEAF}):
+    places = [place for place, word in enumerate(command) if is_python(word)]
+    found = [parsed(command[place + 1 :]) for place in places]
+    letters = {letter for python in found if python for letter in letters_of(python.options)}
+    if deaf := letters & {*_DEAF}:
         raise BadInput(
-            f"the command has python leave out PYTHONPATH (-{min(deaf)}), by which what is changed "
-            "from outside reaches the job: leave that option out"
+            f"the command has python leave out PYTHONPATH (-{min(deaf)}), by which the job is changed "
+            "from outside and watched: leave that option out"
         )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.standalone.launched import Launched
+from autotune.worker.python_command import is_python
 
-_PYTHON = re.compile(r"python[0-9.]*")
 _LINE_BYTES = 4096
 _SHELL_TRICK = "'''exec'"
 """Beginning of the second line by which pip starts python where its path does not fit behind `#!`.
@@ -25,11 +24,6 @@ _ASKS = (
     "import importlib.util as u, json, sys; "
     "print(json.dumps([sys.prefix, sys.version.split()[0], u.find_spec('torch') is not None]))"
 )
-
-
-def is_python(word: str) -> bool:
-    """Return whether a word of a command is the name of a python."""
-    return _PYTHON.fullmatch(Path(word).name) is not None
 
 
 def found(program: str, env: Mapping[str, str]) -> Path | None:

@@ -10,7 +10,7 @@ from autotune.errors import BadInput
 from autotune.standalone import interpreters, wrappers
 from autotune.standalone.launched import Launched, NoScript
 from autotune.standalone.rank_launchers import LAUNCHERS, MODULES
-from autotune.worker.python_command import parsed
+from autotune.worker.python_command import is_python, parsed
 
 __all__ = ["Launched", "NoScript", "taken_apart"]
 
@@ -61,7 +61,7 @@ def _of_program(words: Sequence[str], env: dict[str, str]) -> Launched:
     if launcher := LAUNCHERS.get(name):
         interpreter = interpreters.of_launcher(program, env)
         return dataclasses.replace(launcher(rest), interpreter=interpreter)
-    if interpreters.is_python(name):
+    if is_python(name):
         return _of_python(rest, (program,))
     path = interpreters.found(program, env)
     if path is None and Path(program).is_file():

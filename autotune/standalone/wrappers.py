@@ -11,7 +11,7 @@ from autotune.errors import BadInput
 from autotune.standalone import interpreters
 from autotune.standalone.launched import Launched, NoScript, by_torchrun
 from autotune.worker.protocol import PYTHON
-from autotune.worker.python_command import parsed
+from autotune.worker.python_command import is_python, parsed
 
 _PASSING = {
     "time": ("fo", 0),
@@ -234,7 +234,7 @@ def _program_place(words: Sequence[str]) -> int:
     """Return the place of the program that another one runs; behind the end if there is none."""
     for place, word in enumerate(words[1:], start=1):
         name = Path(word).name
-        if interpreters.is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
+        if is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
             return place
         if name in (*_PASSING, *_BINDING, *_STARTS_RANKS, "env", "srun") or word == "-m":
             return place
@@ -247,7 +247,7 @@ def _program_place(words: Sequence[str]) -> int:
 def _script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the script in a command, with its arguments; empty if there is none."""
     for place, word in enumerate(words):
-        if interpreters.is_python(word) and (python := parsed(words[place + 1 :])):
+        if is_python(word) and (python := parsed(words[place + 1 :])):
             return (*(("-m",) if python.is_module else ()), python.target, *python.args)
         if word.endswith(".py") and " " not in word:
             return tuple(words[place:])

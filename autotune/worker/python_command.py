@@ -1,8 +1,11 @@
 """Parse a command line of python as python itself does."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+_PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = "WX"
 """Options whose value is the rest of the word, or the next word."""
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
@@ -23,6 +26,11 @@ class PythonCommand:
     target: str
     is_module: bool
     args: tuple[str, ...]
+
+
+def is_python(word: str) -> bool:
+    """Return whether a word of a command is the name of a python."""
+    return _PYTHON.fullmatch(Path(word).name) is not None
 
 
 def parsed(words: Sequence[str]) -> PythonCommand | None:

@@ -98,6 +98,15 @@ def test_nothing_is_said_to_be_watched_that_does_not_begin(
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
 
 
+@pytest.mark.long
+def test_job_whose_python_does_not_report_is_refused(folder: Path) -> None:
+    Path("own.py").write_text("print('said')")
+    command = [*OURS, "--watch", "--", sys.executable, "-E", "own.py"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"leave out PYTHONPATH (-E)" in done.stderr
+
+
 _TRAINS = """
 import torch
 from torch.utils.data import DataLoader

@@ -351,6 +351,24 @@ def test_python_that_looks_at_no_variable_is_refused_what_acts_from_outside() ->
 
 
 @pytest.mark.parametrize(
+    "before",
+    ["env A=1 python -I", "nohup python3.11 -E -u", "timeout 10 /env/bin/python -X dev -S"],
+)
+def test_python_behind_another_program_is_looked_at_as_well(before: str) -> None:
+    command = [*before.split(), "src/train.py"]
+    with pytest.raises(BadInput, match="leave out PYTHONPATH"):
+        script_job(best(), command, {})
+    assert script_job(best(changes=[]), command, {}).command[: len(command)] == tuple(command)
+    with pytest.raises(BadInput, match="leave out PYTHONPATH"):
+        script_job(best(changes=[]), command, {}, watched=True)
+
+
+def test_option_of_the_script_is_none_of_python() -> None:
+    job = script_job(best(), ["python", "-u", "src/train.py", "-I"], {})
+    assert job.command[:4] == ("python", "-u", "src/train.py", "-I")
+
+
+@pytest.mark.parametrize(
     ("workers", "launch", "started"),
     [
         (1, None, "python"),

@@ -280,6 +280,17 @@ def test_the_job_is_run_with_the_same_copies(
         script_job(config, ["python", "train.py"], {})
 
 
+def test_copy_that_stands_in_does_not_reach_a_python_without_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["python", "-E", "train.py", "--config", "train.yaml"]
+    with pytest.raises(BadInput, match="leave out PYTHONPATH"):
+        script_job(best(tmp_path, {"warmup": 1.0}), command, {})
+    job = script_job(best(tmp_path, {"micro_batch": 8}), command, {})
+    assert job.command[-1] != "train.yaml", "named by an argument"
+
+
 JOB = """
 import os, torch
 os.chdir("/")

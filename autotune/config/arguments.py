@@ -127,6 +127,15 @@ def truth(text: str | None) -> bool | None:
     return True if word in _OPPOSITES else False if word in _OPPOSITES.values() else None
 
 
+def valued(flag: str, text: str | None) -> tuple[str, ...]:
+    """Return the words that give an option a value for yes or no; none for any other text or flag."""
+    if truth(text) is None:
+        return ()
+    if flag.endswith(ASSIGNMENT) and FIELD not in flag:
+        return (f"{flag}{text}",)
+    return (flag, str(text)) if may_be_switch(flag) else ()
+
+
 def may_be_switch(flag: str) -> bool:
     """Return whether a flag is an option that could stand by itself."""
     is_option = flag.startswith("-") and not flag.endswith(ASSIGNMENT) and FIELD not in flag

@@ -14,7 +14,7 @@ from autotune.errors import BadInput
 from autotune.export import writing
 from autotune.export.best import BestConfig, is_best, of, read
 from autotune.export.formats import FORMATS, remarks
-from autotune.export.tuned_job import script_of
+from autotune.export.tuned_job import script_job, script_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import Choice, Knob
 from tests.support.recommendations import ON_CPU, ON_GPU, of_script, of_workload
@@ -154,6 +154,33 @@ def test_a_switch_that_is_to_go_cannot_be_said_in_arguments() -> None:
     said = FORMATS["argv"](of_script(flags, {"pin_memory": False, "micro_batch": 4}, {}))
     assert said.text == "--bs 4\n"
     assert said.unsaid == {"pin_memory": False}
+
+
+BOOLEANS = {"pin_memory": "--pin", "channels_last": "--clast=", "persistent_workers": "keep="}
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ("--pin False --clast=False keep=False", "--pin True --clast=True keep=True"),
+        ("--pin off --clast=no keep=0", "--pin on --clast=yes keep=1"),
+        ("", "--pin --clast=true keep=true"),
+    ],
+)
+def test_booleans_are_spelt_as_a_trial_and_the_job_have_them(args: str, expected: str) -> None:
+    spec = StudySpec(
+        name="a",
+        workload={"script": "train.py", "args": args.split(), "flags": BOOLEANS},
+        search_space={name: [False, True] for name in BOOLEANS},
+        baseline={} if args else dict.fromkeys(BOOLEANS, False),
+    )
+    knobs = dict.fromkeys(BOOLEANS, True)
+    script = script_of(spec, {**spec.full_baseline(), **knobs}, Path.cwd(), 2)
+    best = BestConfig({**spec.full_baseline(), **knobs}, 2, {}, provenance=ON_GPU, script=script)
+    job = script_job(best, ["python", "train.py", *args.split()], {})
+    assert sorted(job.command[2:]) == sorted(expected.split())
+    assert sorted(FORMATS["argv"](best).text.split()) == sorted(expected.split())
+    assert FORMATS["hydra"](best).text.strip() == expected.rpartition(" ")[2]
 
 
 def test_a_flag_is_no_key_of_hydras() -> None:

@@ -8,7 +8,7 @@ from autotune.config import arguments, commands
 from autotune.errors import BadInput
 from autotune.export import config_copies
 from autotune.export.best import BestConfig
-from autotune.export.formats.telling import Said, own_words, told
+from autotune.export.formats.telling import Said, arguments_of, own_words, told
 from search_spaces import CATALOGUE, defaults
 from search_spaces.knob import VARIABLES
 from search_spaces.words import Fields, Knobs, Words
@@ -97,5 +97,5 @@ def recommended(best: BestConfig) -> tuple[str, ...]:
 
 def _argument(name: str, script: Mapping[str, Any]) -> Fields | None:
     # None of them: a variable, or a switch that is to be taken away.
-    words = arguments.changed((), script["flags"], {name: script["turned"][name]})
+    words = arguments_of(name, script)
     return {name: words} if words else None

@@ -22,6 +22,7 @@ from autotune.config.arguments import ASSIGNMENT
 from autotune.export.best import BestConfig
 from autotune.export.formats.telling import (
     Said,
+    arguments_of,
     as_json,
     nested,
     nodes,
@@ -61,7 +62,8 @@ def _override(name: str, script: Mapping[str, Any]) -> Fields | None:
     flag: str = script["flags"][name]
     if flag.startswith("-") or not flag.endswith(ASSIGNMENT):
         return None
-    return {flag.removesuffix(ASSIGNMENT): written(script["turned"][name])}
+    [word] = arguments_of(name, script)
+    return {flag.removesuffix(ASSIGNMENT): word.removeprefix(flag)}
 
 
 def _under_node(name: str) -> Words:

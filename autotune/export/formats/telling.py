@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.config import arguments
 from autotune.export.best import BestConfig
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import asked_of
@@ -45,6 +46,16 @@ def own_words(
     """
     names = {name: [name] for name in script["flags"]} | script.get("set_by", {})
     return {knob: _of_all(several, fields_of) for knob, several in names.items()}
+
+
+def arguments_of(name: str, script: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the arguments by which the trials set a name in `flags`; none where no argument does.
+
+    True and false are spelt as the script is given them today.
+    """
+    flags: Mapping[str, str] = script["flags"]
+    now = arguments.valued(flags[name], script.get("today", {}).get(name))
+    return arguments.changed(now, flags, {name: script["turned"][name]})
 
 
 def _of_all(names: Iterable[str], fields_of: Callable[[str], Fields | None]) -> Words:

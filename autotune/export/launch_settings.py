@@ -60,7 +60,8 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
         now: settings of the command, as `today` returns them.
     """
     then: Mapping[str, str | None] = script.get("today", {})
-    for name in BATCH:
+    set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
+    for name in dict.fromkeys(one for knob in BATCH for one in set_by.get(knob, [knob])):
         if name not in then or name not in now:
             continue
         flag = script["flags"][name]
@@ -68,8 +69,7 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
         unset = now[name] is None and flag.startswith(ENVIRONMENT)  # the job is given it then
         if now[name] not in (then[name], found) and not unset:
             yield (
-                f"{_shown(flag, now[name])} in the command, and {_shown(flag, then[name])} in the "
-                f"study ({name})"
+                f"{_shown(flag, now[name])} in the command, and {_shown(flag, then[name])} in the study"
             )
 
 

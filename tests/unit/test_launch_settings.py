@@ -114,6 +114,75 @@ def test_job_that_has_the_recommended_batch_already_is_not_refused() -> None:
     assert job.changes == ("bucket_cap_mb: 25 -> 5 (from outside)",)
 
 
+PARTS = {"--labeled-bs": 4, "--unlabeled-bs": 12}
+
+
+def two_loaders(**chosen: int) -> BestConfig:
+    """Of a study of 4 + 12 samples that recommends something."""
+    spec = StudySpec(
+        name="a",
+        workload={
+            "script": "train.py",
+            "args": ["--labeled-bs", "4", "--unlabeled-bs", "12"],
+            "flags": {"accumulation_steps": "$STEPS"},
+            "in_proportion": {"micro_batch": PARTS},
+        },
+        env={"STEPS": "2"},
+        resources={"workers": 2},
+        search_space={"micro_batch": [16, 32], "bucket_cap_mb": [5, 25]},
+        baseline={"micro_batch": 16, "accumulation_steps": 2},
+    )
+    knobs = {**spec.full_baseline(), **chosen}
+    return BestConfig(knobs, 2, {}, script=script_of(spec, knobs, Path.cwd(), 2))
+
+
+OTHER_SIZE = {"micro_batch": 32, "accumulation_steps": 1}
+
+
+@pytest.mark.parametrize("words", ["4 --unlabeled-bs 12", "8 --unlabeled-bs 24"])
+def test_settings_that_make_up_the_batch_may_have_its_new_values_already(words: str) -> None:
+    command = [*TORCHRUN, "--labeled-bs", *words.split()]
+    job = script_job(two_loaders(**OTHER_SIZE), command, {"STEPS": "2"})
+    assert job.command[len(TORCHRUN) :] == ("--labeled-bs", "8", "--unlabeled-bs", "24")
+    assert job.refusals == ()
+
+
+@pytest.mark.parametrize("chosen", [OTHER_SIZE, {"bucket_cap_mb": 5}])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("4 --unlabeled-bs 48", "--unlabeled-bs 48 in the command"),
+        ("6 --unlabeled-bs 12", "--labeled-bs 6 in the command"),
+    ],
+)
+def test_another_value_of_one_setting_of_the_batch_is_refused(
+    chosen: dict[str, int], words: str, told: str
+) -> None:
+    command = [*TORCHRUN, "--labeled-bs", *words.split()]
+    (refused,) = script_job(two_loaders(**chosen), command, {"STEPS": "2"}).refusals
+    assert refused.startswith(told)
+
+
+def test_script_that_derives_its_accumulation_is_asked_for_its_batch_alone() -> None:
+    spec = StudySpec(
+        name="a",
+        workload={
+            "script": "train.py",
+            "args": ["--b", "16"],
+            "flags": {"micro_batch": "--b"},
+            "keeps_global_batch": True,
+        },
+        resources={"workers": 2},
+        search_space={"micro_batch": [16, 32]},
+        baseline={"micro_batch": 16, "accumulation_steps": 2},
+    )
+    knobs = {**spec.full_baseline(), **OTHER_SIZE}
+    config = BestConfig(knobs, 2, {}, script=script_of(spec, knobs, Path.cwd(), 2))
+    assert script_job(config, [*TORCHRUN, "--b", "32"], {}).refusals == ()
+    (refused,) = script_job(config, [*TORCHRUN, "--b", "64"], {}).refusals
+    assert refused == "--b 64 in the command, and --b 16 in the study"
+
+
 def test_variable_that_the_job_lacks_is_the_studys() -> None:
     config = best()
     assert config.script is not None

@@ -81,7 +81,7 @@ def script_job(
     if order.changes or order.constructed or standing_in or watched:
         _check_options(command[: len(before) + 1])
     of_study, otherwise = _of_study(script, environment)
-    of_process = _of_process(order.knobs, order.changes, environment)
+    of_process = _of_process(order.knobs, environment)
     found = of_study | _unset(script, environment) | given.variables | of_process
     found |= _ordered(order, environment)
     files = fields.files(flags, words, environment)
@@ -258,16 +258,14 @@ def _parted(
     )
 
 
-def _of_process(
-    knobs: Mapping[str, Any], changes: Sequence[str], environment: Mapping[str, str]
-) -> dict[str, str]:
-    """Return variables that must be in the environment before torch is loaded."""
+def _of_process(knobs: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that must be in the environment before torch is loaded, as trials have them."""
     from autotune.worker.effects import process
 
     wanted = process.environment({**knobs})
     if knobs["expandable_segments"]:
         wanted |= process.allocator_variables(environment)
-    if "cpu_threads" in changes and knobs["cpu_threads"]:
+    if knobs["cpu_threads"]:
         wanted["OMP_NUM_THREADS"] = str(knobs["cpu_threads"])
     return wanted
 

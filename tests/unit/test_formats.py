@@ -156,6 +156,22 @@ def test_a_switch_that_is_to_go_cannot_be_said_in_arguments() -> None:
     assert said.unsaid == {"pin_memory": False}
 
 
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--threads", "export OMP_NUM_THREADS=2\n"),
+        ("$THREADS", "export THREADS=2\nexport OMP_NUM_THREADS=2\n"),
+    ],
+)
+def test_variable_of_a_library_is_said_whatever_else_the_script_is_given(
+    flag: str, text: str
+) -> None:
+    """As in a trial."""
+    best = of_script({"cpu_threads": flag}, {"cpu_threads": 2}, {})
+    assert FORMATS["env"](best).text == text
+    assert script_job(best, ["python", "train.py"], {}).environment["OMP_NUM_THREADS"] == "2"
+
+
 BOOLEANS = {"pin_memory": "--pin", "channels_last": "--clast=", "persistent_workers": "keep="}
 
 

@@ -23,7 +23,9 @@ HERE = "."
 
 def env(best: BestConfig) -> Said:
     """Return lines `export NAME=value`; of a script also the variables that it reads a knob from."""
-    fields, unsaid = told(best, {**_acting(best), **_of_script(best)})
+    acting, own = _acting(best), _of_script(best)
+    both = {name: _both(own[name], acting[name]) for name in own if name in acting}
+    fields, unsaid = told(best, {**acting, **own, **both})
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in fields.items()]
     return Said("".join(lines), unsaid)
 
@@ -54,6 +56,15 @@ def _of_script(best: BestConfig) -> dict[str, Words]:
     return own_words(
         best.script, lambda name: dict(arguments.variables(flags, {name: turned[name]}))
     )
+
+
+def _both(first: Words, second: Words) -> Words:
+    """Return variables of the script and of a library, as trials have both."""
+
+    def say(value: Any, knobs: Knobs) -> Fields | None:
+        return {**(first.say(value, knobs) or {}), **(second.say(value, knobs) or {})} or None
+
+    return Words(say)
 
 
 def argv(best: BestConfig) -> Said:

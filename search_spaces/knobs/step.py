@@ -24,7 +24,7 @@ from search_spaces.knob import (
     Via,
 )
 from search_spaces.needs import CUDA, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
-from search_spaces.words import Fields, Knobs, Words, field, one_of
+from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 
 def _samples(_: object, knobs: Knobs) -> Fields:
@@ -220,6 +220,8 @@ KNOBS = (
             ),
         ),
         exports={
+            # Its optim names the optimizer as well; by itself that is fused, with an older torch not.
+            "hf-trainer": without(lambda _: None),
             "torchtitan": one_of(
                 {name: {"optimizer.implementation": name} for name in ("foreach", "fused")},
                 by_itself=lambda _: "fused",

@@ -73,9 +73,9 @@ def test_the_batch_is_nobodys_default() -> None:
 
 
 def test_knobs_that_are_not_of_the_catalogue_are_named() -> None:
-    assert FORMATS["hf-trainer"](of_workload({"tensor_parallel": 4})).unsaid == {
-        "tensor_parallel": 4
-    }
+    said = FORMATS["lightning"](of_workload({"tensor_parallel": 4}))
+    assert said.unsaid["tensor_parallel"] == 4
+    assert {*said.unsaid} == {*FORMATS["lightning"](of_workload({})).unsaid, "tensor_parallel"}
 
 
 # What a consumer would do by itself is another thing than what was measured
@@ -87,6 +87,12 @@ def test_sums_of_gradients_in_fp32_are_named_where_fsdp_would_sum_in_bf16(form: 
     assert FORMATS[form](of_workload(sharded)).unsaid["fsdp_reduce_dtype"] == "fp32"
     there = FORMATS[form](of_workload({**sharded, "fsdp_reduce_dtype": "bf16"}))
     assert "fsdp_reduce_dtype" not in there.unsaid
+
+
+@pytest.mark.parametrize("kernels", ["default", "foreach", "fused"])
+def test_update_of_the_trainer_is_its_own(kernels: str) -> None:
+    said = FORMATS["hf-trainer"](of_workload({"optimizer_kernels": kernels}))
+    assert said.unsaid["optimizer_kernels"] == kernels
 
 
 def test_accelerate_launches_one_process_on_the_cpu() -> None:

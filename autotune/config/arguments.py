@@ -41,7 +41,7 @@ def changed(
         flag = flags.get(name, ENVIRONMENT)
         if flag.startswith(ENVIRONMENT) or FIELD in flag or is_constructed(flag):
             continue
-        text = _spelt(written(value), given(found, flag))
+        text = spelt(written(value), given(found, flag))
         if pair := switches(flag):
             _choose(found, *(pair if value else reversed(pair)))
         elif flag.endswith(ASSIGNMENT):
@@ -142,8 +142,8 @@ def may_be_switch(flag: str) -> bool:
     return is_option and not switches(flag)
 
 
-def _spelt(text: str, today: str | None) -> str:
-    """Return a boolean in the user's own spelling.
+def spelt(text: str, today: str | None) -> str:
+    """Return a boolean in the user's own spelling; any other text as it is.
 
     To Python Fire, `False` is a boolean and `false` a text, and a script that takes `off` may know
     no other word.

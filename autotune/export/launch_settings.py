@@ -93,12 +93,18 @@ def changes(
             yield f"{name}: {part.kind}({part.argument}={value!r})"
         elif isinstance(value, bool) and _is_switch(flag, now.get(name)):
             yield from (f"{name}: {change}" for change in _switched(flag, words, on=value))
-        elif now.get(name) != written(value):
-            yield f"{name}: {_shown(flag, now.get(name))} -> {written(value)}"
+        elif now.get(name) != (text := _as_given(flag, value, now.get(name))):
+            yield f"{name}: {_shown(flag, now.get(name))} -> {text}"
     then = script.get("today", {})
     for name in script["changes"]:
         before = f"{written(then[name])} -> " if name in then else ""
         yield f"{name}: {before}{written(knobs[name])} (from outside)"
+
+
+def _as_given(flag: str, value: Any, text: str | None) -> str:
+    """Return the text of a value that a job is given, where it has another text now."""
+    is_argument = bool(arguments.valued(flag, text))  # variables and files have one spelling
+    return arguments.spelt(written(value), text if is_argument else None)
 
 
 def _is_switch(flag: str, text: str | None) -> bool:

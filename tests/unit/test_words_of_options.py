@@ -136,6 +136,22 @@ def test_job_is_given_the_words_and_each_change_is_told(
     assert job.changes == changes
 
 
+@pytest.mark.parametrize(
+    ("now", "changes"),
+    [("False", ("pin_memory: --pin False -> True",)), ("True", ()), ("on", ())],
+)
+def test_boolean_is_told_as_the_job_is_given_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str, changes: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = study(tmp_path, search_space={"pin_memory": [False, True]}, baseline={})
+    knobs = {**spec.full_baseline(), "pin_memory": True}
+    script = script_of(spec, knobs, tmp_path, 1)
+    assert script is not None
+    config = BestConfig(knobs, 1, {}, script={**script, "turned": {"pin_memory": True}})
+    assert script_job(config, ["python", "train.py", "--pin", now], {}).changes == changes
+
+
 def test_switch_that_is_taken_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = study(tmp_path, search_space={"pin_memory": [False, True]}, baseline={})

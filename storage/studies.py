@@ -396,10 +396,23 @@ def _delete(session: Session, row: StudyRow) -> None:
     session.execute(delete(BlockRow).where(BlockRow.attempt_id.in_(own)))
     for kept in (AttemptRow, ChoiceRow, MessageRow, NoiseRow, RecommendationRow):
         session.execute(delete(kept).where(kept.study_id == row.id))
-    trials = StudyModel.find_by_name(row.name, session)
+    trials = session.scalar(select(StudyModel.study_id).where(StudyModel.study_name == row.name))
     if trials is not None:  # they may have been deleted in the dashboard
-        session.delete(trials)
+        _delete_trials(session, trials)
     session.delete(row)
+
+
+def _delete_trials(session: Session, study_id: int) -> None:
+    """Delete a study of Optuna with its trials, in one statement per table.
+
+    Optuna's own deletion loads each row, and other writers of SQLite wait as long.
+    """
+    own = select(TrialModel.trial_id).where(TrialModel.study_id == study_id)
+    for table in reversed(StudyModel.metadata.sorted_tables):
+        if "study_id" in table.c:
+            session.execute(delete(table).where(table.c.study_id == study_id))
+        elif "trial_id" in table.c:
+            session.execute(delete(table).where(table.c.trial_id.in_(own)))
 
 
 def may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 import optuna
 import pytest
-from sqlalchemy import inspect, text
+from optuna.storages._rdb.models import BaseModel
+from sqlalchemy import event, inspect, text
 
 from autotune.errors import BadInput, StaleLease, StudyNotFound
 from storage import (
@@ -37,9 +38,15 @@ def fill(repository: Repository, lease: Lease, study: StoredStudy) -> None:
     repository.recommendations.record(lease, study.id, 0, {"knobs": {}})
     ledger = TrialLedger(repository.database, study.name, None, lease)
     ledger.enqueue({"micro_batch": 1}, "baseline")
-    ledger.ask(KNOBS)
+    asked = ledger.ask(KNOBS)
+    optunas = repository.database.optuna()
+    optunas.set_trial_intermediate_value(asked._trial_id, 0, 1.0)
+    optunas.record_heartbeat(asked._trial_id)
     ledger.tell(0, result, "note")
     ledger.note("note")
+    of_study = optunas.get_study_id_from_name(study.name)
+    optunas.set_study_user_attr(of_study, "key", "value")
+    optunas.set_study_system_attr(of_study, "key", "value")
 
 
 def counted(repository: Repository) -> dict[str, int]:
@@ -59,7 +66,10 @@ def test_nothing_is_left_of_it(repository: Repository, lease: Lease) -> None:
     before = counted(repository)
     gone = submit(repository, "gone")
     fill(repository, lease, gone)
-    assert sum(counted(repository).values()) > sum(before.values()) + 10
+    filled = counted(repository)
+    assert sum(filled.values()) > sum(before.values()) + 10
+    optunas = BaseModel.metadata.tables.keys() - {"version_info"}
+    assert [name for name in optunas if filled[name] <= before[name]] == []
     end(repository, lease, gone)
     repository.studies.delete("gone")
     assert counted(repository) == before
@@ -68,6 +78,33 @@ def test_nothing_is_left_of_it(repository: Repository, lease: Lease) -> None:
     TrialLedger(repository.database, "other one").trials()
     end(repository, lease, other)
     repository.studies.delete("other one")
+
+
+def statements_of_deletion(repository: Repository, lease: Lease, trials: int) -> int:
+    """How many statements it takes to delete a study of so many trials."""
+    study = submit(repository, "gone")
+    fill(repository, lease, study)
+    ledger = TrialLedger(repository.database, study.name, None, lease)
+    for _ in range(trials):
+        ledger.ask(KNOBS)
+    end(repository, lease, study)
+    seen: list[str] = []
+
+    def note(_1: object, _2: object, statement: str, *_: object) -> None:
+        seen.append(statement)
+
+    engine = repository.database.engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        repository.studies.delete(study.name)
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    return len(seen)
+
+
+def test_many_trials_take_no_more_statements_than_few(repository: Repository, lease: Lease) -> None:
+    few = statements_of_deletion(repository, lease, 1)
+    assert statements_of_deletion(repository, lease, 20) == few
 
 
 def test_one_whose_trials_somebody_has_deleted_in_the_dashboard(

@@ -14,7 +14,7 @@ from storage.records import Quota, StudyState
 from storage.transactions import Transactions
 
 EVERY_OWNER = "*"
-"""Owner of the quota that each owner without one has."""
+"""Owner of the limits and the weight that each owner has where its own are not set."""
 OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 PLACED = (StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
 """Columns that the order of a queue goes by."""
@@ -74,12 +74,15 @@ class Quotas:
         with self._transactions.reading() as session:
             return list(quotas_of(session).values())
 
+    def in_force(self, owner: str) -> Quota:
+        """Return what applies to an owner: its own limits, and those of every owner."""
+        with self._transactions.reading() as session:
+            return _in_force(quotas_of(session), owner)
+
     def weight_of(self, owner: str) -> float:
         """Return the weight of an owner's share of a cluster."""
-        with self._transactions.reading() as session:
-            quotas = quotas_of(session)
-        quota = quotas.get(owner) or quotas.get(EVERY_OWNER)
-        return 1.0 if quota is None or quota.weight is None else quota.weight
+        weight = self.in_force(owner).weight
+        return 1.0 if weight is None else weight
 
     def reasons(self) -> Callable[[str], str]:
         """Return a function that tells, for an owner, which quota is exhausted at present."""
@@ -97,6 +100,16 @@ def _quota(row: QuotaRow) -> Quota:
     return Quota(row.owner, row.studies, row.device_hours, row.days, row.weight)
 
 
+def _in_force(quotas: Mapping[str, Quota], owner: str) -> Quota:
+    """Return what applies to an owner, each limit by itself."""
+    every = quotas.get(EVERY_OWNER, Quota(EVERY_OWNER))
+    own = quotas.get(owner, Quota(owner))
+    hours = every if own.device_hours is None else own
+    studies = every.studies if own.studies is None else own.studies
+    weight = every.weight if own.weight is None else own.weight
+    return Quota(owner, studies, hours.device_hours, hours.days, weight)
+
+
 def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Callable[[str], str]:
     """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
     if not quotas:
@@ -109,9 +122,7 @@ def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Call
     }
 
     def reason(owner: str) -> str:
-        quota = quotas.get(owner) or quotas.get(EVERY_OWNER)
-        if quota is None:
-            return ""
+        quota = _in_force(quotas, owner)
         if quota.studies is not None and running[owner] >= quota.studies:
             return f"quota of {owner}: {running[owner]} of {quota.studies} studies run"
         hours = used.get(quota.days, {}).get(owner, 0.0)

@@ -73,7 +73,7 @@ def queue(
 
 def quota(
     owner: Annotated[
-        str | None, typer.Argument(help="An account, or '*': each without a quota of its own.")
+        str | None, typer.Argument(help="An account, or '*': each whose own is not set.")
     ] = None,
     studies: Annotated[
         int | None, typer.Option(min=0, max=_MOST_STUDIES, help="Studies at a time.")
@@ -98,9 +98,7 @@ def quota(
 
 
 def weight(
-    owner: Annotated[
-        str, typer.Argument(help="An account, or '*': each without a quota of its own.")
-    ],
+    owner: Annotated[str, typer.Argument(help="An account, or '*': each whose own is not set.")],
     number: Annotated[
         float,
         typer.Argument(
@@ -121,11 +119,15 @@ def weight(
 
 
 def _show_quotas(quotas: "Quotas", owner: str | None, *, as_json: bool) -> None:
-    """Print the quota of an owner, or of all owners."""
+    """Print what applies to an owner, or to all that have a quota; as JSON, what is set for them."""
     from autotune.views.waiting_line import quota_table
 
-    shown = [one for one in quotas.all() if owner in (None, one.owner)]
-    print(json.dumps([asdict(one) for one in shown], indent=2) if as_json else quota_table(shown))
+    found = [one for one in quotas.all() if owner in (None, one.owner)]
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+        return
+    named = [one.owner for one in found] if owner is None else [owner]
+    print(quota_table([one for one in map(quotas.in_force, named) if one.is_set]))
 
 
 def _check_quota(owner: str | None, *, changes: bool, remove: bool) -> None:

@@ -327,6 +327,21 @@ def test_quota_keeps_limits_that_are_not_given(studies: dict[str, Replayed]) -> 
     assert json.loads(do(studies, "quota", "ann", "--json")) == []
 
 
+def test_quota_shows_what_applies_to_an_owner(studies: dict[str, Replayed]) -> None:
+    do(studies, "quota", "*", "--studies", "7")
+    do(studies, "weight", "ann", "3")
+    for owner, weight in {"ann": "3", "bob": "1"}.items():
+        assert do(studies, "quota", owner).splitlines()[-1].split() == [
+            owner,
+            "7",
+            "-",
+            "-",
+            weight,
+        ]
+    assert json.loads(do(studies, "quota", "bob", "--json")) == []
+    assert len(do(studies, "quota").splitlines()) == 3
+
+
 def test_list_shows_owner_and_place_of_the_newest(
     studies: dict[str, Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

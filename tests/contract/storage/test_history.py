@@ -159,6 +159,27 @@ class TestQuotas:
         assert [quota.owner for quota in repository.quotas.all()] == ["bob"]
         assert [claim.study.name for claim in taken_in_order(repository)] == ["ann-1"]
 
+    @pytest.mark.parametrize("own", [{"weight": 3.0}, {"device_hours": 100.0}])
+    def test_number_of_every_owner_holds_beside_another_limit_of_its_own(
+        self, repository: Repository, own: dict[str, float]
+    ) -> None:
+        waiting(repository, "ann", "ann")
+        repository.quotas.set(Quota(EVERY_OWNER, studies=1))
+        repository.quotas.change("ann", own)
+        assert [claim.study.name for claim in taken_in_order(repository)] == ["ann-0"]
+        assert "1 of 1 studies" in repository.quotas.reasons()("ann")
+
+    def test_hours_and_weight_of_every_owner_hold_beside_a_number_of_its_own(
+        self, repository: Repository
+    ) -> None:
+        repository.quotas.set(Quota(EVERY_OWNER, device_hours=0.0, days=7.0, weight=2.0))
+        repository.quotas.change("ann", {"studies": 2})
+        assert "0 of 0 device hours of the last 7 days" in repository.quotas.reasons()("ann")
+        assert repository.quotas.weight_of("ann") == 2.0
+        repository.quotas.change("ann", {"device_hours": 1.0, "weight": 0.5})
+        assert repository.quotas.reasons()("ann") == ""
+        assert repository.quotas.in_force("ann") == Quota("ann", 2, 1.0, 1.0, 0.5)
+
     def test_study_of_a_dead_daemon_goes_on_under_an_exhausted_quota(
         self, repository: Repository
     ) -> None:

@@ -175,6 +175,10 @@ def recent_hours(session: Session, now: float, days: float = _RECENT_DAYS) -> di
 
 
 def open_in(queue: str, only: int | None) -> list[ColumnElement[bool]]:
-    """Return the conditions for studies of a queue that wait or run, and are not held."""
-    found = [StudyRow.queue == queue, OPEN, StudyRow.held.is_(False)]
-    return found if only is None else [*found, StudyRow.id == only]
+    """Return the conditions for studies of a queue that wait or run, and are not held.
+
+    Args:
+        only: id of the only study to find, held or not; None: all.
+    """
+    found = StudyRow.held.is_(False) if only is None else StudyRow.id == only
+    return [StudyRow.queue == queue, OPEN, found]

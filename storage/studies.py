@@ -133,10 +133,10 @@ class Studies:
             return stored(row) if row else None
 
     def any_open(self, queue: str, only: int | None = None) -> bool:
-        """Return whether a queue has a study that waits or runs.
+        """Return whether a queue has a study that waits or runs, and is not held.
 
         Args:
-            only: id of the only study to look at; None: all.
+            only: id of the only study to look at, held or not; None: all.
         """
         with self._transactions.reading() as session:
             wanted = select(StudyRow.id).where(*open_in(queue, only)).limit(1)

@@ -387,7 +387,7 @@ def _follow_until_done(
     repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
 ) -> None:
     """Make sure that a submitted study runs, and follow it."""
-    from autotune.service.follow import conclusion, exit_code, follow, quota_of
+    from autotune.service.follow import conclusion, exit_code, follow, held_back_by
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
 
@@ -404,8 +404,8 @@ def _follow_until_done(
         return
     if detach:
         study = repository.studies.named(name)
-        quota = quota_of(repository, study)
-        waits = f" and waits: {quota}" if quota else ""
+        reason = held_back_by(repository, study)
+        waits = f" and waits: {reason}" if reason else ""
         print(f"{name} is {study.state}{waits}; autotune watch {name} follows it.")
         return
     # Standard output has the JSON alone, for a program; the rest is still shown.

@@ -46,7 +46,7 @@ def follow(
     console = Console(highlight=False, soft_wrap=True)
     last_check = time.monotonic()
     outage = _StorageOutage(console)
-    daemon, quota = _Condition(console), _Condition(console)
+    daemon, waits = _Condition(console), _Condition(console)
     disk = _Condition(console, over="There is room again.")
     kind = _LiveScreen if console.is_terminal else _EventLines
     with kind(console, repository, study) as shown:
@@ -62,8 +62,8 @@ def follow(
                 elif time.monotonic() - last_check > _CHECK_SECONDS:
                     last_check = time.monotonic()
                     keep_alive()
-                    exhausted = quota_of(repository, study)
-                    quota.is_now(f"Waiting: {exhausted}." if exhausted else "")
+                    reason = held_back_by(repository, study)
+                    waits.is_now(f"Waiting: {reason}." if reason else "")
             time.sleep(_POLL_SECONDS)
 
 
@@ -141,10 +141,12 @@ def _disk_full(folder: Path | None) -> str:
     return f"Waiting: {full(folder)}; the study goes on once there is some."
 
 
-def quota_of(repository: Repository, study: StoredStudy) -> str:
-    """Return the exhausted quota that a study waits for; empty if it waits for none."""
+def held_back_by(repository: Repository, study: StoredStudy) -> str:
+    """Return why a queued study may not begin: it is held, or a quota is exhausted; else empty."""
     if study.state != StudyState.QUEUED:
         return ""
+    if study.held:
+        return f"held; autotune release {study.name}"
     return repository.quotas.reasons()(study.owner)
 
 

@@ -242,7 +242,7 @@ class InProcessRunner:
 
         Raises:
             Requeued: this process was told to leave, and the study is back in the queue.
-            AutotuneError: the thread has died.
+            AutotuneError: the thread has died, or the study was moved to another queue.
         """
         if self._thread and self._thread.is_alive():
             return
@@ -254,6 +254,11 @@ class InProcessRunner:
             return
         if self._daemon.leaves:
             raise Requeued(f"This process was told to leave; {study.name} is {study.state}.")
+        if study.queue != self._study.queue:
+            raise AutotuneError(
+                f"{study.name} was moved to another queue, and runs on {place_of(study.queue)}: "
+                f"autotune watch {study.name}"
+            )
         if study.state == StudyState.RUNNING and self._repository.leases.serving(study):
             return
         if self._thread:

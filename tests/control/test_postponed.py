@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import LauncherError, NotHere
+from autotune.errors import AutotuneError, LauncherError, NotHere
 from autotune.service import daemon as service
 from autotune.service.daemon import Daemon
+from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
 from launchers.replay import Answer, Launch, ReplayLauncher
-from storage import Database, Repository
+from storage import EVERY_OWNER, Database, Quota, Repository
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.support.waiting import wait_for
 
@@ -164,6 +165,65 @@ def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
 
     wait_for(stopped, "the daemon leaves, and the study is stopped")
     assert played.lease() is None
+
+
+class Foreground:
+    """A process of `start --foreground`, whose study waits for a quota."""
+
+    def __init__(self, played: Replayed) -> None:
+        self._played = played
+        self._looks = 0
+        played.submit(**SHORT)
+        played.repository.quotas.set(Quota(EVERY_OWNER, studies=0))
+        repository = Repository(played.repository.database)
+        self._any_open = repository.studies.any_open
+        repository.studies.any_open = self._look  # type: ignore[method-assign]
+        study = played.study()
+        daemon = Daemon(repository, study.queue, played.machine.open, only=study.id)
+        self.check = InProcessRunner(repository, study, daemon)
+        self.check()
+
+    def _look(self, *given: Any) -> bool:
+        self._looks += 1
+        return self._any_open(*given)
+
+    def looks_again(self) -> None:
+        """Wait until it has looked for its study several times."""
+        until = self._looks + 5
+
+        def seen() -> bool:
+            self.check()
+            return self._looks >= until
+
+        wait_for(seen, "it looks for its study")
+
+
+def test_study_that_is_held_in_the_foreground_goes_on_once_it_is_released(
+    played: Replayed,
+) -> None:
+    here = Foreground(played)
+    played.repository.studies.arrange(played.name, held=True)
+    here.looks_again()
+    assert held_back_by(played.repository, played.study()) == "held; autotune release played"
+    played.repository.quotas.remove(EVERY_OWNER)
+    played.repository.studies.arrange(played.name, held=False)
+
+    def ended() -> bool:
+        here.check()
+        return played.study().state.ended
+
+    wait_for(ended, "the study ends")
+    played.assert_complete(trials=3)
+
+
+def test_study_that_is_moved_away_from_the_foreground_is_left_to_its_new_queue(
+    played: Replayed,
+) -> None:
+    here = Foreground(played)
+    played.repository.studies.move(played.name, "host:elsewhere ann - -")
+    with pytest.raises(AutotuneError, match="moved to another queue, and runs on host:elsewhere"):
+        here.looks_again()
+    assert played.study().state == "QUEUED"
 
 
 def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_long_run() -> None:

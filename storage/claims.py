@@ -61,8 +61,12 @@ class Claims:
         Args:
             only: id of the only study to take; None: any.
             before: lease that the process had last; its study is taken up again under it.
+
+        Raises:
+            StorageError: the storage was upgraded since it was opened.
         """
         with self._transactions.writing() as session:
+            self._transactions.check_not_upgraded(session)
             now = self._transactions.moment(session)
             own = before.key if before else ""
             due = self._due(session, queue, now.wall, only)

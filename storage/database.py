@@ -135,6 +135,19 @@ class Database:
             "earlier versions then can only read"
         )
 
+    def check_not_upgraded(self, connection: Connection) -> None:
+        """Check that the tables still are those of this program.
+
+        Another process may have upgraded them since they were opened.
+
+        Raises:
+            StorageError: they are of another version, with what to do.
+        """
+        found = schema.present_revision(connection)
+        if found != schema.revisions()[0]:
+            self.schema = found
+        self.check_writable()
+
     def back_up(self, path: Path) -> None:
         """Copy the database, as it is now, into a new SQLite file at the newest schema.
 

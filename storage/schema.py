@@ -51,6 +51,11 @@ def revision_of(engine: Engine) -> str | None:
         return context.get_current_revision()
 
 
+def present_revision(connection: Connection) -> str:
+    """Return the schema of a database with our tables, as a transaction sees it."""
+    return str(connection.scalar(text(f"select version_num from {VERSION_TABLE}")))
+
+
 def is_strange(engine: Engine) -> bool:
     """Return whether a database has tables, and none of ours nor of Optuna."""
     known = {VERSION_TABLE, *BaseModel.metadata.tables}

@@ -68,6 +68,14 @@ class Transactions:
         """Return the seconds since the epoch, by the database's clock."""
         return float(session.scalar(text(f"select {self._database.now()}")))
 
+    def check_not_upgraded(self, session: Session) -> None:
+        """Check that no other process has upgraded the tables.
+
+        Raises:
+            StorageError: they are of another version.
+        """
+        self._database.check_not_upgraded(session.connection())
+
     def claim_alone(self, session: Session) -> None:
         """Have other claims wait until this transaction ends, for one to count what others took.
 

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Column, Integer, MetaData, Table, text
 
 from autotune.errors import BadInput, StorageError
-from storage import Database, Repository, TrialLedger
+from storage import Database, LeaseHolder, Repository, StudyState, TrialLedger
 from storage.models import Base
 from storage.schema import VERSION_TABLE
 from storage.urls import parse
@@ -101,6 +101,21 @@ class TestSchema:
         with raw(storage_url) as engine, engine.connect() as connection:
             query = text(f"select version_num from {VERSION_TABLE}")
             assert connection.scalars(query).all() == ["9999"]
+
+    def test_process_that_opened_it_before_an_upgrade_claims_nothing(
+        self, storage_url: str
+    ) -> None:
+        with opened(storage_url) as database:
+            repository = Repository(database)
+            repository.studies.submit("first", "c", {}, "/w")
+            execute(storage_url, f"update {VERSION_TABLE} set version_num = '9999'")
+            for refused in (
+                lambda: repository.claims.take("c", LeaseHolder("here", 1, 60.0)),
+                lambda: repository.studies.request_stop("first"),
+            ):
+                with pytest.raises(StorageError, match=r"newer autotune \(schema 9999.*upgrade"):
+                    refused()
+            assert repository.studies.named("first").state == StudyState.QUEUED
 
     def test_tables_of_an_old_optuna_are_refused(self, storage_url: str) -> None:
         make_optuna_old(storage_url)

@@ -70,6 +70,8 @@ def create(engine: Engine, revision: str = "head") -> None:
     optunas.engine.dispose()
     config = _config()
     with writing(engine) as connection:
+        for setting in unlimited() if engine.dialect.name == "postgresql" else ():
+            connection.execute(text(setting))  # a migration idles while it computes
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
 

@@ -12,7 +12,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from optuna.storages import RDBStorage
-from sqlalchemy import Engine, MetaData, create_engine, select, text
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event, select, text
 
 import storage
 from autotune.analysis.run_digest import run_digest
@@ -413,6 +413,23 @@ def test_upgrade_after_that_of_another_process_changes_nothing(older: str, tmp_p
     assert first.upgrade(copy) == ("0009", newest)
     assert second.upgrade(copy) == (newest, newest)
     second.check_writable()
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_migration_may_compute_for_long_between_two_statements(older: str) -> None:
+    found: set[str] = set()
+
+    def look(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if statement.startswith("ALTER TABLE") and connection.dialect.name == "postgresql":
+            cursor.execute("show idle_in_transaction_session_timeout")
+            found.update(cursor.fetchone())
+
+    event.listen(Engine, "before_cursor_execute", look)
+    try:
+        Database(older).upgrade()
+    finally:
+        event.remove(Engine, "before_cursor_execute", look)
+    assert found == (set() if older.startswith("sqlite") else {"0"})
 
 
 @pytest.mark.parametrize("older", ["0009"], indirect=True)

@@ -33,7 +33,7 @@ class StudyPaths:
         return self.workdir / _FOLDER / (f"{self.study}-{self.key}" if self.key else self.study)
 
     def sign(self, storage: str) -> None:
-        """Write the name of the storage that knows the study into its folder.
+        """Write the signature of the storage that knows the study into its folder.
 
         Raises:
             OSError: it cannot be written.

@@ -1,6 +1,7 @@
 """Commands about existing studies: stop, delete, status, list, history and logs."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -77,8 +78,15 @@ def clean(
     from autotune.service import cleaning
 
     age = seconds("--older-than", older_than) or 0.0
-    gone = cleaning.clean(open_storage(url_of(storage), existing=True), Path.cwd(), age)
+    repository = open_storage(url_of(storage), existing=True)
+    gone = cleaning.clean(repository, Path.cwd(), age)
     print("\n".join(map(str, gone)) or "There is nothing to remove.")
+    if left := cleaning.undecided(repository, Path.cwd()):
+        print(
+            "An earlier version made these, of studies that this storage does not know; they may be "
+            f"another machine's, so they stay: {', '.join(map(str, left))}",
+            file=sys.stderr,
+        )
 
 
 def status(

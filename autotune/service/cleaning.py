@@ -3,13 +3,21 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.export import config_copies
 from autotune.paths import StudyPaths
+from autotune.service.queues import this_machine
 from autotune.worker.sandbox import scratch
-from storage import Repository, StoredStudy
+from storage import Database, Repository, StoredStudy
+
+
+def signature(database: Database) -> str:
+    """Return what a storage signs the folders of its studies with.
+
+    A SQLite file is that of one machine: another may have one at the same path.
+    """
+    return f"{this_machine()} {database}" if database.folder else str(database)
 
 
 def delete(repository: Repository, name: str) -> list[Path]:
@@ -39,17 +47,43 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     Returns:
         The removed folders.
     """
-    places = {workdir, *(Path(study.workdir) for study in repository.studies.all())}
-    found = [folder for place in sorted(places) for folder in _of(repository, place)]
-    # Queried after the search: a study that begins meanwhile is known by now.
+    unknown = _unknown(repository, workdir, signature(repository.database))
     known = {_paths(study).folder: study for study in repository.studies.all()}
     ended = [folder for folder, study in known.items() if study.state.ended]
-    # Compared by name, which is unique: a folder may have another path, or have moved.
-    names = {folder.name for folder in known}
-    unknown = [folder for folder in found if folder.name not in names]
-    copies = [folder for place in sorted(places) for folder in config_copies.sweep(place)]
+    places = sorted(_places(repository, workdir))
+    copies = [folder for place in places for folder in config_copies.sweep(place)]
     old = [folder for folder in (*ended, *unknown) if _unchanged_for(folder) >= age]
-    return [folder for folder in old if _remove(folder)] + copies + scratch.sweep()
+    # One after another takes its time, in which a study may have been resumed.
+    gone = [one for one in old if _is_over(repository, known.get(one)) and _remove(one)]
+    return gone + copies + scratch.sweep()
+
+
+def undecided(repository: Repository, workdir: Path) -> list[Path]:
+    """Return folders that may be needed by another machine with a SQLite file at the same path.
+
+    Earlier versions signed them without their machine, and the storage does not know their studies.
+    """
+    database = repository.database
+    return _unknown(repository, workdir, str(database)) if database.folder else []
+
+
+def _unknown(repository: Repository, workdir: Path, sign: str) -> list[Path]:
+    """Return the folders with a signature whose studies the storage does not know."""
+    places = sorted(_places(repository, workdir))
+    found = [folder for place in places for folder in StudyPaths(place, "").signed(sign)]
+    # Queried after the search: a study that begins meanwhile is known by now.
+    # Compared by name, which is unique: a folder may have another path, or have moved.
+    names = {_paths(study).folder.name for study in repository.studies.all()}
+    return [folder for folder in found if folder.name not in names]
+
+
+def _places(repository: Repository, workdir: Path) -> set[Path]:
+    return {workdir, *(Path(study.workdir) for study in repository.studies.all())}
+
+
+def _is_over(repository: Repository, study: StoredStudy | None) -> bool:
+    """Return whether a study has ended, as it is now, or is known no more."""
+    return study is None or all(one.state.ended for one in repository.studies.of_ids([study.id]))
 
 
 def _unchanged_for(folder: Path) -> float:
@@ -61,14 +95,6 @@ def _unchanged_for(folder: Path) -> float:
         written = max(one.stat().st_mtime for one in (folder, *folder.iterdir()))
         return max(0.0, time.time() - written)
     return 0.0
-
-
-def _of(repository: Repository, workdir: Path) -> Iterator[Path]:
-    """Yield folders of studies that this storage has, or had.
-
-    Others may be needed by other storages.
-    """
-    yield from StudyPaths(workdir, "").signed(str(repository.database))
 
 
 def _paths(study: StoredStudy) -> StudyPaths:

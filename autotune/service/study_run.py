@@ -15,6 +15,7 @@ from autotune.config import StudySpec, withheld
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan
+from autotune.service.cleaning import signature
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
@@ -61,7 +62,7 @@ class StudyRun:
         begins()
         make(paths.folder)
         with contextlib.suppress(OSError):  # without the mark `clean` only removes less
-            paths.sign(str(self._repository.database))
+            paths.sign(signature(self._repository.database))
         weight = self._repository.quotas.weight_of(study.owner)
         tenant = Tenant(study.owner, study.name, weight)
         launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)

@@ -1,15 +1,18 @@
 """What a study leaves in its folder, and what becomes of it."""
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.paths import StudyPaths
 from autotune.service import daemon as service
-from autotune.service.cleaning import clean, delete
+from autotune.service.cleaning import clean, delete, signature, undecided
+from autotune.service.queues import VARIABLE
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
@@ -143,7 +146,7 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
     lost = StudyPaths(tmp_path, "lost", "12345678")
     for left, storage in ((theirs, other), (lost, played.repository)):
         left.folder.mkdir()
-        left.sign(str(storage.database))
+        left.sign(signature(storage.database))
     told = ask("clean", "--storage", played.url, cwd=tmp_path, check=True)
     assert set(told.stdout.split()) == {str(paths(played).folder), str(lost.folder)}
     assert not paths(played).folder.exists()
@@ -162,7 +165,7 @@ def test_clean_knows_a_study_by_whatever_path_and_passes_over_what_it_cannot_rea
     played.submit(**SHORT)
     elsewhere = StudyPaths(tmp_path / "mounted", played.name, paths(played).key)
     elsewhere.folder.mkdir(parents=True)
-    elsewhere.sign(str(played.repository.database))
+    elsewhere.sign(signature(played.repository.database))
     (tmp_path / "mounted" / ".autotune" / "theirs" / "storage").mkdir(parents=True)
     assert clean(played.repository, tmp_path / "mounted") == []
     assert elsewhere.folder.is_dir()
@@ -183,6 +186,48 @@ def test_clean_leaves_a_study_that_begins_meanwhile(
     monkeypatch.setattr(StudyPaths, "signed", meanwhile)
     assert clean(played.repository, played.folder) == []
     assert paths(played).folder.is_dir()
+
+
+def test_clean_leaves_a_folder_of_a_storage_at_that_path_on_another_machine(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = StudyPaths(played.folder, "theirs", "12345678")
+    theirs.folder.mkdir(parents=True)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(VARIABLE, "elsewhere")
+        theirs.sign(signature(played.repository.database))
+    assert clean(played.repository, played.folder) == []
+    assert undecided(played.repository, played.folder) == []
+    assert theirs.folder.is_dir()
+
+
+def test_clean_names_and_leaves_what_was_signed_without_a_machine(played: Replayed) -> None:
+    played.run(**SHORT)
+    theirs = StudyPaths(played.folder, "theirs", "12345678")
+    theirs.folder.mkdir(parents=True)
+    for one in (theirs, paths(played)):
+        one.sign(str(played.repository.database))
+    told = ask("clean", "--storage", played.url, cwd=played.folder, check=True)
+    assert told.stdout.split() == [str(paths(played).folder)], "its study is known"
+    assert told.stderr.rstrip().endswith(f"so they stay: {theirs.folder}")
+    assert theirs.folder.is_dir()
+
+
+def test_clean_leaves_a_study_that_is_resumed_meanwhile(
+    played: Replayed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Replayed(tmp_path, played.repository.database, "second")
+    for one in (played, second):
+        one.run(**SHORT)
+    remove = shutil.rmtree
+
+    def meanwhile(folder: Path, **options: Any) -> None:
+        second.repository.studies.enqueue("second")
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", meanwhile)
+    assert clean(played.repository, played.folder) == [paths(played).folder]
+    assert paths(second).folder.is_dir()
 
 
 def test_a_log_that_cannot_be_read_is_no_failure(played: Replayed) -> None:

@@ -21,6 +21,10 @@ class SpecError(BadInput):
         self.problems = problems
 
 
+class OtherVersion(BadInput):
+    """Error for a study whose settings another version of autotune has stored."""
+
+
 class StudyNotFound(BadInput):
     """Error for a study that the storage does not have."""
 

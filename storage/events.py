@@ -66,7 +66,4 @@ class Events:
         if study is not None:
             wanted = wanted.where(EventRow.study == study)
         with self._transactions.reading() as session:
-            return [
-                record_of(StoredEvent, row, what=EventKind(row.what))
-                for row in reversed(session.scalars(wanted).all())
-            ]
+            return [record_of(StoredEvent, row) for row in reversed(session.scalars(wanted).all())]

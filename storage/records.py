@@ -178,6 +178,7 @@ class StoredEvent:
         account: account of the process that wrote it.
         role: session user of PostgreSQL; None on SQLite.
         command: command of autotune that wrote it.
+        what: an EventKind, or one of a later version.
     """
 
     id: int
@@ -189,7 +190,7 @@ class StoredEvent:
     host: str
     version: str
     command: str
-    what: EventKind
+    what: str
     detail: str
 
 

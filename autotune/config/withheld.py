@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+import autotune
 from autotune.config import document
 from autotune.config.study import StudySpec
-from autotune.errors import BadInput, SpecError
+from autotune.errors import BadInput, OtherVersion, SpecError
 
 WITHHELD = "(not stored)"
 """Text in the place of such a value."""
 _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY")
 _ABBREVIATED = {"PAT", "PWD", "AUTH"}
 _FOLDERS = {"PWD", "OLDPWD"}
+_MOST_NAMED = 4
+"""Fields of another version that are named."""
 _WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 
@@ -53,6 +58,27 @@ def kept(spec: StudySpec, *, all_fields: bool = True) -> dict[str, Any]:
     return written
 
 
+def as_stored(stored: Mapping[str, Any]) -> StudySpec:
+    """Return the settings of a study without the values that were not stored.
+
+    Args:
+        stored: result of `kept`.
+
+    Raises:
+        OtherVersion: another version has stored settings that are none of this one.
+    """
+    try:
+        return StudySpec.model_validate(stored)
+    except ValidationError as error:
+        fields = [".".join(map(str, one["loc"])) for one in error.errors()]
+        more = ", ..." if len(fields) > _MOST_NAMED else ""
+        raise OtherVersion(
+            f"its settings are of another version of autotune: {autotune.__version__} does not know "
+            f"{', '.join(fields[:_MOST_NAMED])}{more}; it runs once this is upgraded, and its daemon "
+            "started again"
+        ) from None
+
+
 def restored(
     stored: Mapping[str, Any], file: Path | None, environment: Mapping[str, str]
 ) -> StudySpec:
@@ -65,8 +91,9 @@ def restored(
 
     Raises:
         BadInput: a value is in neither of them.
+        OtherVersion: another version has stored settings that are none of this one.
     """
-    spec = StudySpec.model_validate(stored)
+    spec = as_stored(stored)
     lacking = [name for name, value in spec.env.items() if value == WITHHELD]
     if not lacking:
         return spec

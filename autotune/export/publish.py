@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.verdict import Verdict
-from autotune.config import StudySpec
+from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.export.tuned_job import script_of
 from autotune.export.writing import document, of_today, write
@@ -94,7 +94,7 @@ def _provisional(
 ) -> dict[str, Any]:
     if verdict.trial is None:
         raise BadInput(f"{study.name} recommends nothing: {text}")
-    spec = StudySpec.model_validate(study.spec)
+    spec = withheld.as_stored(study.spec)
     attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
     ran = attempts.of_trial(verdict.trial).measured().last
     assert ran is not None  # the answer rests on it

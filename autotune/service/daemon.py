@@ -20,6 +20,7 @@ from autotune.errors import (
     ClusterAway,
     LauncherError,
     NotHere,
+    OtherVersion,
     StaleLease,
     StorageUnreachable,
 )
@@ -211,7 +212,7 @@ class Daemon:
                 raise
             except NotHere as error:
                 self._fail(lease, study, str(error))
-            except LauncherError as error:
+            except (LauncherError, OtherVersion) as error:
                 self._try_later(lease, study, error, time.monotonic() - began)
             except AutotuneError as error:
                 self._fail(lease, study, str(error))
@@ -232,11 +233,11 @@ class Daemon:
         log.info("study %s: stopped, now %s", study.name, state)
 
     def _try_later(
-        self, lease: Lease, study: StoredStudy, error: LauncherError, ran: float
+        self, lease: Lease, study: StoredStudy, error: AutotuneError, ran: float
     ) -> None:
         """Put the study back into the queue for a later try.
 
-        Machines recover by themselves, or are repaired.
+        Machines recover by themselves, or are repaired; another version may have its daemon by then.
         """
         retry = retry_after(study.retries, error, ran)
         told = f"{retry.why}; tried again in {duration(retry.seconds)}."
@@ -262,7 +263,7 @@ class Daemon:
             thread.join()
 
 
-def retry_after(before: int, error: LauncherError, ran: float) -> Retry:
+def retry_after(before: int, error: AutotuneError, ran: float) -> Retry:
     """Return the next try.
 
     Args:

@@ -66,7 +66,7 @@ def submit(
         known = repository.studies.named(spec.name)
     except StudyNotFound:
         return _new(repository, spec, workdir, where)
-    before = withheld.kept(StudySpec.model_validate(known.spec))
+    before = withheld.kept(withheld.as_stored(known.spec))
     changed = sorted(_differences(before, stored))
     if forbidden := [name for name in changed if not _may_change(name, spec)]:
         own = known.owner in ("", user_name())
@@ -143,7 +143,7 @@ def resume_study(repository: Repository, name: str) -> None:
     """Queue a study again with its stored settings, unless it is done."""
     study = repository.studies.named(name)
     if study.state != StudyState.DONE:
-        spec = StudySpec.model_validate(study.spec)
+        spec = withheld.as_stored(study.spec)
         repository.studies.enqueue(name, queue=_local_queue(study, spec))
 
 

@@ -23,7 +23,7 @@ from autotune.analysis.saving import Cost, EnergySaving, Saving
 from autotune.analysis.trial_ratios import changed_knobs, rate_range
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, counted
-from autotune.config import StudySpec
+from autotune.config import StudySpec, withheld
 from autotune.config.sections import ObjectiveSpec
 from autotune.measurement.estimate import Ratio, drift_within
 from autotune.measurement.measure import Measure
@@ -312,7 +312,7 @@ class _Collector:
         self._repository = repository
         self._study = study
         self._verdict = verdict
-        self._spec = StudySpec.model_validate(study.spec)
+        self._spec = withheld.as_stored(study.spec)
         self._baseline = self._spec.full_baseline()
         recorded = repository.attempts.of(study.id)
         self._attempts = Attempts(recorded, self._baseline, self._spec.harmless)

@@ -12,7 +12,7 @@ from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present
 from autotune.analysis.trial_ratios import TrialRatio, precedence, trial_ratios
 from autotune.analysis.wording import Terms, counted, difference, duration, quantity
-from autotune.config import StudySpec
+from autotune.config import StudySpec, withheld
 from autotune.views.figure_text import (
     MIB,
     UNKNOWN,
@@ -103,7 +103,7 @@ class LiveView:
     def __init__(self, repository: Repository, study: StoredStudy) -> None:
         self._repository = repository
         self._name = study.name
-        self._spec = StudySpec.model_validate(study.spec)
+        self._spec = withheld.as_stored(study.spec)
         self._baseline = self._spec.full_baseline()
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._known: tuple[int, int] = (-1, -1)

@@ -8,18 +8,29 @@ from typing import Any
 from autotune.analysis.standing import Present, Standing
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms, duration
-from autotune.config import StudySpec
+from autotune.config import StudySpec, withheld
+from autotune.errors import OtherVersion
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import over_yours, short_ratio
 from autotune.views.figures import as_json, gain_as_json
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import present
 from autotune.views.verdict_text import shown
-from storage import MessageKind, Repository, StoredStudy, StudyState
+from storage import LeaseState, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 
 _NO_SIGNS = {"progress_seconds": None, "slots": None}
 """Signs of a study that does not run."""
+_UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("waiting", "trials", "device_hours", "doing", "next", "metric", "unit")),
+    **dict.fromkeys(("baseline_rate", "leading_trial", "leading_ratio", "verdict")),
+    **dict.fromkeys(("speedup", "energy_ratio")),
+    "trials_by_state": {},
+    "budget": dict.fromkeys(("trials", "wall_time", "device_hours")),
+    "running": [],
+    **_NO_SIGNS,
+}
+"""Standing of a study whose settings are of another version."""
 _UNFINISHED = ("RUNNING", "QUEUED")
 
 
@@ -50,16 +61,41 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
     Args:
         quota: quota of its owner that is exhausted; empty: none.
     """
-    spec = StudySpec.model_validate(study.spec)
     lease = repository.leases.serving(study)
+    waiting = waiting_of(repository, study, quota)
+    known = _known_of(repository, study, lease)
+    try:
+        spec = withheld.as_stored(study.spec)
+    except OtherVersion as error:
+        waits = study.state == StudyState.QUEUED
+        told = {"waiting": waiting or str(error)} if waits else {"error": study.error or str(error)}
+        return {**_UNKNOWN, **known, **told}
     served = study.state == StudyState.RUNNING and lease is not None
     found = present(repository, study, spec)
     now = found.standing
     seen = _outlook(study, spec, found, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
-    waiting = waiting_of(repository, study, quota)
     runs = served and not waiting
     signs = _signs_of(repository, study.id, found, time.time()) if runs else _NO_SIGNS
+    return {
+        **known,
+        "waiting": waiting,
+        "trials": now.trials,
+        "trials_by_state": now.by_state,
+        "budget": spec.budget.model_dump(),
+        "device_hours": round(seen.device_hours, 4) if seen else None,
+        "running": list(seen.running) if seen else [],
+        "doing": doing.text if doing else None,
+        "next": seen.next if seen else None,
+        **signs,
+        **_figures_of(study, spec, now),
+    }
+
+
+def _known_of(
+    repository: Repository, study: StoredStudy, lease: LeaseState | None
+) -> dict[str, Any]:
+    """Return what can be told of a study whose settings are not known, for JSON."""
     return {
         "study": study.name,
         "state": study.state.value,
@@ -67,19 +103,9 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
         "created": study.created,
         "storage": str(repository.database),
         "queue": study.queue,
-        "waiting": waiting,
         "retry_at": study.retry_at,
         "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
-        "trials": now.trials,
-        "trials_by_state": now.by_state,
-        "budget": spec.budget.model_dump(),
         "elapsed_seconds": round(study.elapsed, 1),
-        "device_hours": round(seen.device_hours, 4) if seen else None,
-        "running": list(seen.running) if seen else [],
-        "doing": doing.text if doing else None,
-        "next": seen.next if seen else None,
-        **signs,
-        **_figures_of(study, spec, now),
         "error": study.error if study.state.ended else None,
     }
 
@@ -165,7 +191,9 @@ def describe(status: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of(count: int, most: int | None) -> str:
+def _of(count: int | None, most: int | None) -> str:
+    if count is None:
+        return "?"
     return f"{count} of {most}" if most is not None else f"{count}"
 
 
@@ -190,7 +218,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         age = duration(max(0.0, time.time() - row["created"]))
         lines.append(
             f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row.get('order') or '-':>5} "
-            f"{_state(row):18} {row['trials']:>6}  {_speedup(row)}"
+            f"{_state(row):18} {_of(row['trials'], None):>6}  {_speedup(row)}"
         )
         lines += [f"  {row['waiting']}"] if row["waiting"] else []
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from autotune.analysis import gate
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.config import StudySpec
+from autotune.config import withheld
 from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate
 from autotune.measurement.measure import Measure
@@ -35,7 +35,7 @@ def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
         verdict = Verdict.from_dict(study.verdict)
         if study.state == StudyState.DONE or verdict.trial is not None:
             return verdict
-    spec = StudySpec.model_validate(study.spec)
+    spec = withheld.as_stored(study.spec)
     recorded = repository.attempts.of(study.id)
     attempts = Attempts(recorded, spec.full_baseline(), spec.harmless)
     facts = StudyFacts.of(study, spec)._replace(ended=False)
@@ -53,7 +53,7 @@ def estimate_of(blocks: list[StoredBlock], measure: Measure) -> Estimate | None:
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """Return all attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
-    spec = StudySpec.model_validate(study.spec)
+    spec = withheld.as_stored(study.spec)
     measure = Measure.of(spec)
     recomputed = []
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
@@ -115,7 +115,7 @@ def _at_rate(attempt: StoredAttempt, rate: float | None) -> StoredAttempt:
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     """Return the verdict that the recorded blocks give, or the provisional answer before the end."""
     study = repository.studies.named(name)
-    spec = StudySpec.model_validate(study.spec)
+    spec = withheld.as_stored(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     return build_verdict(
         Records.of(repository, attempts, study.id), spec, StudyFacts.of(study, spec)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from autotune.errors import StaleLease
@@ -196,17 +196,25 @@ class AttemptFeed:
 
 
 def abandon(
-    session: Session, study_id: int, at: float, *, orphaned_before: int | None = None
+    session: Session,
+    study_id: int,
+    at: float,
+    *,
+    lived: float | None = None,
+    orphaned_before: int | None = None,
 ) -> None:
-    """Mark the running attempts of a study as ABANDONED, to be repeated.
+    """Mark the running attempts of a study as ABANDONED, to be repeated, with the time they took.
 
     Args:
+        lived: end of the lease of a daemon that may have died before; None: it lives.
         orphaned_before: attempts of a lower epoch were left behind by daemons that died.
     """
+    until = at if lived is None else min(at, lived)
+    took = case((AttemptRow.started < until, until - AttemptRow.started), else_=0.0)
     given_up = (
         update(AttemptRow)
         .where(AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
-        .values(state=AttemptState.ABANDONED, ended=at)
+        .values(state=AttemptState.ABANDONED, ended=at, wall_seconds=took)
     )
     if orphaned_before is not None:
         orphans = given_up.where(AttemptRow.epoch < orphaned_before)

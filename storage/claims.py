@@ -119,6 +119,7 @@ class Claims:
         if row is None or row.queue != queue or StudyState(row.state).ended or row.held:
             return None
         left_behind = row.state == StudyState.RUNNING and not row.stop_requested
+        lived = held.expires
         if not own:
             self._note_claim(session, row, held, holder)
         lease = before if own and before else leases.hand_over(held, holder, now)
@@ -127,7 +128,7 @@ class Claims:
         if row.resume_requested:  # the stop that was asked for before has ended what ran
             row.stop_requested = row.resume_requested = False
         orphaned_before = lease.epoch if left_behind else None
-        abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
+        abandon(session, row.id, now.wall, lived=lived, orphaned_before=orphaned_before)
         return Claim(stored(row), lease)
 
     def _note_claim(

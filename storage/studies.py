@@ -274,7 +274,7 @@ class Studies:
             if left_behind or row.state == StudyState.QUEUED:
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
                 row.held = False
-                abandon(session, row.id, now.wall)
+                abandon(session, row.id, now.wall, lived=lease.expires if lease else None)
                 self._events.add(session, row, EventKind.STOPPED, self._forced(row))
             elif row.state == StudyState.RUNNING:
                 self._events.add(session, row, EventKind.STOP_REQUESTED, self._forced(row))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import update
 
 from autotune.errors import BadInput
 from storage import (
@@ -18,7 +19,8 @@ from storage import (
     StoredStudy,
 )
 from storage.holders import user_name
-from tests.contract.storage.making import CLUSTER, LONG, end, rows, submit
+from storage.models import AttemptRow, LeaseRow
+from tests.contract.storage.making import CLUSTER, LONG, database_time, end, rows, submit
 from tests.support.records import end_lease
 
 FIRST, SECOND = (LeaseHolder("here", pid, LONG) for pid in (1, 2))
@@ -148,6 +150,25 @@ class TestQuotas:
         assert "4 of 4 device hours of the last 7 days" in repository.quotas.reasons()("ann")
         repository.quotas.set(Quota("ann", device_hours=4.1, days=7.0))
         assert repository.claims.take(CLUSTER, SECOND) is not None
+
+    def test_hours_of_abandoned_attempts_count_until_the_lease_of_their_daemon_ended(
+        self, repository: Repository
+    ) -> None:
+        waiting(repository, "ann")
+        run = take(repository)
+        repository.claims.record_facts(run.lease, run.study.id, {"world_size": 2})
+        attempt = repository.attempts.begin(run.lease, run.study.id, 0, {})
+        now = database_time(repository)
+        with repository.database.writing() as connection:
+            connection.execute(update(AttemptRow).values(started=now - 3 * 3600.0))
+            ended = {"expires": now - 3600.0, "boot_expires": 0.0}
+            connection.execute(update(LeaseRow).values(ended))
+        assert take(repository, SECOND).study.name == "ann-0"
+        [found] = repository.attempts.of(run.study.id)
+        assert (found.id, found.result.state) == (attempt.id, "ABANDONED")
+        assert found.result.wall_seconds == pytest.approx(2 * 3600.0)
+        repository.quotas.set(Quota("ann", device_hours=3.9))
+        assert "4 of 3.9 device hours" in repository.quotas.reasons()("ann")
 
     def test_quota_of_every_owner_yields_to_one_of_its_own(self, repository: Repository) -> None:
         waiting(repository, "ann", "ann", "bob", "bob")

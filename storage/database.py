@@ -169,12 +169,17 @@ class Database:
             backup: database of the newest schema, see `copy_of_file`.
 
         Raises:
-            StorageError: this one has studies, ours or of Optuna alone, or cannot be written.
+            StorageError: this one holds anything, ours or of Optuna alone, or cannot be written.
         """
         self.check_writable()
         if there := self.optuna().get_all_studies():
             raise StorageError(
                 f"storage {self} has {len(there)} studies of Optuna: restore into a new one"
+            )
+        if tables := schema.filled(self.engine):
+            raise StorageError(
+                f"storage {self} is in use, or was: it holds rows in {', '.join(tables)} (leases of "
+                "daemons, or the history of deleted studies, say); restore into a new one"
             )
         try:
             schema.copy_rows(backup, self.engine)

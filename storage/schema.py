@@ -27,6 +27,7 @@ from storage.engines import (
     written_aside,
 )
 from storage.holders import is_gone
+from storage.models import Base
 
 VERSION_TABLE = "autotune_alembic_version"
 """Not Alembic's default name, which Optuna's own migrations use."""
@@ -138,6 +139,13 @@ def copy_rows(source: Engine, target: Engine) -> None:
         if target.dialect.name == "postgresql":
             for table in there.sorted_tables:
                 _advance_sequence(connection, table)
+
+
+def filled(engine: Engine) -> list[str]:
+    """Return the names of our tables that have rows."""
+    with engine.connect() as connection:
+        tables = Base.metadata.sorted_tables
+        return [one.name for one in tables if connection.execute(select(one).limit(1)).first()]
 
 
 @contextlib.contextmanager

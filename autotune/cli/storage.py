@@ -63,7 +63,7 @@ def backup(file: FileArgument, storage: StorageOption = None) -> None:
 
 @app.command()
 def restore(file: FileArgument, storage: StorageOption = None) -> None:
-    """Copy a backup into a storage that has no study yet."""
+    """Copy a backup into an empty storage."""
     from storage.database import copy_of_file, write_copy
 
     url = url_of(storage)

@@ -470,6 +470,24 @@ def test_restore_into_a_database_with_studies_of_optuna_is_refused(tmp_path: Pat
     assert [study.study_name for study in second.optuna().get_all_studies()] == ["second"]
 
 
+def test_restore_into_a_storage_with_a_lease_or_a_history_is_refused_in_words(
+    storage_url: str, tmp_path: Path
+) -> None:
+    target = Repository(Database(storage_url))
+    source = Database(f"sqlite:///{tmp_path}/source.db")
+    Repository(source).studies.submit("first", "host:here", {}, "/w")
+    lease = target.leases.acquire("host:here", LeaseHolder("here", 9, 60.0))
+    assert lease is not None
+    with pytest.raises(StorageError, match=r"it holds rows in autotune_lease .*into a new one"):
+        target.database.restore(source.engine)
+    target.studies.submit("gone", "host:here", {}, "/w")
+    target.studies.request_stop("gone")
+    target.studies.delete("gone")
+    with pytest.raises(StorageError, match=r"it holds rows in .*autotune_event"):
+        target.database.restore(source.engine)
+    assert target.studies.all() == []
+
+
 def dumped(engine: Engine) -> dict[str, list[str]]:
     """Everything in a database."""
     found = MetaData()

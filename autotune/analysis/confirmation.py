@@ -11,9 +11,10 @@ from statistics import geometric_mean
 from typing import Any
 
 from autotune.analysis.choice_rounds import ChoiceRounds, Rounds
-from autotune.analysis.finalists import Candidate, ConfirmationResult, FinalistResult, out_of_time
+from autotune.analysis.finalists import Candidate, ConfirmationResult, FinalistResult
 from autotune.analysis.gain_rounds import GainRounds, rounds_wanted
 from autotune.analysis.processes import Processes
+from autotune.analysis.round_results import round_results
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose
@@ -112,9 +113,7 @@ class Confirmation:
         """Return what is recorded of the next round: throughput by trial, None where it failed."""
         members = self.members()
         runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
-        return {
-            a.trial: a.result.throughput for a in runs if a.trial in members and not out_of_time(a)
-        }
+        return {trial: rate for trial, rate in round_results(runs).items() if trial in members}
 
     def is_void(self, attempts: Attempts) -> bool:
         """Return whether a run of the next round was made elsewhere than the last run of all.

@@ -12,6 +12,7 @@ from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.levels import levelled
 from autotune.analysis.memory import outgrown
 from autotune.analysis.outcomes import Outcomes, baseline_failure
+from autotune.analysis.round_results import failed_in_a_round
 from autotune.analysis.trial_ratios import TrialRatio, log_half_width, trial_ratios
 from autotune.analysis.verdict import (
     Contender,
@@ -24,7 +25,7 @@ from autotune.analysis.verdict import (
 )
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import run_df
-from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
+from storage import Attempts, Purpose, StoredAttempt, StoredNoise
 
 _SHOWN = 4
 """Most trials of a provisional answer besides the baseline."""
@@ -151,11 +152,7 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
     """Return trials that have completed and not failed since, the fastest first."""
     own = attempts.baseline()
     out = {*outgrown(attempts), *(refused.trial for refused in checks.refused)}
-    out |= {
-        a.trial
-        for a in attempts.of(Purpose.CONFIRM).recorded()
-        if a.result.state != AttemptState.COMPLETE and not (own and a.trial == own.trial)
-    }
+    out |= failed_in_a_round(attempts) - {own.trial if own else None}
     searched = levelled(attempts).searched().complete().measured()
     return sorted((one for one in searched if one.trial not in out), key=lambda one: -_speed(one))
 

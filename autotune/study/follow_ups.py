@@ -7,7 +7,7 @@ bundle of changes that failed is split, until the change that fails is known.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.finalists import ranked
 from autotune.analysis.proof import Proof
@@ -18,6 +18,7 @@ from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
+from storage.trials import SUGGESTED_BY
 
 _FAILED = (
     *(AttemptState.OOM, AttemptState.ERROR, AttemptState.CRASH),
@@ -45,12 +46,12 @@ class FollowUps:
         return any(self._unaffordable(self._time.proof(self._context.attempts())))
 
     def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> bool:
-        """Enqueue what is to be tried next, unless something waits; and say it.
+        """Enqueue what is to be tried next, unless something waits or was suggested; and say it.
 
         Returns:
             True if something was enqueued.
         """
-        if any(not trial.state.is_finished() for trial in trials):
+        if any(_is_open(trial) for trial in trials):
             return False
         own = attempts.baseline()
         if own is None or own.result.throughput is None:
@@ -69,7 +70,7 @@ class FollowUps:
     ) -> Iterator[Suggestion]:
         yield from self._parts(trials, attempts)
         yield from self._bundle(attempts)
-        tried = [attempt.knobs for attempt in attempts.searched()]
+        tried = [attempt.knobs for attempt in attempts.of(Purpose.SEARCH)]
         found = with_compilation(self._space, _best(attempts), tried)
         if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
@@ -82,7 +83,7 @@ class FollowUps:
             yield from experts(self._space, self._context.plan.baseline, [], room=room)
 
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
-        suggested = {t.number: t.params for t in trials if "suggested_by" in t.user_attrs}
+        suggested = {t.number: t.params for t in trials if SUGGESTED_BY in t.user_attrs}
         for attempt in attempts.searched():
             params = suggested.get(attempt.trial)
             if params is not None and _has_failed(attempt):
@@ -118,6 +119,12 @@ def _values(space: Space, name: str) -> Sequence[KnobValue]:
     """Return the values of a knob that need to be compiled."""
     values = getattr(space.distributions()[name], "choices", ())
     return [value for value in values if value != CATALOGUE[name].default]
+
+
+def _is_open(trial: FrozenTrial) -> bool:
+    """Return whether a trial waits, or one that was suggested runs: its result decides what follows."""
+    waits = trial.state == TrialState.WAITING
+    return waits or (not trial.state.is_finished() and SUGGESTED_BY in trial.user_attrs)
 
 
 def _is_new(suggestion: Suggestion, trials: Iterable[FrozenTrial]) -> bool:

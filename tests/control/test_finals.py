@@ -228,6 +228,35 @@ def test_nothing_is_a_verdict_too(played: Replayed) -> None:
     played.assert_complete(trials=8)
 
 
+@pytest.mark.parametrize("micro_batch", [2, 16], ids=["baseline", "finalist"])
+@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.CRASH, Outcome.HANG])
+def test_a_run_of_a_round_that_fails_once_is_repeated(
+    played: Replayed, micro_batch: int, outcome: Outcome
+) -> None:
+    struck: list[str] = []
+
+    def once(launch: Launch) -> bool:
+        trial, _, run = launch.request.trial.split("/")[1].partition("-confirm2-")
+        # The first run is one beside the others, which is not counted; the second is alone.
+        if launch.knobs["micro_batch"] != micro_batch or run not in ("1", "2"):
+            return False
+        struck.append(trial)
+        return trial == struck[0]
+
+    failing = where(PLAIN, once, outcome=outcome, cause="NCCL error: connection reset by peer")
+    verdict = played.on(failing).run(budget={"trials": 10}, measurement={"finalists": 2})
+    assert verdict["kind"] == "better"
+    assert verdict["knobs"]["micro_batch"] == 16
+    second = [a for a in played.attempts("confirm") if a.round == 2]
+    [failed] = [a for a in second if a.result.state == outcome.value]
+    assert failed.knobs["micro_batch"] == micro_batch
+    assert [a.result.state for a in second if a.trial == failed.trial][-2:] == [
+        outcome.value,
+        "COMPLETE",
+    ]
+    played.assert_complete(trials=10)
+
+
 @pytest.mark.long
 def test_a_finalist_that_fails_in_its_second_round_is_out(played: Replayed) -> None:
     def second(launch: Launch) -> bool:

@@ -1,6 +1,7 @@
 """The search of a whole study: opening, calibration, racing, failures, memory, budgets."""
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from autotune.config import load
 from autotune.service.submission import submit
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
-from launchers.replay.behaviours import noisy, running_at, where, within_memory
+from launchers.replay.behaviours import Behaviour, noisy, running_at, where, within_memory
 from launchers.replay.launcher import ENVIRONMENT
 from storage import Database
 from storage.trials import TrialLedger
@@ -61,6 +62,36 @@ def test_the_baseline_comes_first_then_what_experts_would_try(played: Replayed) 
     reasons = [t.user_attrs.get("suggested_by", "") for t in played.trials()]
     assert reasons[0] == "baseline"
     assert reasons[1].startswith("it answers what holds the baseline back")
+
+
+class NeverIdle:
+    """Behaviour of trials that end when the next has begun: on two slots one always runs."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._begun = 0
+        self._begins = threading.Condition()
+
+    def __call__(self, launch: Launch) -> Answer:
+        with self._begins:
+            self._begun += 1
+            self._begins.notify_all()
+            if "-search-" in launch.request.trial:
+                mine = self._begun
+                # After the last trial none begins.
+                self._begins.wait_for(lambda: self._begun > mine, timeout=2.0)
+        return self._behaviour(launch)
+
+
+def test_bundle_that_fails_is_split_while_another_slot_is_busy(played: Replayed) -> None:
+    def crashes(launch: Launch) -> bool:
+        return launch.knobs["precision"] == "bf16" and launch.knobs["micro_batch"] > 2
+
+    failing = where(PLAIN, crashes, outcome=Outcome.CRASH, cause="rank 0: killed")
+    space = {**SPACE, "precision": ["fp32", "bf16"], "log_interval": [1, 10, 100]}
+    played.on(NeverIdle(failing), slots=2).run(budget={"trials": 8}, search_space=space)
+    reasons = [trial.user_attrs.get("suggested_by", "") for trial in played.trials()]
+    assert "a part of what ended in CRASH" in reasons
 
 
 @pytest.mark.parametrize(("cores", "favoured"), [(2, False), (16, True)])

@@ -103,7 +103,8 @@ class Records:
         if trials is not None:
             assert len(told) == trials
         self._assert_tried_once()
-        rounds = Counter((a.trial, a.round) for a in self.recorded("confirm"))
+        confirmed = [a for a in self.recorded("confirm") if a.result.throughput is not None]
+        rounds = Counter((a.trial, a.round) for a in confirmed)
         assert set(rounds.values()) <= {1}, f"measured twice in a round: {rounds}"
 
     def _assert_tried_once(self) -> None:

@@ -16,7 +16,7 @@ from autotune.errors import StaleLease, TrialsGone
 from storage.database import Database
 from storage.fence import fencing
 from storage.notes import save_note
-from storage.records import AttemptResult, Lease
+from storage.records import AttemptResult, AttemptState, Lease
 
 OUT_OF_MEMORY = "out_of_memory"
 """Name of the Optuna constraint that an out-of-memory trial violates, for samplers to learn
@@ -94,9 +94,9 @@ class TrialLedger:
 
     @_fenced
     def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
-        """Queue a configuration before the sampler is asked; skip repeats, except of failed trials."""
+        """Queue a configuration before the sampler is asked; again only if trials of it told nothing."""
         known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
-        failed = bool(known) and all(trial.state == TrialState.FAIL for trial in known)
+        failed = bool(known) and all(map(_told_nothing, known))
         self._study.enqueue_trial(
             dict(params), user_attrs={SUGGESTED_BY: reason}, skip_if_exists=not failed
         )
@@ -241,6 +241,12 @@ class TrialLedger:
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
         return self._study._storage.get_trial(trial._trial_id)
+
+
+def _told_nothing(trial: FrozenTrial) -> bool:
+    """Return whether a trial has failed, or was ended before its first step. Out of memory tells."""
+    cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == AttemptState.PRUNED
+    return trial.state == TrialState.FAIL or (cut and trial.value is None)
 
 
 def _is_of(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from autotune.analysis.finalists import out_of_time
 from autotune.analysis.levels import levelled
 from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
@@ -140,13 +141,20 @@ def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
     return failures[-1] if again or len(new) >= MEASUREMENT.most_failures else None
 
 
-def to_be_tried_again(attempts: Attempts) -> StoredAttempt | None:
-    """Return the baseline's own trial if it has failed and is not under way, as once may be chance."""
+def to_be_tried_again(attempts: Attempts, since: int) -> StoredAttempt | None:
+    """Return the baseline's own trial if it is to run again, and is not under way.
+
+    It has failed, as once may be chance, or was ended before its first step and has more time now.
+
+    Args:
+        attempts: attempts of the study.
+        since: id of the last attempt before the study was started, or went on.
+    """
     own = attempts.searched().of_baseline().last
     runs = attempts.of(*_RUNS).of_baseline()
-    if own is None or any(run.running for run in runs) or not _last_failures(attempts):
+    if own is None or any(run.running for run in runs):
         return None
-    return own
+    return own if _last_failures(attempts) or _was_cut(attempts, since) else None
 
 
 def runs_after_all(attempts: Attempts) -> bool:
@@ -154,6 +162,14 @@ def runs_after_all(attempts: Attempts) -> bool:
     own = attempts.searched().of_baseline()
     again = attempts.of(Purpose.CALIBRATE).of_baseline().complete().last
     return bool(own.last and again and not own.complete() and own.last.id < again.id)
+
+
+def _was_cut(attempts: Attempts, since: int) -> bool:
+    """Return whether the last run of the baseline was ended without a step, before the study went on."""
+    last = attempts.of(*_RUNS).of_baseline().recorded().last
+    return (
+        attempts.baseline() is None and last is not None and last.id <= since and out_of_time(last)
+    )
 
 
 def _last_failures(attempts: Attempts) -> list[StoredAttempt]:

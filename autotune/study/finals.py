@@ -67,6 +67,11 @@ class Finals:
             and not confirmation.decided()
         )
 
+    def proven(self) -> bool:
+        """Return whether the rounds show that a finalist is faster than the baseline."""
+        confirmation = self._replay()
+        return confirmation is not None and confirmation.proven
+
     def run(self) -> None:
         """Measure the finals until they are decided, or as far as there is time.
 

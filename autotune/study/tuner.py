@@ -153,7 +153,13 @@ class Tuner:
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
         finals = Finals(runner)
-        self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
+        if finals.begun():
+            self._context.say(f"{_PROOF_FIRST.text.capitalize()}.")
+            finals.run()
+            if finals.proven():
+                self._end_search(_PROOF_FIRST)
+                return finals.selection
+        self._end_search(self._search(executor))
         finals.run()
         return finals.selection
 
@@ -247,7 +253,7 @@ class Tuner:
         """
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._time.for_trial(attempts)
-        if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts)):
+        if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts, self._since)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
         limit = self._time.for_calibration(attempts)

@@ -113,6 +113,31 @@ def test_rounds_that_had_begun_go_on_before_anything_else(played: Replayed) -> N
     assert verdict["kind"] == "better"
 
 
+def test_baseline_that_was_cut_before_its_first_step_runs_once_there_is_time(
+    played: Replayed,
+) -> None:
+    slow = where(SCRIPT, lambda _: True, startup=70.0)
+    verdict = run(played.on(slow, seed=1), 60)
+    assert verdict["kind"] == "not_enough_time"
+    verdict = go_on(played, 3000)
+    assert verdict["kind"] == "better"
+    assert verdict["speedup"]["value"] == pytest.approx(1.5, rel=0.05)
+
+
+def test_search_goes_on_where_the_proof_that_comes_first_decides_nothing(played: Replayed) -> None:
+    def alike(launch: Launch) -> Answer:
+        return Answer(rate=40.0, startup=6.0, stays=False)
+
+    space = {**SPACE, "loader_workers": [0, 1, 2, 4, 8]}
+    unsteady = noisy(alike, run=0.1, block=0.05)
+    verdict = run(played.on(unsteady, seed=1), 150, search_space=space)
+    assert verdict["kind"] == "undecided"
+    before = len(played.attempts("search"))
+    go_on(played, 3000, search_space=space)
+    assert "The proof that had begun is brought to its end first." in played.said()
+    assert len(played.attempts("search")) > before
+
+
 def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
     """All that is faster computes in bf16, and the reference to check it with fails."""
 

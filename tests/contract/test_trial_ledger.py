@@ -136,20 +136,21 @@ class TestAsking:
         ledger.enqueue(BASELINE, "baseline")
         ledger.ask(KNOBS)
         open_ledger().enqueue(BASELINE, "baseline")
-        throughput = 5.0 if state == "COMPLETE" else None
+        throughput = None if state == "OOM" else 5.0
         ledger.tell(0, AttemptResult(state, throughput=throughput), "note")
         open_ledger().enqueue(BASELINE, "baseline")
         assert len(ledger.trials()) == 1
 
-    def test_a_baseline_that_failed_may_be_tried_again(
-        self, ledger: TrialLedger, open_ledger: Open
+    @pytest.mark.parametrize(("state", "told"), [("ERROR", "FAIL"), ("PRUNED", "PRUNED")])
+    def test_a_baseline_that_failed_or_was_cut_may_be_tried_again(
+        self, ledger: TrialLedger, open_ledger: Open, state: str, told: str
     ) -> None:
         ledger.enqueue(BASELINE, "baseline")
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult("ERROR"), "note")
+        ledger.tell(0, AttemptResult(state), "note")
         for _ in range(2):
             open_ledger().enqueue(BASELINE, "baseline")
-        assert [trial.state for trial in ledger.trials()] == [TrialState.FAIL, TrialState.WAITING]
+        assert [trial.state.name for trial in ledger.trials()] == [told, "WAITING"]
 
     def test_a_baseline_of_no_knobs_is_enqueued_once(
         self, ledger: TrialLedger, open_ledger: Open

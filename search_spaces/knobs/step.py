@@ -13,7 +13,6 @@ from search_spaces.knob import (
     OPTIMIZER,
     OWN_OPTIMIZER,
     ROOT,
-    SETTINGS,
     STATISTICS,
     STEP,
     Choice,
@@ -298,7 +297,7 @@ KNOBS = (
         also_needs=(("flash3", HOPPER),),
         acts_on=STEP,
         target=ATTENTION,
-        inject=Via(SETTINGS),
+        inject=Via(ROOT),
         applied="torch.nn.attention.sdpa_kernel; flash3: activate_flash_attention_impl as well",
         source="Dao et al. 2022, FlashAttention; Shah et al. 2024, FlashAttention-3; PyTorch "
         "scaled_dot_product_attention",

@@ -21,6 +21,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         Block.dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        Block.flash = torch.backends.cuda.flash_sdp_enabled()
         return torch.relu(self.linear(x))
 
 
@@ -57,7 +58,7 @@ def tell(model, loader, optimizer):
         "fused": optimizer.param_groups[0]["fused"],
         "dtype": str(Block.dtype),
         "benchmark": torch.backends.cudnn.benchmark,
-        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "flash": Block.flash,
         "cwd": str(Path.cwd()),
         "path": sys.path[0],
         "main": sys.modules["__main__"].__file__,

@@ -1,5 +1,6 @@
 """Roots and optimizers of a script, each changed once, and the results of roots."""
 
+import functools
 import gc
 import multiprocessing
 from collections import OrderedDict, UserDict
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.root_changes import RootChanges
@@ -145,6 +147,38 @@ def _compiled_as_a_root() -> None:
 
 def test_root_that_is_compiled_later_is_prepared_once_and_stays_changed() -> None:
     run_apart(_compiled_as_a_root)
+
+
+def _attention_of_every_pass(*, use_reentrant: bool) -> None:
+    Changes(knobs(attention="flash"), ("attention",)).begin()
+    unfused: list[bool] = []
+
+    class Recomputing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.look, x, use_reentrant=use_reentrant)
+
+        def look(self, x: torch.Tensor) -> torch.Tensor:
+            unfused.append(torch.backends.cuda.math_sdp_enabled())
+            return super().forward(x)
+
+    model = Recomputing(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    x = torch.ones(1, 2, requires_grad=True)
+    for _ in range(2):
+        loss = model(x).sum()
+        with torch.no_grad():
+            model(x)
+        loss.backward()
+    assert unfused == [False, True, False] * 2  # pass, evaluation, recomputation
+    assert torch.backends.cuda.math_sdp_enabled()
+    del optimizer
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_attention_is_chosen_in_gradient_passes_and_their_recomputation(
+    use_reentrant: bool,
+) -> None:
+    run_apart(functools.partial(_attention_of_every_pass, use_reentrant=use_reentrant))
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])

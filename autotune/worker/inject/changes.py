@@ -6,7 +6,6 @@ nothing to act on: the result of a run must not be attributed to it.
 
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -34,13 +33,18 @@ from autotune.worker.protocol import CHECKED_STEPS, Knobs
 
 VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
 """Knobs that are variables of the environment: set before torch was used, see effects.process."""
-SETTINGS = frozenset({"attention", "cpu_affinity", "cudnn_benchmark", "freeze_gc"})
+SETTINGS = frozenset({"cpu_affinity", "cudnn_benchmark", "freeze_gc"})
 """Knobs that are settings of the process."""
 DDP = frozenset({*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"})
 """Knobs that act where a script wraps its model in DistributedDataParallel."""
 SHARDING = frozenset({"parallelism", "fsdp_prefetch", "fsdp_reduce_dtype"})
 """Knobs that act where a script calls fully_shard, or has DistributedDataParallel instead."""
-ROOT = frozenset({*COMPILATION, "precision", "activation_checkpointing", "channels_last", "float8"})
+ROOT = frozenset(
+    {
+        *COMPILATION,
+        *("precision", "activation_checkpointing", "attention", "channels_last", "float8"),
+    }
+)
 """Knobs that act on the modules whose calls the losses come from."""
 LOADER = frozenset(LOADER_ARGUMENTS)
 """Knobs that act where a script makes a DataLoader."""
@@ -81,9 +85,6 @@ class Changes:
         self._names = frozenset(names)
         self.built = ScriptObjects()
         self._met: set[str] = set()
-        self._for_good = ExitStack()
-        """Contexts that last as long as the process; one without a reference would be left at once.
-        """
         self._threads = 0
         self._changed: WeakSet[Optimizer] = WeakSet()
         self._optimizers: WeakSet[Optimizer] = WeakSet()
@@ -147,8 +148,6 @@ class Changes:
             done.add("cudnn_benchmark")
         if "attention" in names:
             kernels.flash_attention(knobs)
-            self._for_good.enter_context(kernels.attention(knobs))
-            done.add("attention")
         if "precision" in names and knobs["precision"] == "tf32":
             precision.float32_matmul(knobs)
             done.add("precision")

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
-from autotune.worker.patches import wrapping
+from autotune.worker.patches import Wrapper, wrapping
 from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import ON, agrees
 
@@ -64,6 +64,20 @@ class Formats:
         return "pure_bf16" if dtypes == {torch.bfloat16} else "fp32"
 
 
+def around_checkpoints(wrapper: Wrapper) -> None:
+    """Call a function in the place of what torch.utils.checkpoint does, from now on.
+
+    Args:
+        wrapper: as of patches.wrapping; its second argument is the function that will be called anew.
+    """
+    for owner, name in (
+        (_CHECKPOINTING, "_checkpoint_without_reentrant_generator"),
+        (_CHECKPOINTING.CheckpointFunction, "apply"),
+    ):
+        if hasattr(owner, name):
+            wrapping(owner, name)(wrapper)
+
+
 class Recomputation:
     """Observer of activation checkpointing by torch.utils.checkpoint."""
 
@@ -72,12 +86,7 @@ class Recomputation:
 
     def watch(self) -> None:
         """Observe every pass from now on."""
-        for owner, name in (
-            (_CHECKPOINTING, "_checkpoint_without_reentrant_generator"),
-            (_CHECKPOINTING.CheckpointFunction, "apply"),
-        ):
-            if hasattr(owner, name):
-                wrapping(owner, name)(self._enter)
+        around_checkpoints(self._enter)
 
     def _enter(self, enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.seen = True

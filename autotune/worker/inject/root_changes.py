@@ -18,6 +18,7 @@ from torch import nn
 from autotune.worker.effects import feeding, kernels, precision
 from autotune.worker.effects.kernels import converted_to_float8, takes_float8
 from autotune.worker.effects.parallel import blocks
+from autotune.worker.inject.attention import Attention
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
@@ -40,6 +41,7 @@ class RootChanges:
         """
         self._met: set[str] = set()
         self._recomputation = Recomputation()
+        self._attention = Attention(knobs)
         self._knobs = knobs
         self._names = names
         self._compiles = "compile" in names and knobs["compile"] != "none"
@@ -47,9 +49,11 @@ class RootChanges:
         """True if compiled code computes activations anew, which does not show."""
 
     def watch(self) -> None:
-        """Notice from now on that activations are computed anew."""
+        """Notice from now on that activations are computed anew; see to attention there."""
         if "activation_checkpointing" in self._names:
             self._recomputation.watch()
+        if "attention" in self._names:
+            self._attention.watch()
 
     def met(self) -> set[str]:
         """Return the knobs that have acted on a root, by what torch does."""
@@ -85,6 +89,9 @@ class RootChanges:
             kernels.channels_last(knobs, root)
             self._met.add("channels_last")
             call = _of_images(call)
+        if "attention" in names:
+            self._met.add("attention")
+            call = self._attention.within(call)
         return self._in_format(root, call)
 
     def _in_format(self, root: nn.Module, call: Call) -> Call:

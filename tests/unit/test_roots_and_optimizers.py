@@ -4,12 +4,14 @@ import functools
 import gc
 import multiprocessing
 from collections import OrderedDict, UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
 
 from autotune.worker.inject.changes import Changes
@@ -19,6 +21,7 @@ from tests.support.seeing import PRELOADED
 from tests.support.trials import knobs
 
 T = TypeVar("T")
+MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 _SECONDS = 120
 _MANY = 100
 """Objects that are collected: the memory of some is taken by other objects."""
@@ -69,6 +72,54 @@ def _optimizer_with_a_reused_id() -> None:
 
 def test_optimizer_with_the_id_of_a_collected_one_is_changed() -> None:
     run_apart(_optimizer_with_a_reused_id)
+
+
+class Outer(torch.optim.Optimizer):
+    """Optimizer around another one, which shares its groups of parameters."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        self.inner = torch.optim.SGD(parameters, lr=0.1)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step(closure)
+
+
+def _sharing(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1)
+
+
+def _scaled_losses(make: MakeOptimizer) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer, scaler = make(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024)
+    x, losses = torch.randn(8, 4), []
+    for _ in range(4):
+        loss = (model(x) - 1).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return losses
+
+
+def _fused_inside(make: MakeOptimizer) -> None:
+    plain = _scaled_losses(functools.partial(torch.optim.SGD, lr=0.1))
+    Changes(knobs(optimizer_kernels="fused"), ("optimizer_kernels",)).begin()
+    assert _scaled_losses(make) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [functools.partial(torch.optim.SGD, lr=0.1), Outer, _sharing],
+    ids=["bare", "outer", "zero"],
+)
+def test_fused_updates_beside_a_scaler_have_gradients_without_its_scale(
+    make: MakeOptimizer,
+) -> None:
+    run_apart(functools.partial(_fused_inside, make))
 
 
 def _roots(prepare: Prepare = lambda _, own: own) -> Roots:

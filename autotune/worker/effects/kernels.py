@@ -4,6 +4,7 @@ Matrix products in FP8 are torchao's, an optional extra, imported by ranks that 
 """
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -246,9 +247,25 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
             )
         group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
     if wanted == "fused":
-        # As the constructor does: the kernel applies the loss scale itself.
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        if _step(type(optimizer)) in _UNSCALING:
+            # As the constructor does. With it a scaler does not divide the gradients.
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         _count_on_device(optimizer)
+
+
+def _step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """Return the update of a class of optimizers, without what torch has put around it."""
+    update: Callable[..., Any] = inspect.unwrap(kind.step)
+    return update
+
+
+_UNSCALING = frozenset(
+    map(_step, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad))
+)
+"""Updates whose fused kernel divides by the loss scale itself.
+
+One that calls the update of an optimizer inside does not pass the scale on.
+"""
 
 
 def _count_on_device(optimizer: torch.optim.Optimizer) -> None:

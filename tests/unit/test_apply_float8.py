@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.worker.effects import kernels
 from tests.support.one_rank import group, knobs, regression, settings_of_torch, training
@@ -51,6 +52,29 @@ def test_a_training_in_fp8_is_close_to_one_in_bf16():
     for found in rounded:
         error = (found - exact).norm() / exact.norm()
         assert 1e-3 < error < 0.2
+
+
+class Products(TorchDispatchMode):
+    """The dimensions over which products in FP8 sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.summed = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not {*types} <= {torch.Tensor, nn.Parameter}:
+            return NotImplemented  # of torchao's tensors, which multiplies what they hold
+        if function is torch.ops.aten._scaled_mm.default:
+            self.summed.append(args[0].shape[1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_batches_of_any_number_of_rows_are_padded_to_what_products_take(recipe):
+    model = kernels.converted_to_float8(knobs(float8=recipe, precision="bf16"), layers(32, 32))
+    with Products() as products, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.ones(10, 32, requires_grad=True)).sum().backward()
+    assert products.summed == [32, 32, 16]
 
 
 @pytest.mark.parametrize(

@@ -334,9 +334,12 @@ def converted_to_float8(knobs: Knobs, model: nn.Module) -> nn.Module:
             f"float8={knobs['float8']}: the model has no nn.Linear whose dimensions are multiples of "
             f"{_MULTIPLE}; take the knob out of the search space"
         )
-    config = float8.Float8LinearConfig.from_recipe_name(knobs["float8"])
-    if _gathers_float8(knobs):
-        config = dataclasses.replace(config, enable_fsdp_float8_all_gather=True)
+    config = dataclasses.replace(
+        float8.Float8LinearConfig.from_recipe_name(knobs["float8"]),
+        # The product for the weights' gradients sums over the rows of a batch, of any number.
+        pad_inner_dim=True,
+        enable_fsdp_float8_all_gather=_gathers_float8(knobs),
+    )
     found: nn.Module = float8.convert_to_float8_training(
         model, config=config, module_filter_fn=lambda module, _: takes_float8(module)
     )

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autotune
 import search_spaces
 from autotune.worker.effects import kernels, process
+from autotune.worker.effects.precision import float32_matmul
 from autotune.worker.protocol import BlockPlan, BlockReport
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
@@ -145,6 +146,25 @@ def test_tf32_is_for_convolutions_too():
     torch.backends.cudnn.allow_tf32 = False
     training(regression(), precision="tf32")
     assert torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_tf32_of_convolutions_is_undone(usual):
+    torch.backends.cudnn.allow_tf32 = usual
+    float32_matmul(knobs(precision="tf32")).undo()
+    assert torch.backends.cudnn.allow_tf32 is usual
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+@pytest.mark.parametrize("part", ["", ".cudnn", ".cudnn.conv"])
+def test_tf32_is_undone_where_the_script_has_set_the_format_of_some_products(part, monkeypatch):
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(f"torch.backends{part}.fp32_precision", "ieee")
+    before = [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+    found = float32_matmul(knobs(precision="tf32"))
+    assert cudnn.allow_tf32
+    found.undo()
+    assert [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision] == before
 
 
 @pytest.mark.parametrize("before", ["tf32", "bf16", "fp16"])

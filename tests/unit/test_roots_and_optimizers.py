@@ -232,6 +232,32 @@ def test_attention_is_chosen_in_gradient_passes_and_their_recomputation(
     run_apart(functools.partial(_attention_of_every_pass, use_reentrant=use_reentrant))
 
 
+def _set_back(setting: str, value: object) -> None:
+    matmul = torch.backends.cuda.matmul
+    chosen = knobs(precision="tf32")
+    both = Changes(chosen, ("precision",)), Changes(chosen, ("freeze_gc",))
+    both[0].begin()
+    assert not both[0].set_back()
+    setattr(matmul, setting, value)
+    assert [changes.set_back() for changes in both] == [["precision"], []]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("allow_tf32", False),
+        pytest.param(
+            *("fp32_precision", "ieee"),
+            marks=pytest.mark.skipif(
+                not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9"
+            ),
+        ),
+    ],
+)
+def test_script_that_forbids_tf32_has_set_precision_back(setting: str, value: object) -> None:
+    run_apart(functools.partial(_set_back, setting, value))
+
+
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
 def test_result_that_the_script_keeps_stays_as_it_is(kind: type) -> None:
     kept = kind()

@@ -10,17 +10,46 @@ from autotune.worker.protocol import Knobs
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PURE_BF16 = "pure_bf16"
+_TF32 = "tf32"
 
 
 class Convolutions(NamedTuple):
-    """Earlier setting of TF32 in cuDNN; None if this configuration has not changed it."""
+    """Earlier settings of TF32 in cuDNN; None if this configuration has not changed them."""
 
-    before: bool | None
+    before: tuple[str, ...] | None
 
     def undo(self) -> None:
-        """Restore the earlier setting."""
-        if self.before is not None:
-            torch.backends.cudnn.allow_tf32 = self.before
+        """Restore the earlier settings."""
+        if self.before is None:
+            return
+        # The older setting, which the newer ones follow, must not contradict them when it is read.
+        torch.backends.cudnn.allow_tf32 = {*self.before} == {_TF32}
+        for part, setting in zip(_in_cudnn(), self.before, strict=False):
+            part.fp32_precision = setting
+
+
+def _in_cudnn() -> list[Any]:
+    """Return what has a setting of its own in cuDNN, since torch 2.9."""
+    parts = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
+    return [part for part in parts if hasattr(part, "fp32_precision")]
+
+
+def _of_cudnn() -> tuple[str, ...]:
+    """Return the settings of TF32 in cuDNN.
+
+    The older one cannot be read where the script has set the newer ones.
+    """
+    if parts := _in_cudnn():
+        return tuple(part.fp32_precision for part in parts)
+    return (_TF32 if torch.backends.cudnn.allow_tf32 else "ieee",)
+
+
+def matmul_in_tf32() -> bool:
+    """Return whether fp32 matrix products may run in TF32, by whichever setting it was said."""
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return bool(matmul.fp32_precision == _TF32)
+    return bool(matmul.allow_tf32)
 
 
 def float32_matmul(knobs: Knobs) -> Convolutions:
@@ -29,11 +58,11 @@ def float32_matmul(knobs: Knobs) -> Convolutions:
     cuDNN's convolutions do so in any case, unless the user's code forbids it: PyTorch's own
     default, and so that of a plain script.
     """
-    relaxed = knobs["precision"] == "tf32"
+    relaxed = knobs["precision"] == _TF32
     torch.set_float32_matmul_precision("high" if relaxed else "highest")
     if not relaxed:
         return Convolutions(None)
-    before = bool(torch.backends.cudnn.allow_tf32)
+    before = _of_cudnn()
     torch.backends.cudnn.allow_tf32 = True
     return Convolutions(before)
 

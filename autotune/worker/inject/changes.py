@@ -127,14 +127,15 @@ class Changes:
 
     def set_back(self) -> list[str]:
         """Return names of knobs of the process that the script has set to something else."""
-        knobs, back = self._knobs, set()
-        if knobs["precision"] == "tf32" and torch.get_float32_matmul_precision() == "highest":
+        knobs, names, back = self._knobs, self._names, set()
+        wants_tf32 = "precision" in names and knobs["precision"] == "tf32"
+        if wants_tf32 and not precision.matmul_in_tf32():
             back.add("precision")
         if torch.backends.cudnn.benchmark != knobs["cudnn_benchmark"]:
             back.add("cudnn_benchmark")
         if torch.get_num_threads() != self._threads:
             back.add("cpu_threads")
-        return sorted(back & self._names)
+        return sorted(back & names)
 
     # Knobs of the process
 

@@ -231,7 +231,10 @@ KNOBS = (
         promising=True,
         because="the format that convolution kernels work in",
         only_with=(),
-        conflicts=(FOR_ONE_COPY,),
+        conflicts=(
+            FOR_ONE_COPY,
+            Clash("parallelism", "FSDP2 takes contiguous weights only", of_other=SHARDED),
+        ),
         # The buckets of DDP keep the memory format that the weights had.
         reversible=("none",),
         exports={},

@@ -242,6 +242,13 @@ def test_a_fused_update_inside_zero1_never_sees_the_scale_of_the_loss():
         assert infeasible({**defaults(), **scaled, name: defaults()[name]}, AMPERE) == []
 
 
+@pytest.mark.parametrize("parallelism", ["fsdp", "fsdp_keep", "hsdp"])
+def test_sharded_weights_have_no_memory_format(parallelism):
+    sharded = {**defaults(), "channels_last": True, "parallelism": parallelism}
+    (reason,) = infeasible(sharded, dataclasses.replace(AMPERE, nodes=2, world_size=4))
+    assert reason.startswith(f"channels_last=true does not go with parallelism={parallelism}")
+
+
 def test_ll128_is_for_one_node():
     chosen = {**defaults(), "nccl_proto": "LL128"}
     assert infeasible(chosen, AMPERE) == []

@@ -133,6 +133,11 @@ def test_checkpointing_without_blocks_is_refused_with_advice():
         training(regression(nn.Linear(16, 16), width=16), activation_checkpointing=1)
 
 
+def test_block_inside_of_a_block_is_none():
+    stages = nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(2)))
+    assert parallel.blocks(stages) == [*stages]
+
+
 # channels_last
 
 

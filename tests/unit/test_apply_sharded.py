@@ -6,10 +6,11 @@ import re
 import pytest
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.one_rank import LAYERS, regression, training
+from tests.support.one_rank import LAYERS, regression, stack, training
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +51,13 @@ def test_no_rank_ever_has_the_whole_model_on_its_device(monkeypatch):
     monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: whole.append(module) or module)
     training(regression(), parallelism="fsdp").step()
     assert not whole
+
+
+def test_stages_of_equal_layers_are_sharded_and_compute():
+    stages = nn.Sequential(*(nn.Sequential(*stack()[:2]) for _ in range(2)))
+    loop = training(regression(stages), parallelism="fsdp", fsdp_prefetch=1)
+    loop.step()
+    assert all(isinstance(stage, FSDPModule) for stage in stages)
 
 
 def test_all_blocks_may_be_gathered_at_once():

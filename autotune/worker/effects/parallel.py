@@ -45,7 +45,8 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the modules of the longest lists (nn.ModuleList, nn.Sequential) of one class each.
 
-    The result is empty if there is no list of at least two.
+    The result is empty if there is no list of at least two. A block inside of another is left out: a
+    knob would act on it twice, and FSDP2 cannot shard it after the other.
     """
     lists = [
         list(module.children())
@@ -54,7 +55,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     ]
     alike = [found for found in lists if len(found) > 1 and len(set(map(type, found))) == 1]
     longest = max(map(len, alike), default=0)
-    return [block for found in alike if len(found) == longest for block in found]
+    every = [block for found in alike if len(found) == longest for block in found]
+    inside = {part for block in every for part in block.modules() if part is not block}
+    return [block for block in every if block not in inside]
 
 
 def repeated(model: nn.Module, knob: str) -> list[nn.Module]:

@@ -130,7 +130,7 @@ def test_a_profile_says_what_a_step_is_made_of_and_leaves_its_trace(
 ) -> None:
     observed = profiled(launcher, tmp_path, sleep=SLEEP)
     parts = observed["parts"]
-    lacks = {"attention", "blocks", "convolutions"}
+    lacks = {"attention", "blocks", "convolutions", "image convolutions"}
     assert lacks <= {*observed["lacks"]} and "dataset" not in observed["lacks"]
     for rank in (0, 1):
         shares = {name: of_ranks[rank] for name, of_ranks in parts.items()}

@@ -162,6 +162,12 @@ def test_channels_last(last):
     assert innermost == [last, last]
 
 
+def test_channels_last_leaves_other_convolutions_as_they_are():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv3d(4, 4, 3), nn.Conv1d(4, 4, 3))
+    kernels.channels_last(knobs(channels_last=True), model)
+    assert [layer.weight.is_contiguous() for layer in model] == [False, True, True]
+
+
 # loader_workers
 
 

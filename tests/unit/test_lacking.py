@@ -43,6 +43,13 @@ def test_what_a_model_has_is_usable() -> None:
     assert "qkv_streams" in unusable(images)
 
 
+def test_channels_last_is_for_images_and_the_search_for_kernels_for_every_convolution() -> None:
+    for convolution, missing in ((nn.Conv1d, True), (nn.Conv2d, False), (nn.Conv3d, True)):
+        found = unusable(regression(convolution(4, 4, 3)))
+        assert ("channels_last" in found) is missing
+        assert "cudnn_benchmark" not in found
+
+
 def test_findings_and_first_trials_leave_them_out() -> None:
     parts = {part: [0.0, 0.0] for part in PARTS} | {"compute": [1.0, 1.0]}
     profile = {"parts": parts, "peaks": [1, 1]}
@@ -50,6 +57,7 @@ def test_findings_and_first_trials_leave_them_out() -> None:
     everything = findings(profile, defaults(), facts)[0].knobs
     some = findings({**profile, "unusable": ["channels_last", "attention"]}, defaults(), facts)[0]
     assert set(everything) - set(some.knobs) == {"channels_last", "attention"}
-    lacks = findings({**profile, "lacks": ["convolutions", "attention"]}, defaults(), facts)[0]
+    targets = ["convolutions", "image convolutions", "attention"]
+    lacks = findings({**profile, "lacks": targets}, defaults(), facts)[0]
     without = {"channels_last", "cudnn_benchmark", "attention"}
     assert set(everything) - set(lacks.knobs) == without

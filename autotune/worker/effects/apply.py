@@ -245,6 +245,7 @@ _OF_MODEL: Mapping[str, Callable[[nn.Module], bool]] = {
     "chunked loss": _module_of(ChunkedLoss),
     "convolutions": _module_of(_ConvNd),
     "float8 layers": lambda model: _any_module(model, takes_float8),
+    "image convolutions": kernels.has_image_convolutions,
     "split projections": _module_of(SplitProjection),
 }
 

@@ -26,6 +26,8 @@ _ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash3": SDPBackend.FLASH_ATTENTION,
 }
+_OF_IMAGES = 4
+"""Dimensions of a batch of images, and of the weight of a convolution over them."""
 _MULTIPLE = 16
 """Divisor of the dimensions of a matrix that FP8 products take."""
 
@@ -215,7 +217,17 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 def channels_last(knobs: Knobs, model: nn.Module) -> None:
     """Store convolution weights with the channel innermost (channels_last); feeding converts batches."""
     if knobs["channels_last"]:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model._apply(_with_channels_last)  # to() refuses the weights of three dimensions of space
+
+
+def has_image_convolutions(model: nn.Module) -> bool:
+    """Return whether a model has something for channels_last to act on."""
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def _with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    of_images = tensor.dim() == _OF_IMAGES
+    return tensor.contiguous(memory_format=torch.channels_last) if of_images else tensor
 
 
 def lay_out_state(optimizer: torch.optim.Optimizer) -> None:

@@ -27,7 +27,7 @@ from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.inject import sharding
 from autotune.worker.inject.constructed import construct_by
 from autotune.worker.inject.detected import is_sharded
-from autotune.worker.inject.root_changes import COMPILATION, RootChanges, has_convolutions
+from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
 from autotune.worker.protocol import CHECKED_STEPS, Knobs
 
@@ -173,7 +173,7 @@ class Changes:
         if "parallelism" in names and knobs["parallelism"] in parallel.SHARDING:
             self._shard_instead(arguments)
             return
-        if "channels_last" in names and has_convolutions(arguments["module"]):
+        if "channels_last" in names and kernels.has_image_convolutions(arguments["module"]):
             # The wrapper lays out gradients as parameters are then.
             kernels.channels_last(knobs, arguments["module"])
         wanted = parallel.ddp_arguments(knobs)

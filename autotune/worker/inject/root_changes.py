@@ -16,7 +16,11 @@ import torch
 from torch import nn
 
 from autotune.worker.effects import feeding, kernels, precision
-from autotune.worker.effects.kernels import converted_to_float8, takes_float8
+from autotune.worker.effects.kernels import (
+    converted_to_float8,
+    has_image_convolutions,
+    takes_float8,
+)
 from autotune.worker.effects.parallel import blocks
 from autotune.worker.inject.attention import Attention
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
@@ -85,7 +89,7 @@ class RootChanges:
             if self._compiles and (has_blocks or knobs["compile_scope"] != "blocks"):
                 kernels.compile_in_place(knobs, root, sharded=sharded)
         call = _placed(root, forwards, own)
-        if "channels_last" in names and not sharded and has_convolutions(root):
+        if "channels_last" in names and not sharded and has_image_convolutions(root):
             kernels.channels_last(knobs, root)
             self._met.add("channels_last")
             call = _of_images(call)
@@ -121,11 +125,6 @@ class RootChanges:
         formats = product_formats(tensors(found))
         if wanted in formats or (compiled_frames() and not formats):
             self._met.add("precision")
-
-
-def has_convolutions(root: nn.Module) -> bool:
-    """Return whether a module has convolutions of images."""
-    return any(isinstance(module, nn.Conv2d) for module in root.modules())
 
 
 @contextmanager

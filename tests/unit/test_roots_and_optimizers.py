@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from autotune.worker.inject.changes import Changes
@@ -230,6 +231,21 @@ def test_attention_is_chosen_in_gradient_passes_and_their_recomputation(
     use_reentrant: bool,
 ) -> None:
     run_apart(functools.partial(_attention_of_every_pass, use_reentrant=use_reentrant))
+
+
+def _first_bucket(bucket: int | None, idle: list[str]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    changes = Changes(knobs(first_bucket_mb=0.1), ("first_bucket_mb",))
+    changes.begin()
+    DistributedDataParallel(nn.Linear(1, 1), bucket_cap_mb=bucket)
+    assert changes.idle() == idle
+
+
+@pytest.mark.parametrize(("bucket", "idle"), [(None, []), (25, ["first_bucket_mb"])])
+def test_first_bucket_is_idle_where_the_script_says_the_size_of_all(
+    bucket: int | None, idle: list[str]
+) -> None:
+    run_apart(functools.partial(_first_bucket, bucket, idle))
 
 
 def _set_back(setting: str, value: object) -> None:

@@ -191,7 +191,9 @@ class Changes:
         self.built.inner = model.module
         if names & {*HOOKED}:
             compress_gradients(knobs, model)
-        self._met |= names & {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"}
+        self._met |= names & {*DDP_ARGUMENTS, *HOOKED}
+        if "first_bucket_mb" in names and arguments.get("bucket_cap_mb") is None:
+            self._met.add("first_bucket_mb")  # else DDP has all buckets of one size
 
     def _shard_instead(self, arguments: dict[str, Any]) -> None:
         """Shard the module that the script gives to DistributedDataParallel.

@@ -159,6 +159,8 @@ def test_tf32_of_convolutions_is_undone(usual):
 @pytest.mark.parametrize("part", ["", ".cudnn", ".cudnn.conv"])
 def test_tf32_is_undone_where_the_script_has_set_the_format_of_some_products(part, monkeypatch):
     cudnn = torch.backends.cudnn
+    for product in (cudnn.conv, cudnn.rnn):
+        product.fp32_precision = "none"  # as what it belongs to
     monkeypatch.setattr(f"torch.backends{part}.fp32_precision", "ieee")
     before = [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
     found = float32_matmul(knobs(precision="tf32"))

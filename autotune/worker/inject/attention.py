@@ -10,7 +10,7 @@ from autotune.worker.inject.roots import Call
 from autotune.worker.protocol import Knobs
 
 
-class Attention:
+class ChosenAttention:
     """Application of `attention` to calls."""
 
     def __init__(self, knobs: Knobs) -> None:

@@ -22,7 +22,7 @@ from autotune.worker.effects.kernels import (
     takes_float8,
 )
 from autotune.worker.effects.parallel import blocks
-from autotune.worker.inject.attention import Attention
+from autotune.worker.inject.attention import ChosenAttention
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
@@ -45,7 +45,7 @@ class RootChanges:
         """
         self._met: set[str] = set()
         self._recomputation = Recomputation()
-        self._attention = Attention(knobs)
+        self._attention = ChosenAttention(knobs)
         self._knobs = knobs
         self._names = names
         self._compiles = "compile" in names and knobs["compile"] != "none"

@@ -91,6 +91,27 @@ class Attempts:
         """Return the attempts with a result of their own: neither running, nor abandoned, nor lost."""
         return self._once("recorded", lambda: self._where(lambda one: one.recorded))
 
+    def conclusive(self) -> "Attempts":
+        """Return the recorded attempts without those whose time was over before they showed anything."""
+        return self._once(
+            "conclusive", lambda: self._where(lambda one: one.recorded and not one.in_vain)
+        )
+
+    def to_repeat(self) -> "Attempts":
+        """Return the attempts whose time was over before they showed anything, nor has one since.
+
+        That one has the same purpose, round and configuration, and may be another trial's.
+        """
+        return self._once("to_repeat", lambda: self._where(self._is_to_repeat))
+
+    def _is_to_repeat(self, attempt: StoredAttempt) -> bool:
+        return attempt.in_vain and not any(
+            one.id > attempt.id
+            and (one.purpose, one.round) == (attempt.purpose, attempt.round)
+            and one.knobs == attempt.knobs
+            for one in self.conclusive()
+        )
+
     def complete(self) -> "Attempts":
         """Return the attempts that ended well."""
         return self.ended_in(AttemptState.COMPLETE)

@@ -263,7 +263,7 @@ class AttemptState(StrEnum):
     """
     COMPLETE = "COMPLETE"
     PRUNED = "PRUNED"
-    """Ended early: too slow to be the best, or without a first step within the time that it had."""
+    """Ended early: too slow to be the best, or by its time, before it had shown anything."""
     OOM = "OOM"
     HANG = "HANG"
     CRASH = "CRASH"
@@ -625,3 +625,8 @@ class StoredAttempt:
         It was neither abandoned nor lost with its agent.
         """
         return self.result.state.recorded
+
+    @property
+    def in_vain(self) -> bool:
+        """True if its time was over before it had shown anything of its configuration."""
+        return self.result.state == AttemptState.PRUNED and self.result.throughput is None

@@ -65,7 +65,7 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
     attempts, baseline, rules = records.attempts, spec.full_baseline(), Rules.of(spec)
     checks = gate.record(attempts, records.blocks, baseline, rules)
     out = barred(attempts, records.blocks, baseline, rules)
-    selection = facts.selection or Selection(spec.measurement.finalists)
+    selection = facts.selection or Selection.by_records(attempts, spec.measurement.finalists)
     steps = Measure.of(spec).step_blocks(records.blocks)
     confirmation = replay(attempts, selection, spec.measurement.rounds, out, steps)
     if facts.ended:

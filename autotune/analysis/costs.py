@@ -16,7 +16,7 @@ from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces.constraints import why_not_live
 from search_spaces.words import Knobs
-from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
+from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
@@ -29,6 +29,8 @@ _TIMED = (
     Purpose.REPEAT,
     Purpose.ATTRIBUTE,
 )
+
+_PROVING = (Purpose.CONFIRM, Purpose.ATTRIBUTE)
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ class Costs:
         """Take in what is known, the latest last.
 
         Args:
-            in_vain: runs of the finals that were ended before their first step was over, where none of
-                the same configuration has completed since.
+            in_vain: runs of the finals that their time has ended before they showed anything, where
+                none of the same configuration has come to its end since.
             looked: seconds of the look before the search until its first step was over: all that is
                 known of a launch while nothing else has been launched.
             compilation: price of compilation, as far as it is known.
@@ -243,11 +245,16 @@ class Costs:
 
         Where one was ended before it had shown anything, they are a multiple of its time.
         """
-        too_short = (a.result.wall_seconds for a in self._in_vain if a.knobs == knobs)
-        return max(
-            startup + self._fewest_steps(knobs),
-            MEASUREMENT.longer_after_failure * max(too_short, default=0.0),
+        return max(startup + self._fewest_steps(knobs), self._longer_than_before(knobs, *_PROVING))
+
+    def _longer_than_before(self, knobs: Knobs, *purposes: Purpose) -> float:
+        """Return the seconds that a run is given after one that was too short; 0 without any."""
+        too_short = (
+            a.result.wall_seconds
+            for a in self._in_vain
+            if a.purpose in purposes and a.knobs == knobs
         )
+        return MEASUREMENT.longer_after_failure * max(too_short, default=0.0)
 
     def _fewest_steps(self, knobs: Knobs) -> float:
         return max(self.first_step(knobs) + self._counted(knobs), self._least_timed)
@@ -285,7 +292,8 @@ class Costs:
         """Return seconds of the shortest run of the numerics gate with this purpose."""
         count = STEPS_WITHOUT_DROPOUT if purpose is Purpose.AUTOCAST else PROOF.fewest_steps
         steps = self.first_step(knobs) + (count - 1) * self.step(knobs)
-        return self.slow_startup + self._slower(knobs) * steps
+        shortest = self.slow_startup + self._slower(knobs) * steps
+        return max(shortest, self._longer_than_before(knobs, purpose))
 
     def _slower(self, knobs: Knobs) -> float:
         """Return the factor by which a number format is slower than those that have been timed."""
@@ -354,14 +362,16 @@ class CostRecords:
 
 
 def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
-    """Return the runs of the finals that were ended before their first step, and not completed since.
+    """Return the runs of the finals that showed nothing in their time, nor has one like them since.
 
     They are launched again; a trial of the search is not.
     """
-    finals = attempts.of(Purpose.CONFIRM, Purpose.ATTRIBUTE)
+    checks = attempts.of(*TRAJECTORIES).to_repeat()
+    finals = attempts.of(*_PROVING)
     ended = [a for a in finals.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
     later = finals.complete() if ended else ()
-    return [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]
+    timed = [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]
+    return [*timed, *checks]
 
 
 def _not_compiled(attempts: Attempts, launch: float) -> list[Compiled]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from autotune.analysis.levels import error_of, levelled
 from autotune.measurement.estimate import Ratio
@@ -11,6 +11,7 @@ from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
 from search_spaces.constraints import global_batch
 from storage import (
+    TRAJECTORIES,
     Attempts,
     AttemptState,
     ChoiceReason,
@@ -114,6 +115,14 @@ class Selection(NamedTuple):
     unaffordable: tuple[int, ...] = ()
     same_batch: bool = True
 
+    @classmethod
+    def by_records(cls, attempts: Attempts, finalists: int) -> Self:
+        """Return the choice where it is not known what there is time for.
+
+        What the last plan had no time to check again is left out: it is not shown to be right.
+        """
+        return cls(finalists, tuple({run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}))
+
 
 def candidates(
     attempts: Attempts, barred: Collection[int], selection: Selection, first: int
@@ -132,13 +141,14 @@ def candidates(
         return [], None
     today = today if today in complete else None
     measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
+    chosen = _chosen(measured, selection, today)
     rounds = attempts.of(Purpose.CONFIRM).recorded()
     took_part = {run.trial for run in rounds.in_round(first) if not out_of_time(run)}
-    others = [a for a in measured if a.trial in took_part]
-    if not any(run.round > first for run in rounds):
-        chosen = _chosen(measured, selection, today)
-        if all(a in chosen for a in others):
-            others = chosen
+    # A check may be wanted only after rounds: without time for it their finalist is out again.
+    cut = {run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}
+    others = [a for a in measured if a.trial in took_part and (a.trial not in cut or a in chosen)]
+    if not any(run.round > first for run in rounds) and all(a in chosen for a in others):
+        others = chosen
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None
@@ -146,7 +156,7 @@ def candidates(
 
 def out_of_time(run: StoredAttempt) -> bool:
     """Return whether a run was ended before it could show anything about its configuration."""
-    return run.result.state == AttemptState.PRUNED and run.result.throughput is None
+    return run.in_vain
 
 
 def _chosen(
@@ -181,7 +191,7 @@ def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
-    checked = attempts.of(Purpose.NUMERICS).recorded()
+    checked = attempts.of(Purpose.NUMERICS).conclusive()
     refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
     return [a for a in several if a.trial not in refused]
 

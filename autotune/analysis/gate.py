@@ -23,7 +23,7 @@ from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import clashing
 from search_spaces.words import Knobs
-from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
+from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
@@ -109,7 +109,7 @@ def _lacks_rounding(
     Convolutional networks with normalisation amplify rounding, by as much as weights and batch
     decide. Without gradients the run cannot tell.
     """
-    done = attempts.of(Purpose.AUTOCAST).in_round(check.seed).recorded()
+    done = attempts.of(Purpose.AUTOCAST).in_round(check.seed).conclusive()
     if check.purpose is not Purpose.NUMERICS or done.with_knobs(reference.knobs):
         return False
     seen = [block.observed for block in blocks(reference.id)]
@@ -140,11 +140,11 @@ def _next_seed(
     trial: int, checked: dict[str, Any], safe: dict[str, Any], attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """Return the run that is missing while the answer is open; None if none is."""
-    done = list(attempts.of(Purpose.NUMERICS).of_trial(trial).recorded())
+    done = list(attempts.of(Purpose.NUMERICS).of_trial(trial).conclusive())
     if done and not _is_open(done[-1], attempts, blocks):
         return None
     for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):
-        references = attempts.of(Purpose.REFERENCE).in_round(seed).recorded().with_knobs(safe)
+        references = attempts.of(Purpose.REFERENCE).in_round(seed).conclusive().with_knobs(safe)
         if not references:
             return Check(Purpose.REFERENCE, trial, safe, seed)
         if (reference := references.complete().first) is not None:
@@ -194,13 +194,20 @@ def missing_runs(
         if reference is None:
             _add(MissingRun(Purpose.REFERENCE, safe), missing)
         own = {searched.trial for searched in attempts.searched().with_knobs(knobs)}
-        done = attempts.of(Purpose.NUMERICS).recorded().with_knobs(checked)
+        done = attempts.of(Purpose.NUMERICS).conclusive().with_knobs(checked)
         if any(check.trial in own for check in done):
+            missing += _other_seeds(own, attempts)
             continue
-        if convolutional and not attempts.of(Purpose.AUTOCAST).recorded().with_knobs(safe):
+        if convolutional and not attempts.of(Purpose.AUTOCAST).conclusive().with_knobs(safe):
             _add(MissingRun(Purpose.AUTOCAST, safe), missing)
         missing.append(MissingRun(Purpose.NUMERICS, checked))
     return missing
+
+
+def _other_seeds(trials: Collection[int], attempts: Attempts) -> list[MissingRun]:
+    """Return the runs with other seeds that have begun for trials, and that their time has ended."""
+    cut = attempts.of(*TRAJECTORIES).to_repeat()
+    return [MissingRun(run.purpose, run.knobs) for run in cut if run.round and run.trial in trials]
 
 
 def _add(run: MissingRun, missing: list[MissingRun]) -> None:
@@ -261,7 +268,7 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
     passed: dict[int, Agreement] = {}
     comparison = Comparison(attempts, blocks, baseline, rules)
     refused = _refused(comparison.refused(), attempts)
-    for attempt in attempts.of(Purpose.NUMERICS).recorded():
+    for attempt in attempts.of(Purpose.NUMERICS).conclusive():
         if attempt.result.state == AttemptState.COMPLETE:
             agreed = compared(attempt, attempts, blocks)
             if not agreed.open and not agreed.unproven:
@@ -370,8 +377,8 @@ def _trained(knobs: Knobs) -> dict[str, Any]:
 
 
 def _references(attempts: Attempts) -> Attempts:
-    """Return the references with the first seed that have run."""
-    return attempts.of(Purpose.REFERENCE).in_round(0).recorded()
+    """Return the references with the first seed that have run for as long as they had to."""
+    return attempts.of(Purpose.REFERENCE).in_round(0).conclusive()
 
 
 def _checkable(

@@ -79,7 +79,7 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
     if not runs:
         return []
     out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
-    selection = Selection(spec.measurement.finalists)
+    selection = Selection.by_records(attempts, spec.measurement.finalists)
     steps = Measure.of(spec).step_blocks(blocks)
     confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, steps)
     if confirmation is None:

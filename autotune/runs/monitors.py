@@ -100,9 +100,6 @@ class TimedMonitor:
 class _FullRunMonitor(ABC):
     """Monitor of a run that is never ended early."""
 
-    lacking = AttemptState.PRUNED
-    """State of a run that ended without what it was made for."""
-
     def __init__(self) -> None:
         self.seen: list[ObservedBlock] = []
 
@@ -111,11 +108,11 @@ class _FullRunMonitor(ABC):
         return False
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE, the failure, or `lacking` with what the run does not show."""
+        """Return COMPLETE, the failure, or PRUNED with what the run does not show."""
         if failed := _failure(report):
             return failed
         lack = self._lack()
-        state = self.lacking if lack else AttemptState.COMPLETE
+        state = AttemptState.PRUNED if lack else AttemptState.COMPLETE
         return AttemptResult(state, lack, **_common(report))
 
     @abstractmethod
@@ -147,11 +144,13 @@ class TrajectoryMonitor:
         self._earlier = earlier
         self._rounding = rounding
         self._limits = gradients.limits(formats, rounding)
+        self._has_fallen = False
 
     def __call__(self, block: BlockReport) -> bool:
         self.seen.append(ObservedBlock(block, kept=False))
         if self._reference is None:
-            return long_enough([seen.block.loss for seen in self.seen])
+            self._has_fallen |= long_enough([seen.block.loss for seen in self.seen])
+            return self._has_fallen
         if len(self.seen) == STEPS_WITHOUT_DROPOUT and refuted(
             self._run, self._reference, self._limits
         ):
@@ -159,14 +158,19 @@ class TrajectoryMonitor:
         return len(self.seen) >= len(self._reference.losses)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """Return COMPLETE, REFUSED with the reason, or the failure."""
+        """Return COMPLETE, REFUSED with the reason, or the failure.
+
+        PRUNED if its time was over too soon: then it says nothing about its configuration.
+        """
         if failed := _failure(report):
             return failed
         common = _common(report)
-        if problem := self._incomplete():
-            return AttemptResult(AttemptState.ERROR, problem, **common)
+        if too_short := self._too_short():
+            return AttemptResult(AttemptState.PRUNED, too_short, **common)
         if self._reference is None:
-            return AttemptResult(AttemptState.COMPLETE, **common)
+            problem = self._nothing_to_compare()
+            state = AttemptState.ERROR if problem else AttemptState.COMPLETE
+            return AttemptResult(state, problem, **common)
         found = agreement(
             self._run,
             self._reference,
@@ -181,24 +185,29 @@ class TrajectoryMonitor:
     def _run(self) -> Trajectory:
         return trajectory([seen.block for seen in self.seen])
 
-    def _incomplete(self) -> str:
-        """Return why there is nothing to judge, or to compare with; empty if there is."""
-        needed = len(self._reference.losses) if self._reference else PROOF.fewest_steps
-        if len(self.seen) < needed:
-            if self._reference and self.seen and refuted(self._run, self._reference, self._limits):
-                return ""
-            return f"ended after {len(self.seen)} of {needed} steps"
-        if self._reference is not None:
+    def _too_short(self) -> str:
+        """Return why the steps do not suffice, in words; empty if they do."""
+        needed = len(self._reference.losses) if self._reference else PROOF.most_steps
+        if len(self.seen) >= needed or self._shows_enough():
             return ""
-        if not all(math.isfinite(seen.block.loss) for seen in self.seen):
-            return "its loss is not finite"
-        return not_to_compare(self._run)
+        return f"ended after {len(self.seen)} of {needed} steps"
+
+    def _shows_enough(self) -> bool:
+        """Return whether a run with fewer steps than planned is judged all the same."""
+        if self._reference is None:
+            return self._has_fallen or not self._is_finite()
+        return bool(self.seen) and bool(refuted(self._run, self._reference, self._limits))
+
+    def _is_finite(self) -> bool:
+        return all(math.isfinite(seen.block.loss) for seen in self.seen)
+
+    def _nothing_to_compare(self) -> str:
+        """Return why nothing can be compared with this reference; empty if something can."""
+        return not_to_compare(self._run) if self._is_finite() else "its loss is not finite"
 
 
 class FirstStepsMonitor(_FullRunMonitor):
     """Monitor of a run whose gradients in the first steps are wanted."""
-
-    lacking = AttemptState.ERROR
 
     def _lack(self) -> str:
         if len(self.seen) >= STEPS_WITHOUT_DROPOUT:

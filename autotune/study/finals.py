@@ -166,7 +166,9 @@ class Finals:
         if check is None:
             return False
         attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, check.seed)
-        self._runner.run_monitored(attempt, _monitor(check))
+        price = self._context.costs().check(check.purpose, check.knobs)
+        limit = self._time.share(1.0, at_least=price)
+        self._runner.run_monitored(attempt, _monitor(check), limit)
         return True
 
     def _may_win(self, confirmation: Confirmation, trial: int) -> bool:

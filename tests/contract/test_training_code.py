@@ -93,7 +93,7 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
 ) -> None:
     judge = TrajectoryMonitor()
     result = judge.result(
-        slot.run_solo(asked(tmp_path, own=own, trajectory=PROOF.fewest_steps), judge)
+        slot.run_solo(asked(tmp_path, own=own, trajectory=PROOF.most_steps), judge)
     )
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]

@@ -156,6 +156,30 @@ def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
     assert verdict["missing_seconds"] is None
 
 
+@pytest.mark.parametrize(("cut", "slower"), [("reference", 12.0), ("numerics", 16.0)])
+def test_check_that_its_time_has_ended_is_made_again_once_there_is_more(
+    played: Replayed, cut: str, slower: float
+) -> None:
+    """It takes far longer than its price, and says nothing about the finalist that it checks."""
+
+    def slowly(launch: Launch) -> bool:
+        return f"-{cut}" in launch.request.trial
+
+    def behaviour(launch: Launch) -> Answer:
+        faster = 1.5 if launch.knobs["precision"] == "bf16" else 1.0
+        rate = 40.0 * faster / (slower if slowly(launch) else 1.0)
+        return Answer(rate=rate, startup=2.0, stays=False)
+
+    space = {"precision": ["fp32", "bf16"]}
+    played.on(noisy(behaviour, run=0.02, block=0.03), seed=1)
+    verdict = run(played, 120, rounds=4, search_space=space)
+    assert played.states(cut) == ["PRUNED"]
+    assert (verdict["kind"], verdict["refused"]) == ("not_enough_time", [])
+    verdict = go_on(played, 120 + verdict["missing_seconds"], rounds=4, search_space=space)
+    assert played.states(cut) == ["PRUNED", "COMPLETE"]
+    assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_no_round_begins_after_the_wall_time_once_a_gain_is_proven(
     played: Replayed, seed: int

@@ -96,6 +96,18 @@ def test_and_once_one_has_completed_as_long_as_that() -> None:
     assert shortest(in_vain, well) < 30.0
 
 
+def test_a_check_in_vain_takes_twice_as_long_the_next_time() -> None:
+    def price(*runs: StoredAttempt) -> float:
+        costs = CostRecords(lambda _: []).by(Attempts(runs, BASELINE))
+        return costs.check(Purpose.REFERENCE, BASELINE)
+
+    in_vain, well = run(1, Purpose.REFERENCE, None, 30.0), run(2, Purpose.REFERENCE, 100.0, 12.0)
+    assert price(in_vain) == 60.0
+    assert price(in_vain, well) < 30.0
+    assert price(run(1, Purpose.CONFIRM, None, 30.0)) < 30.0
+    assert shortest(in_vain) < 30.0
+
+
 def test_a_trial_in_vain_makes_no_other_one_dear() -> None:
     """Smaller configurations may still be tried where the baseline took much of the time."""
     assert shortest(run(1, Purpose.SEARCH, None, 40.0)) < 40.0

@@ -99,3 +99,23 @@ def test_members_of_a_round_whose_first_finalist_has_no_more_time(rate, state, m
     chosen = Selection(1, unaffordable=(1,), same_batch=False)
     several, _ = candidates(Attempts([*searched, *runs], defaults()), (), chosen, 1)
     assert [one.trial for one in several] == members
+
+
+@pytest.mark.parametrize(
+    ("unaffordable", "members"),
+    [
+        pytest.param((1,), [0], id="without time for another check it is out"),
+        pytest.param((), [0, 1], id="with time it is checked again"),
+    ],
+)
+def test_finalist_of_rounds_whose_check_its_time_has_ended(unaffordable, members):
+    searched = [trial(0, 100.0), trial(1, 150.0, compile="default")]
+    first = [in_first_round(0, 100.0), in_first_round(1, 150.0, compile="default")]
+    second = [dataclasses.replace(run, id=run.id + 10, round=2) for run in first]
+    check = trial(1, None, state="PRUNED", compile="default")
+    cut = dataclasses.replace(check, id=200, purpose=Purpose.NUMERICS)
+    attempts = Attempts([*searched, *first, *second, cut], defaults())
+    several, _ = candidates(attempts, (), Selection(2, unaffordable), 1)
+    assert [one.trial for one in several] == members
+    by_records, _ = candidates(attempts, (), Selection.by_records(attempts, 2), 1)
+    assert [one.trial for one in by_records] == [0], "nothing shows that it is right"

@@ -1,7 +1,9 @@
 """What a finalist is compared with."""
 
-from autotune.analysis.gate import reference_knobs
+from autotune.analysis.finalists import Candidate
+from autotune.analysis.gate import missing_runs, next_check, reference_knobs, unchecked
 from search_spaces import Facts, defaults, infeasible
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 ON_GPU = Facts("cuda", 2, (9, 0), backend="nccl")
 
@@ -37,3 +39,52 @@ def test_what_does_not_go_with_what_is_trained_has_its_default() -> None:
     baseline = {**defaults(), "static_graph": True}
     reference = reference_knobs({**baseline, "layer_keep": 0.5}, baseline)
     assert (reference["layer_keep"], reference["static_graph"]) == (0.5, False)
+
+
+BASELINE = defaults()
+HALF = {**BASELINE, "precision": "bf16"}
+SEARCHED = [
+    StoredAttempt(n, n, Purpose.SEARCH, 0, 1, knobs, 0.0, 9.0, AttemptResult(AttemptState.COMPLETE))
+    for n, knobs in enumerate([BASELINE, HALF])
+]
+
+
+def check(
+    number: int, purpose: Purpose, state: AttemptState = AttemptState.COMPLETE, seed: int = 0
+) -> StoredAttempt:
+    knobs = HALF if purpose is Purpose.NUMERICS else BASELINE
+    result = AttemptResult(state, "ended after 3 of 32 steps", wall_seconds=9.0)
+    return StoredAttempt(10 + number, 1, purpose, seed, 1, knobs, 0.0, 9.0, result)
+
+
+def falling(_: int) -> list[StoredBlock]:
+    """Losses of a run."""
+    return [StoredBlock(n, 1, 8, 0, 1.0, [1.0], 0.0, 5.0 - 0.05 * n, 0, False) for n in range(32)]
+
+
+def test_runs_of_the_gate_that_their_time_has_ended_are_made_again() -> None:
+    checked, cut = Candidate(1, HALF, 0), AttemptState.PRUNED
+    reference, numerics = Purpose.REFERENCE, Purpose.NUMERICS
+    for before, wanted in (
+        ([check(1, reference, cut)], reference),
+        ([check(1, reference), check(2, numerics, cut)], numerics),
+        ([check(1, reference, cut), check(2, reference), check(3, numerics, cut)], numerics),
+    ):
+        attempts = Attempts([*SEARCHED, *before], BASELINE)
+        found = next_check([checked], BASELINE, attempts, falling)
+        assert found is not None
+        assert found.purpose is wanted
+        assert wanted in [run.purpose for run in missing_runs([HALF], BASELINE, attempts)]
+        assert unchecked(attempts, falling, BASELINE) == {}
+
+
+def test_run_with_another_seed_that_its_time_has_ended_is_missing_too() -> None:
+    first = [check(1, Purpose.REFERENCE), check(2, Purpose.NUMERICS)]
+    cut = check(3, Purpose.REFERENCE, AttemptState.PRUNED, seed=1)
+    later = check(4, Purpose.REFERENCE, seed=1)
+    missing = {
+        len(several): missing_runs([HALF], BASELINE, Attempts([*SEARCHED, *several], BASELINE))
+        for several in (first, [*first, cut], [*first, cut, later])
+    }
+    assert [len(runs) for runs in missing.values()] == [0, 1, 0]
+    assert missing[3][0].purpose is Purpose.REFERENCE

@@ -5,9 +5,17 @@ import math
 
 import pytest
 
+from autotune.measurement.numerics import trajectory
+from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.monitors import TimedMonitor
-from autotune.worker.protocol import SCRIPT_ENDED, BlockReport, Outcome, TrialReport
+from autotune.runs.monitors import FirstStepsMonitor, TimedMonitor, TrajectoryMonitor
+from autotune.worker.protocol import (
+    SCRIPT_ENDED,
+    STEPS_WITHOUT_DROPOUT,
+    BlockReport,
+    Outcome,
+    TrialReport,
+)
 from storage import AttemptState
 
 BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)
@@ -65,3 +73,58 @@ def test_script_that_trained_to_its_end_counts_by_enough_blocks(blocks, state):
 
 def test_a_lost_agent_is_nobodys_fault():
     assert judged(numbered(5), Outcome.CRASH, lost_agent=True).state == AttemptState.LOST
+
+
+def judged_check(blocks, reference=None, outcome=None):
+    judge = TrajectoryMonitor(reference)
+    ended = [judge(block) for block in blocks]
+    return judge.result(TrialReport("t", outcome, "cause", tuple(blocks), 5.0)), ended
+
+
+def flat(count, **changes):
+    return numbered(count, steps=1, **changes)
+
+
+def falling(count):
+    return [dataclasses.replace(b, loss=5.0 - 0.05 * b.index) for b in flat(count)]
+
+
+@pytest.mark.parametrize("count", [0, PROOF.fewest_steps - 1, PROOF.fewest_steps + 20])
+def test_a_reference_that_its_time_has_ended_is_none(count):
+    found, ended = judged_check(flat(count))
+    assert not any(ended)
+    assert (found.state, found.cause) == (
+        "PRUNED",
+        f"ended after {count} of {PROOF.most_steps} steps",
+    )
+
+
+def test_a_reference_may_end_once_its_loss_has_fallen():
+    found, ended = judged_check(falling(PROOF.fewest_steps))
+    assert ended[-1]
+    assert found.state == "COMPLETE"
+
+
+def test_a_reference_whose_loss_is_no_number_is_an_error_however_short():
+    assert judged_check(flat(3, loss=math.nan))[0].state == "ERROR"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [(None, "PRUNED"), (Outcome.ERROR, "ERROR"), (Outcome.OOM, "OOM")]
+)
+def test_a_check_that_its_time_has_ended_refuses_nothing(outcome, state):
+    reference = trajectory(falling(PROOF.fewest_steps))
+    assert judged_check(falling(20), reference, outcome)[0].state == state
+
+
+def test_a_check_that_its_first_steps_have_refuted_is_refused_however_short():
+    reference = trajectory(falling(PROOF.fewest_steps))
+    apart = flat(STEPS_WITHOUT_DROPOUT, observed={"replica_spread": 1.0})
+    found, ended = judged_check(apart, reference)
+    assert ended[-1]
+    assert found.state == "REFUSED"
+
+
+def test_a_run_of_the_first_steps_that_its_time_has_ended_shows_nothing():
+    report = TrialReport("t", None, "", (), 5.0)
+    assert FirstStepsMonitor().result(report).state == "PRUNED"

@@ -187,33 +187,31 @@ def missing_runs(
     """
     missing: list[MissingRun] = []
     for knobs in finalists:
-        if not touched(knobs, baseline, attempts.harmless):
-            continue
-        checked, reference = _checkable(knobs, baseline, _references(attempts))
-        safe = reference_knobs(checked, baseline)
-        if reference is None:
-            _add(MissingRun(Purpose.REFERENCE, safe), missing)
-        own = {searched.trial for searched in attempts.searched().with_knobs(knobs)}
-        done = attempts.of(Purpose.NUMERICS).conclusive().with_knobs(checked)
-        if any(check.trial in own for check in done):
-            missing += _other_seeds(own, attempts)
-            continue
-        if convolutional and not attempts.of(Purpose.AUTOCAST).conclusive().with_knobs(safe):
-            _add(MissingRun(Purpose.AUTOCAST, safe), missing)
-        missing.append(MissingRun(Purpose.NUMERICS, checked))
+        if touched(knobs, baseline, attempts.harmless):
+            found = _missing_runs_of(knobs, baseline, attempts, convolutional=convolutional)
+            shared = [run for run in missing if run.purpose is not Purpose.NUMERICS]
+            missing += [run for run in found if run not in shared]
     return missing
 
 
-def _other_seeds(trials: Collection[int], attempts: Attempts) -> list[MissingRun]:
-    """Return the runs with other seeds that have begun for trials, and that their time has ended."""
-    cut = attempts.of(*TRAJECTORIES).to_repeat()
-    return [MissingRun(run.purpose, run.knobs) for run in cut if run.round and run.trial in trials]
-
-
-def _add(run: MissingRun, missing: list[MissingRun]) -> None:
-    """Add a run that finalists share, once."""
-    if run not in missing:
-        missing.append(run)
+def _missing_runs_of(
+    knobs: Knobs, baseline: Knobs, attempts: Attempts, *, convolutional: bool
+) -> list[MissingRun]:
+    checked, reference = _checkable(knobs, baseline, _references(attempts))
+    safe = reference_knobs(checked, baseline)
+    own = {searched.trial for searched in attempts.searched().with_knobs(knobs)}
+    missing = [] if reference else [MissingRun(Purpose.REFERENCE, safe)]
+    done = attempts.of(Purpose.NUMERICS).conclusive().with_knobs(checked)
+    if not any(check.trial in own for check in done):
+        if convolutional and not attempts.of(Purpose.AUTOCAST).conclusive().with_knobs(safe):
+            missing.append(MissingRun(Purpose.AUTOCAST, safe))
+        missing.append(MissingRun(Purpose.NUMERICS, checked))
+    # That other seeds are needed, only their runs tell.
+    for cut in attempts.of(*TRAJECTORIES).to_repeat():
+        run = MissingRun(cut.purpose, cut.knobs)
+        if cut.trial in own and run not in missing:
+            missing.append(run)
+    return missing
 
 
 def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:

@@ -88,3 +88,9 @@ def test_run_with_another_seed_that_its_time_has_ended_is_missing_too() -> None:
     }
     assert [len(runs) for runs in missing.values()] == [0, 1, 0]
     assert missing[3][0].purpose is Purpose.REFERENCE
+
+
+def test_run_that_its_time_has_ended_twice_is_missing_once() -> None:
+    twice = [check(n, Purpose.REFERENCE, AttemptState.PRUNED) for n in (1, 2)]
+    missing = missing_runs([HALF], BASELINE, Attempts([*SEARCHED, *twice], BASELINE))
+    assert [run.purpose for run in missing] == [Purpose.REFERENCE, Purpose.NUMERICS]

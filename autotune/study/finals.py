@@ -82,6 +82,8 @@ class Finals:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
                 return
+            if self._lacks_time_for_rivals(confirmation):
+                return
             self._note_void(confirmation.void)
             self._note_finalists(confirmation)
             if self._check_numerics(confirmation):
@@ -99,6 +101,18 @@ class Finals:
                 self._look_closer(confirmation)
                 SoakPair(self._runner).run(confirmation)
                 return
+
+    def _lacks_time_for_rivals(self, confirmation: Confirmation) -> bool:
+        """Return whether only the baseline is to be measured, for want of time for what may be faster.
+
+        Its rounds alone would show nothing, and take the time that a check may have later.
+        """
+        own, baseline = self._context.attempts().baseline(), confirmation.baseline
+        if confirmation.rounds or confirmation.members() != [baseline] or own is None:
+            return False
+        left_out = set(self.selection.unaffordable if self.selection else ())
+        rivals = self._runner.prices.rivals()
+        return any(may_be_faster(one, own) for one in rivals if one.trial in left_out)
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
         """Return the confirmation of the reduced winner, where that was measured alone."""

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from autotune.measurement.policy import PROOF
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, running_at, where
 from storage.models import StudyRow
@@ -149,11 +150,33 @@ def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
         faster = 1.5 if launch.knobs["precision"] == "bf16" else 1.0
         return Answer(rate=40.0 * faster, startup=startup, stays=False)
 
-    flat = where(behaviour, checks, gradient_norm=0.0, rate=1e9)
+    failing = where(behaviour, checks, outcome=Outcome.ERROR, cause="rank 0: no reference")
     space = {"precision": ["fp32", "bf16"]}
-    verdict = run(played.on(flat), 150, search_space=space)
+    verdict = run(played.on(failing), 300, search_space=space)
+    assert played.states("reference") == ["ERROR"]
     assert verdict["kind"] != "better"
     assert verdict["missing_seconds"] is None
+
+
+@pytest.mark.parametrize("wall_time", [40, 50])
+def test_finalist_without_time_for_its_check_asks_for_time_and_then_is_proven(
+    played: Replayed, wall_time: int
+) -> None:
+    """The baseline is not measured alone meanwhile."""
+
+    def behaviour(launch: Launch) -> Answer:
+        faster = 1.5 if launch.knobs["precision"] == "bf16" else 1.0
+        return Answer(rate=40.0 * faster, startup=2.0, stays=False)
+
+    space = {"precision": ["fp32", "bf16"]}
+    played.on(noisy(behaviour, run=0.02, block=0.03), seed=1)
+    verdict = run(played, wall_time, rounds=4, search_space=space)
+    assert played.attempts("confirm") == []
+    assert verdict["kind"] == "not_enough_time"
+    asked = verdict["missing_seconds"]
+    verdict = go_on(played, wall_time + asked, rounds=4, search_space=space)
+    assert played.states("numerics") == ["COMPLETE"]
+    assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")
 
 
 @pytest.mark.parametrize(("cut", "slower"), [("reference", 12.0), ("numerics", 16.0)])

@@ -116,6 +116,7 @@ class Costs:
         in_vain: Sequence[StoredAttempt] = (),
         looked: float = 0.0,
         compilation: Compilation = _ON_PROCESSORS,
+        references: Sequence[tuple[Knobs, int]] = (),
     ) -> None:
         """Take in what is known, the latest last.
 
@@ -125,11 +126,13 @@ class Costs:
             looked: seconds of the look before the search until its first step was over: all that is
                 known of a launch while nothing else has been launched.
             compilation: price of compilation, as far as it is known.
+            references: configuration and steps of each reference of the numerics gate.
         """
         self._runs = runs
         self._in_vain = in_vain
         self._looked = looked
         self._compilation = compilation
+        self._references = references
 
     def compilation(self, knobs: Knobs) -> float:
         """Return seconds that compilation adds to the first step of this configuration."""
@@ -137,7 +140,8 @@ class Costs:
 
     def once(self, knobs: Knobs) -> "Costs":
         """Return the costs once this configuration has run: what it compiles is kept."""
-        return Costs(self._runs, self._in_vain, self._looked, self._compilation.once(knobs))
+        compilation = self._compilation.once(knobs)
+        return Costs(self._runs, self._in_vain, self._looked, compilation, self._references)
 
     @property
     def known(self) -> bool:
@@ -288,12 +292,25 @@ class Costs:
         """True if a run has shown that the model has convolutions."""
         return any(run.convolutional for run in self._runs)
 
-    def check(self, purpose: Purpose, knobs: Knobs) -> float:
-        """Return seconds of the shortest run of the numerics gate with this purpose."""
-        count = STEPS_WITHOUT_DROPOUT if purpose is Purpose.AUTOCAST else PROOF.fewest_steps
+    def check(self, purpose: Purpose, knobs: Knobs, safe: Knobs) -> float:
+        """Return seconds of the shortest run of the numerics gate with this purpose.
+
+        Args:
+            safe: configuration of its reference.
+        """
+        count = STEPS_WITHOUT_DROPOUT if purpose is Purpose.AUTOCAST else self._compared(safe)
         steps = self.first_step(knobs) + (count - 1) * self.step(knobs)
         shortest = self.slow_startup + self._slower(knobs) * steps
         return max(shortest, self._longer_than_before(knobs, purpose))
+
+    def _compared(self, safe: Knobs) -> int:
+        """Return the steps of a check: as many as its reference took, or else the longest known one.
+
+        They are the fewest while none is known.
+        """
+        own = [steps for knobs, steps in self._references if knobs == safe]
+        known = own or [steps for _, steps in self._references]
+        return max([PROOF.fewest_steps, *known])
 
     def _slower(self, knobs: Knobs) -> float:
         """Return the factor by which a number format is slower than those that have been timed."""
@@ -322,6 +339,8 @@ class CostRecords:
         self._blocks = blocks
         self._device = device
         self._runs: dict[int, RunTimes | None] = {}
+        self._steps: dict[int, int] = {}
+        """Steps of a reference, which has a block a step, by its id."""
         self._looked: float | None = None
         self._last: tuple[Attempts, Costs] | None = None
 
@@ -346,7 +365,17 @@ class CostRecords:
             if (seconds := p.compiled_in(launch)) and (p.compiled or not p.live)
         ]
         compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
-        return Costs(runs, _in_vain(attempts), looked, compilation)
+        return Costs(runs, _in_vain(attempts), looked, compilation, self._references(attempts))
+
+    def _references(self, attempts: Attempts) -> list[tuple[Knobs, int]]:
+        """Return configuration and steps of the references, those that were cut short included."""
+        several = attempts.of(Purpose.REFERENCE).ended_in(
+            AttemptState.COMPLETE, AttemptState.PRUNED
+        )
+        for one in several:
+            if one.id not in self._steps:
+                self._steps[one.id] = len(self._blocks(one.id))
+        return [(one.knobs, self._steps[one.id]) for one in several]
 
     def _times(self, several: Sequence[StoredAttempt]) -> list[RunTimes]:
         for attempt in several:

@@ -50,6 +50,12 @@ class Check:
     earlier: tuple[Pair, ...] = ()
     rounding: tuple[RoundingErrors, ...] = ()
 
+    @property
+    def run(self) -> "MissingRun":
+        """The run by itself."""
+        safe = self.formats[-1] if self.formats else self.knobs
+        return MissingRun(self.purpose, self.knobs, safe)
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -168,10 +174,15 @@ def _is_open(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool
 
 
 class MissingRun(NamedTuple):
-    """Run of the gate that has yet to be made."""
+    """Run of the gate that has yet to be made.
+
+    Attributes:
+        safe: configuration of its reference; that of a reference is its own.
+    """
 
     purpose: Purpose
     knobs: dict[str, Any]
+    safe: dict[str, Any]
 
 
 def missing_runs(
@@ -200,15 +211,15 @@ def _missing_runs_of(
     checked, reference = _checkable(knobs, baseline, _references(attempts))
     safe = reference_knobs(checked, baseline)
     own = {searched.trial for searched in attempts.searched().with_knobs(knobs)}
-    missing = [] if reference else [MissingRun(Purpose.REFERENCE, safe)]
+    missing = [] if reference else [MissingRun(Purpose.REFERENCE, safe, safe)]
     done = attempts.of(Purpose.NUMERICS).conclusive().with_knobs(checked)
     if not any(check.trial in own for check in done):
         if convolutional and not attempts.of(Purpose.AUTOCAST).conclusive().with_knobs(safe):
-            missing.append(MissingRun(Purpose.AUTOCAST, safe))
-        missing.append(MissingRun(Purpose.NUMERICS, checked))
+            missing.append(MissingRun(Purpose.AUTOCAST, safe, safe))
+        missing.append(MissingRun(Purpose.NUMERICS, checked, safe))
     # That other seeds are needed, only their runs tell.
     for cut in attempts.of(*TRAJECTORIES).to_repeat():
-        run = MissingRun(cut.purpose, cut.knobs)
+        run = MissingRun(cut.purpose, cut.knobs, safe)
         if cut.trial in own and run not in missing:
             missing.append(run)
     return missing

@@ -180,7 +180,7 @@ class Finals:
         if check is None:
             return False
         attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, check.seed)
-        price = self._context.costs().check(check.purpose, check.knobs)
+        price = self._context.costs().check(*check.run)
         limit = self._time.share(1.0, at_least=price)
         self._runner.run_monitored(attempt, _monitor(check), limit)
         return True

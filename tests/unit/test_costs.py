@@ -1,12 +1,13 @@
 """What runs cost, by those that are recorded."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autotune.analysis.compilation import Compilation
 from autotune.analysis.costs import CostRecords, Costs, RunTimes
-from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import Onset
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -99,13 +100,34 @@ def test_and_once_one_has_completed_as_long_as_that() -> None:
 def test_a_check_in_vain_takes_twice_as_long_the_next_time() -> None:
     def price(*runs: StoredAttempt) -> float:
         costs = CostRecords(lambda _: []).by(Attempts(runs, BASELINE))
-        return costs.check(Purpose.REFERENCE, BASELINE)
+        return costs.check(Purpose.REFERENCE, BASELINE, BASELINE)
 
     in_vain, well = run(1, Purpose.REFERENCE, None, 30.0), run(2, Purpose.REFERENCE, 100.0, 12.0)
     assert price(in_vain) == 60.0
     assert price(in_vain, well) < 30.0
     assert price(run(1, Purpose.CONFIRM, None, 30.0)) < 30.0
     assert shortest(in_vain) < 30.0
+
+
+def test_a_check_takes_as_many_steps_as_its_reference() -> None:
+    step = block(0.5)
+    half, other = {**BASELINE, "precision": "bf16"}, {**BASELINE, "micro_batch": 1}
+    searched = run(1, Purpose.SEARCH, 100.0, 10.0)
+
+    def steps(safe: dict[str, Any], *references: tuple[StoredAttempt, int]) -> float:
+        blocks = {searched.id: [replace(step, kept=True, steps=1)]}
+        blocks |= {one.id: [step] * count for one, count in references}
+        attempts = Attempts([searched, *(one for one, _ in references)], BASELINE)
+        costs = CostRecords(lambda id_: blocks[id_]).by(attempts)
+        price = costs.check(Purpose.NUMERICS, half, safe) - costs.slow_startup
+        return price / costs.step(half)
+
+    own = run(2, Purpose.REFERENCE, 100.0, 50.0)
+    longer = replace(run(3, Purpose.REFERENCE, 100.0, 50.0), knobs=other)
+    assert steps(BASELINE) == pytest.approx(PROOF.fewest_steps)
+    assert steps(BASELINE, (own, 88)) == pytest.approx(88)
+    assert steps(BASELINE, (own, 40), (longer, 96)) == pytest.approx(40)
+    assert steps({**BASELINE, "micro_batch": 2}, (own, 40), (longer, 96)) == pytest.approx(96)
 
 
 def test_a_trial_in_vain_makes_no_other_one_dear() -> None:

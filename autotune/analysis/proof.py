@@ -259,10 +259,14 @@ def _hindrance(proof: Proof) -> Failure | None:
     if timed:
         trial = timed[0].trial
         return Failure(trial, AttemptState.COMPLETE, proof.barred[trial])
+    ended_well = (AttemptState.COMPLETE, AttemptState.PRUNED)
+    checks = proof.attempts.of(Purpose.NUMERICS).recorded()
+    if refused := [a for a in checks if a.result.state not in ended_well]:
+        return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)
     failed = [
         a
         for a in proof.attempts.searched()
-        if a.knobs != proof.baseline and a.result.state != AttemptState.PRUNED
+        if a.knobs != proof.baseline and a.result.state not in ended_well
     ]
     return Failure.of(failed[0]) if failed else None
 

@@ -89,6 +89,18 @@ def test_runs_that_never_came_to_a_step_ask_for_no_time() -> None:
     assert found(in_vain(0), in_vain(1), trial(2, BASELINE)) is None
 
 
+def test_trial_that_its_check_refuses_is_named_with_the_reason() -> None:
+    searched = [trial(0, BASELINE), trial(1, RIVAL)]
+    reason = "its loss leaves the reference"
+    result = AttemptResult(AttemptState.REFUSED, reason, wall_seconds=RUN)
+    check = replace(searched[1], id=9, purpose=Purpose.NUMERICS, result=result)
+    attempts = Attempts([*searched, check], BASELINE)
+    blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True)]
+    costs = CostRecords(lambda _: blocks).by(attempts)
+    hindrance = shortfall(None, Proof(attempts, costs, BASELINE), LEFT).hindrance
+    assert hindrance == Failure(1, AttemptState.COMPLETE, reason)
+
+
 def test_trial_that_looked_faster_and_was_not_measured_again_is_named() -> None:
     def named(*trials: StoredAttempt) -> int | None:
         attempts = Attempts(trials, BASELINE)

@@ -111,9 +111,8 @@ class Confirmation:
 
     def recorded(self, attempts: Attempts) -> dict[int, float | None]:
         """Return what is recorded of the next round: throughput by trial, None where it failed."""
-        members = self.members()
-        runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
-        return {trial: rate for trial, rate in round_results(runs).items() if trial in members}
+        members, results = self.members(), round_results(attempts, self.next_round)
+        return {trial: rate for trial, rate in results.items() if trial in members}
 
     def is_void(self, attempts: Attempts) -> bool:
         """Return whether a run of the next round was made elsewhere than the last run of all.

@@ -16,19 +16,6 @@ from autotune.measurement.policy import PROOF
 from search_spaces.constraints import global_batch
 from search_spaces.words import Knobs
 
-_SCALE_FREE = (
-    "adam",
-    "adagrad",
-    "adafactor",
-    "adadelta",
-    "rmsprop",
-    "rprop",
-    "lion",
-    "muon",
-    "lamb",
-)
-"""Parts of the names of optimizers whose update does not grow with the gradient."""
-
 
 @dataclass(frozen=True)
 class FirstUpdates:
@@ -55,9 +42,10 @@ class FirstUpdates:
         )
 
 
-def is_scale_free(optimizer: str) -> bool:
-    """Return whether the update of a class of optimizers does not grow with the gradient."""
-    return any(part in optimizer.lower() for part in _SCALE_FREE)
+def grows_with_gradient(optimizer: str) -> bool:
+    """Return whether the update of a class of optimizers is known to grow with the gradient: SGD."""
+    name = optimizer.lower()
+    return "sgd" in name and "sign" not in name
 
 
 def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:
@@ -68,13 +56,18 @@ def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs
     if not _is_other_split(knobs, today):
         return ""
     of_steps = zip(*run.rates, strict=False), zip(*base.rates, strict=False)
-    for step, (mine, yours) in enumerate(zip(*of_steps, strict=False), start=1):
-        if min(*mine, *yours) > 0 and _least_factor(mine, yours) > PROOF.rates_apart:
-            return (
-                f"its learning rate is {mine[0]:.3g} in step {step}, yours {yours[0]:.3g}: the script "
-                "derives it from the micro-batch, or its schedule counts micro-batches"
-            )
-    return ""
+    known = [
+        (mine, yours) for mine, yours in zip(*of_steps, strict=False) if min(*mine, *yours) > 0
+    ]
+    apart = [_least_factor(mine, yours) for mine, yours in known]
+    # A warm-up of 2 steps and one of 3 differ, too, but not for most of the first steps.
+    if not apart or statistics.median(apart) <= PROOF.rates_apart:
+        return ""
+    mine, yours = known[apart.index(max(apart))]
+    return (
+        f"its learning rate is {mine[0]:.3g} where yours is {yours[0]:.3g}: the script derives it from "
+        "the micro-batch, or its schedule counts micro-batches"
+    )
 
 
 def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:

@@ -1,33 +1,33 @@
 """Results of the runs of one round. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 from autotune.analysis.finalists import out_of_time
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import Attempts, AttemptState, Purpose
 
 _MAY_PASS = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
 """Failures for which a connection or a node may be the reason; the run is repeated once."""
 
 
-def round_results(runs: Iterable[StoredAttempt]) -> dict[int, float | None]:
-    """Return throughput by trial; None where it failed. What is to be run again is left out.
+def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
+    """Return throughput by trial of a round; None where it failed. What is to be run again is left out.
 
-    Args:
-        runs: recorded runs of a round, in the order in which they began.
+    Earlier versions repeated no run: a failure is final where later rounds have begun.
     """
+    rounds = attempts.of(Purpose.CONFIRM).recorded()
+    least = 1 if any(run.round > number for run in rounds) else 2
     found: dict[int, float | None] = {}
     failures: Counter[int] = Counter()
-    for run in runs:
+    for run in rounds.in_round(number):
         passing = run.result.state in _MAY_PASS
         failures[run.trial] += passing
-        if not (out_of_time(run) or (passing and failures[run.trial] < 2)):
+        if not (out_of_time(run) or (passing and failures[run.trial] < least)):
             found[run.trial] = run.result.throughput
     return found
 
 
 def failed_in_a_round(attempts: Attempts) -> set[int]:
     """Return the trials that have failed in a round of the confirmation."""
-    rounds = attempts.of(Purpose.CONFIRM).recorded()
-    results = [round_results(rounds.in_round(number)) for number in {run.round for run in rounds}]
+    numbers = {run.round for run in attempts.of(Purpose.CONFIRM).recorded()}
+    results = [round_results(attempts, number) for number in numbers]
     return {trial for one in results for trial, rate in one.items() if rate is None}

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.finalists import fastest_first
-from autotune.analysis.first_updates import FirstUpdates, is_scale_free, other_gradient, other_rate
+from autotune.analysis.first_updates import (
+    FirstUpdates,
+    grows_with_gradient,
+    other_gradient,
+    other_rate,
+)
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
 from autotune.measurement.policy import PROOF
@@ -221,7 +226,7 @@ class Comparison:
         if not self._rules.refuse_batch_dependent:
             return ""
         reason = self._other_rate(seen, knobs)
-        if not reason and not is_scale_free(seen.updates.optimizer):
+        if not reason and grows_with_gradient(seen.updates.optimizer):
             reason = self._other_gradient(seen, knobs)
         return reason and f"{reason}; {_ALLOW}"
 
@@ -236,10 +241,11 @@ class Comparison:
         if reason := self._other_rate(seen, knobs):
             yield f"With this split {reason}."
         if reason := self._other_gradient(seen, knobs):
+            known = grows_with_gradient(seen.updates.optimizer)
             harmless = (
-                f"; {seen.updates.optimizer} scales it back, but clipping by its norm does not"
+                "; an update that scales it back, as Adam's, is alike unless the norm is clipped"
             )
-            yield f"With this split {reason}{harmless if is_scale_free(seen.updates.optimizer) else ''}."
+            yield f"With this split {reason}{'' if known else harmless}."
 
     def _promised(self, knobs: Knobs) -> dict[str, Any]:
         """Return promises of a static graph that the baseline does not give."""

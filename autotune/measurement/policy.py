@@ -510,9 +510,9 @@ class ProofPolicy:
     )
 
     rates_apart: float = judgement(
-        1.33,
+        1.35,
         "ratio",
-        "of learning rates in the same step that differ by more than a rounded number of steps",
+        "of learning rates in most of the first steps, by more than warm-ups of 3 and 4 steps differ",
     )
 
     summed_losses: float = judgement(

@@ -84,6 +84,7 @@ class _Search:
         self._found = BatchSettings()
         self._doubts: list[str] = []
         self._tried_together = False
+        self._gradients = _Gradients()
 
     def planned(self) -> str:
         """Describe the runs that may follow; empty if none will."""
@@ -116,7 +117,8 @@ class _Search:
         for parts in self._parts:
             if not self._is_done(MICRO_BATCH):
                 self._try_parts(parts)
-        return dataclasses.replace(self._found, doubts=tuple(self._doubts))
+        sums = self._gradients.sum_micro_batches
+        return dataclasses.replace(self._found, sums=sums, doubts=tuple(self._doubts))
 
     def _is_done(self, knob: str) -> bool:
         return self._found.keeps_global_batch or knob in self._found.settings_by_knob
@@ -131,9 +133,7 @@ class _Search:
             if not self._tried_doubled(knob, other):
                 self._doubts.append(f"{flag} {other.given} fails: {_first_line(error)}")
             return
-        self._found = dataclasses.replace(
-            self._found, sums=self._found.sums or _sums(before, after)
-        )
+        self._gradients.add(before, after)
         if turned := next((k for k in COUNTED if flags.answers(k, other, before, after)), None):
             self._add({turned: other})
         elif kept := next((k for k in COUNTED if flags.keeps(k, other, before, after)), None):
@@ -247,13 +247,36 @@ class _Search:
         )
 
 
-def _sums(before: SurveyResult, after: SurveyResult) -> bool:
-    """Return whether the first gradient grows with the number of micro-batches of a step."""
-    known = before.first_gradient > 0 and after.first_gradient > 0
-    if not known or before.accumulation_steps == after.accumulation_steps:
-        return False
-    expected = after.accumulation_steps / before.accumulation_steps
-    return is_in_proportion(after.first_gradient / before.first_gradient, expected)
+class _Gradients:
+    """Sizes of first gradients of runs with another batch, beside that of the unchanged command."""
+
+    def __init__(self) -> None:
+        self._grows: dict[str, bool] = {}
+        self._of_one_batch = False
+
+    def add(self, before: SurveyResult, after: SurveyResult) -> None:
+        """Take in a run."""
+        if not (before.first_gradient > 0 and after.first_gradient > 0):
+            return
+        ratio = after.first_gradient / before.first_gradient
+        steps = after.accumulation_steps / before.accumulation_steps
+        rows = after.micro_batch / before.micro_batch
+        if steps != 1 and after.samples == before.samples:
+            self._of_one_batch = is_in_proportion(ratio, steps)
+        elif steps != 1 and rows == 1:
+            self._grows[ACCUMULATION] = is_in_proportion(ratio, steps)
+        elif steps == 1 and rows != 1 and after.micro_batch:
+            self._grows[MICRO_BATCH] = is_in_proportion(ratio, rows)
+
+    @property
+    def sum_micro_batches(self) -> bool:
+        """Return whether they grow with the micro-batches of a step, and not with the rows of each.
+
+        Where they grow with both, the script sums over all rows of a step, however it is split.
+        """
+        grows = self._grows
+        alone = grows.get(ACCUMULATION, False) and grows.get(MICRO_BATCH) is False
+        return self._of_one_batch or alone
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.analysis.first_updates import is_scale_free
+from autotune.analysis.first_updates import grows_with_gradient
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
@@ -79,7 +79,7 @@ class Findings:
     @property
     def grows_with_accumulation(self) -> bool:
         """Return whether updates grow with the accumulation steps, as the script sums its losses."""
-        return self.batch.sums and not is_scale_free(self.seen.optimizer)
+        return self.batch.sums and grows_with_gradient(self.seen.optimizer)
 
 
 @dataclass(frozen=True)

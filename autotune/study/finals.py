@@ -67,13 +67,22 @@ class Finals:
             and not confirmation.decided()
         )
 
-    def proven(self) -> bool:
-        """Return whether the rounds show that a finalist is faster than the baseline."""
-        confirmation = self._replay()
-        return confirmation is not None and confirmation.proven
-
     def run(self) -> None:
-        """Measure the finals until they are decided, or as far as there is time.
+        """Measure the finals, then profile the choice, attribute its gain, and run it for long.
+
+        Raises:
+            LauncherError: its runs come to be on another machine again and again.
+        """
+        confirmation = self.prove()
+        if confirmation is not None:
+            confirmation = self._as_measured(confirmation)
+            self._look_closer(confirmation)
+            SoakPair(self._runner).run(confirmation)
+
+    def prove(self) -> Confirmation | None:
+        """Measure the finals until they are decided, or as far as there is time; return the outcome.
+
+        None: there is nothing to measure.
 
         Raises:
             LauncherError: its runs come to be on another machine again and again.
@@ -81,9 +90,9 @@ class Finals:
         while True:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
-                return
+                return None
             if self._lacks_time_for_rivals(confirmation):
-                return
+                return None
             self._note_void(confirmation.void)
             self._note_finalists(confirmation)
             if self._check_numerics(confirmation):
@@ -97,10 +106,7 @@ class Finals:
             if self._repeat_baseline(confirmation):
                 continue
             if confirmation.decided() or not self._complete_round(confirmation):
-                confirmation = self._as_measured(confirmation)
-                self._look_closer(confirmation)
-                SoakPair(self._runner).run(confirmation)
-                return
+                return confirmation
 
     def _lacks_time_for_rivals(self, confirmation: Confirmation) -> bool:
         """Return whether only the baseline is to be measured, for want of time for what may be faster.

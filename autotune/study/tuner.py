@@ -153,15 +153,16 @@ class Tuner:
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
         finals = Finals(runner)
-        if finals.begun():
-            self._context.say(f"{_PROOF_FIRST.text.capitalize()}.")
-            finals.run()
-            if finals.proven():
-                self._end_search(_PROOF_FIRST)
-                return finals.selection
-        self._end_search(self._search(executor))
+        proven = finals.begun() and self._is_proven_first(finals)
+        self._end_search(_PROOF_FIRST if proven else self._search(executor))
         finals.run()
         return finals.selection
+
+    def _is_proven_first(self, finals: Finals) -> bool:
+        """Go on with a proof that had begun; return whether it shows a gain."""
+        self._context.say(f"{_PROOF_FIRST.text.capitalize()}.")
+        confirmation = finals.prove()
+        return confirmation is not None and confirmation.proven
 
     def _facts(self, selection: Selection | None) -> StudyFacts:
         proof = self._time.proof(self._context.attempts())

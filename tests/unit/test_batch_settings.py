@@ -146,6 +146,7 @@ def test_gradient_in_proportion_to_the_accumulation_steps_is_that_of_summed_loss
     assert of_gradients(both, today, lambda _, steps: 1.1 * steps).sums
     assert not of_gradients(both, today, lambda size, steps: 3 / (size * steps) ** 0.5).sums
     assert not of_gradients(both, today, lambda *_: 0.0).sums, "not known"
+    assert not of_gradients(both, today, lambda size, steps: size * steps).sums, "of all rows"
     assert of_gradients(
         lambda s: (32 // s["--accum"], s["--accum"]),
         {"--accum": 2, "--size": 16},

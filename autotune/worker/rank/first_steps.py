@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -71,12 +72,19 @@ class FirstStepChecks:
         if steps > CHECKED_STEPS:
             return
         self._idle |= {id(parameter) for parameter in self.without_gradient()}
-        assert self._probe.leader is not None
-        self._rates.append(float(self._probe.leader.param_groups[0].get("lr", math.nan)))
-        if steps == 1:
-            self._gradient = held_norm(self._probe.leader)
+        self._observe_update(first=steps == 1)
         if steps == CHECKED_STEPS:
             self._tell()
+
+    def _observe_update(self, *, first: bool) -> None:
+        """Take in the learning rate and the size of the first gradient, unless a graph is captured."""
+        leader = self._probe.leader
+        assert leader is not None
+        reads = not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        rate = leader.param_groups[0].get("lr") if reads else None
+        self._rates.append(math.nan if rate is None else float(rate))
+        if first and reads:
+            self._gradient = held_norm(leader)
 
     def without_gradient(self) -> list[nn.Parameter]:
         """Return parameters under DistributedDataParallel that this step has given no gradient."""

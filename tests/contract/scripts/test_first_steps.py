@@ -308,3 +308,21 @@ def test_size_of_the_first_updates_is_told(bench: Bench) -> None:
     assert split["first_gradient"] / whole["first_gradient"] == pytest.approx(4, rel=1e-3)
     assert whole["learning_rates"] == pytest.approx([0.001 * step for step in range(2, 8)])
     assert split["learning_rates"] == pytest.approx([0.001 * step for step in range(5, 29, 4)])
+
+
+def test_optimizer_without_a_learning_rate_of_its_own_tells_none(bench: Bench) -> None:
+    text = SUMS.replace("BATCH", "8").replace("STEPS", "1")
+    step = "torch.optim.SGD(model.parameters(), lr=0.001)"
+    own = (
+        "class Relative(torch.optim.Optimizer):\n"
+        "    def step(self):\n"
+        "        pass\n"
+        "optimizer = Relative(model.parameters(), {'lr': None})\n"
+    )
+    schedule = "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + step)\n"
+    text = text.replace(f"optimizer = {step}\n", own).replace(schedule, "")
+    told = observed(
+        bench.run(bench.write(text.replace("        schedule.step()\n", "")), samples=8)
+    )
+    assert told["optimizer"] == "Relative"
+    assert "learning_rates" not in told

@@ -1,0 +1,54 @@
+"""Results of a round: which failures are final, and which are repeated."""
+
+import pytest
+
+from autotune.analysis.round_results import failed_in_a_round, round_results
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+
+Run = tuple[int, int, str]
+"""Trial, round and state."""
+
+
+def recorded(*runs: Run) -> Attempts:
+    knobs = defaults()
+    found = [
+        StoredAttempt(
+            number,
+            trial,
+            Purpose.CONFIRM,
+            round_,
+            1,
+            knobs,
+            0.0,
+            1.0,
+            AttemptResult(AttemptState(state), throughput=5.0 if state == "COMPLETE" else None),
+        )
+        for number, (trial, round_, state) in enumerate(runs, 1)
+    ]
+    return Attempts(found, knobs)
+
+
+@pytest.mark.parametrize("state", ["ERROR", "CRASH", "HANG"])
+def test_first_failure_is_to_be_repeated_and_the_second_is_final(state: str) -> None:
+    once = (0, 1, "COMPLETE"), (3, 1, state)
+    assert round_results(recorded(*once), 1) == {0: 5.0}
+    assert round_results(recorded(*once, (3, 1, "COMPLETE")), 1) == {0: 5.0, 3: 5.0}
+    twice = recorded(*once, (3, 1, state))
+    assert round_results(twice, 1) == {0: 5.0, 3: None}
+    assert failed_in_a_round(twice) == {3}
+
+
+@pytest.mark.parametrize("state", ["OOM", "POWER"])
+def test_what_another_run_would_not_change_is_final_at_once(state: str) -> None:
+    assert round_results(recorded((3, 1, state)), 1) == {3: None}
+
+
+def test_run_without_time_is_to_be_repeated() -> None:
+    assert round_results(recorded((3, 1, "PRUNED"), (3, 1, "PRUNED")), 1) == {}
+
+
+def test_failure_that_an_earlier_version_did_not_repeat_is_final() -> None:
+    older = recorded((0, 1, "COMPLETE"), (3, 1, "CRASH"), (0, 2, "COMPLETE"))
+    assert round_results(older, 1) == {0: 5.0, 3: None}
+    assert failed_in_a_round(older) == {3}

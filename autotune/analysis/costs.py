@@ -397,7 +397,7 @@ def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
     """
     checks = attempts.of(*TRAJECTORIES).to_repeat()
     finals = attempts.of(*_PROVING)
-    ended = [a for a in finals.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
+    ended = [a for a in finals if a.in_vain]
     later = finals.complete() if ended else ()
     timed = [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]
     return [*timed, *checks]

@@ -121,7 +121,7 @@ class Selection(NamedTuple):
 
         What the last plan had no time to check again is left out: it is not shown to be right.
         """
-        return cls(finalists, tuple({run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}))
+        return cls(finalists, tuple(_with_a_cut_check(attempts)))
 
 
 def candidates(
@@ -143,9 +143,9 @@ def candidates(
     measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
     chosen = _chosen(measured, selection, today)
     rounds = attempts.of(Purpose.CONFIRM).recorded()
-    took_part = {run.trial for run in rounds.in_round(first) if not out_of_time(run)}
+    took_part = {run.trial for run in rounds.in_round(first) if not run.in_vain}
     # A check may be wanted only after rounds: without time for it their finalist is out again.
-    cut = {run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}
+    cut = _with_a_cut_check(attempts)
     others = [a for a in measured if a.trial in took_part and (a.trial not in cut or a in chosen)]
     if not any(run.round > first for run in rounds) and all(a in chosen for a in others):
         others = chosen
@@ -154,9 +154,9 @@ def candidates(
     return candidates, today.trial if today else None
 
 
-def out_of_time(run: StoredAttempt) -> bool:
-    """Return whether a run was ended before it could show anything about its configuration."""
-    return run.in_vain
+def _with_a_cut_check(attempts: Attempts) -> set[int]:
+    """Return the trials with a check that is to be made again, as its time was over too soon."""
+    return {run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}
 
 
 def _chosen(

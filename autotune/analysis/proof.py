@@ -20,7 +20,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import may_be_faster, ranked
-from autotune.analysis.outcomes import Failure
+from autotune.analysis.outcomes import ENDED_WELL, Failure
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
 from search_spaces.words import Knobs
@@ -259,14 +259,13 @@ def _hindrance(proof: Proof) -> Failure | None:
     if timed:
         trial = timed[0].trial
         return Failure(trial, AttemptState.COMPLETE, proof.barred[trial])
-    ended_well = (AttemptState.COMPLETE, AttemptState.PRUNED)
     checks = proof.attempts.of(Purpose.NUMERICS).recorded()
-    if refused := [a for a in checks if a.result.state not in ended_well]:
+    if refused := [a for a in checks if a.result.state not in ENDED_WELL]:
         return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)
     failed = [
         a
         for a in proof.attempts.searched()
-        if a.knobs != proof.baseline and a.result.state not in ended_well
+        if a.knobs != proof.baseline and a.result.state not in ENDED_WELL
     ]
     return Failure.of(failed[0]) if failed else None
 
@@ -298,7 +297,7 @@ def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited
 
 def _judged(trial: StoredAttempt) -> bool:
     """Return whether a trial has shown anything before its time was over."""
-    return trial.result.state != AttemptState.PRUNED or trial.result.throughput is not None
+    return not trial.in_vain
 
 
 def rounds_missing(confirmation: Confirmation) -> int | None:

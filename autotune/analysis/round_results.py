@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-from autotune.analysis.finalists import out_of_time
 from storage import Attempts, AttemptState, Purpose
 
 _MAY_PASS = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
@@ -21,7 +20,7 @@ def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
     for run in rounds.in_round(number):
         passing = run.result.state in _MAY_PASS
         failures[run.trial] += passing
-        if not (out_of_time(run) or (passing and failures[run.trial] < least)):
+        if not (run.in_vain or (passing and failures[run.trial] < least)):
             found[run.trial] = run.result.throughput
     return found
 

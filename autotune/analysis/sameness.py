@@ -127,16 +127,18 @@ class Comparison:
 
     def open(self, trial: int, knobs: Knobs) -> list[str]:
         """Return sentences on what is not shown of a trial that is not refused."""
-        found = [self._promise(knobs)] if self._base.of_script else []
-        if self._base.of_script and (names := _changed(knobs, self._today, DATA)):
-            found.append(self._unverified(names, self._seen(trial), knobs))
+        found = self._open_of_script(trial, knobs) if self._base.of_script else []
         if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
             found.append(
                 f"The model has {self._base.batch_dependent}, and {', '.join(names)} changes its "
                 "statistics: compare how far whole trainings come."
             )
-        found += self._other_updates(self._seen(trial), knobs)
         return [sentence for sentence in found if sentence]
+
+    def _open_of_script(self, trial: int, knobs: Knobs) -> list[str]:
+        seen, names = self._seen(trial), _changed(knobs, self._today, DATA)
+        unverified = self._unverified(names, seen, knobs) if names else ""
+        return [self._promise(knobs), unverified, *self._other_updates(seen, knobs)]
 
     def lacks_epoch(self, trial: int, knobs: Knobs) -> bool:
         """Return whether loader workers of a trial stay, and no second epoch of theirs was seen."""

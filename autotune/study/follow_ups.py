@@ -137,6 +137,4 @@ def _best(attempts: Attempts) -> dict[str, KnobValue]:
 
 def _has_failed(attempt: StoredAttempt) -> bool:
     """Return whether a trial came to nothing: an error, or no step in its time."""
-    result = attempt.result
-    in_vain = result.state == AttemptState.PRUNED and result.throughput is None
-    return in_vain or result.state in _FAILED
+    return attempt.in_vain or attempt.result.state in _FAILED

@@ -38,6 +38,15 @@ def written(folder: StudyFolder, command: str, name: str = "study.yaml") -> dict
     return study
 
 
+def refused(folder: StudyFolder, script: str, *options: str) -> str:
+    """Return what init says of a script for which it writes no study."""
+    (folder.folder / "own.py").write_text(script)
+    found = folder.run("init", *options, "--", "python", "own.py")
+    assert found.returncode == 2, found.stdout + found.stderr
+    assert not (folder.folder / "study.yaml").exists()
+    return found.stderr
+
+
 @pytest.mark.long
 def test_study_of_a_plain_script_in_another_folder_is_of_the_command_as_it_is_typed_here(
     folder: StudyFolder,
@@ -395,11 +404,7 @@ for _ in range(5):
 
 @pytest.mark.errand
 def test_study_of_a_script_that_ends_too_soon_is_not_written(folder: StudyFolder) -> None:
-    (folder.folder / "own.py").write_text(_SHORT)
-    found = folder.run("init", "--", "python", "own.py")
-    assert found.returncode == 2
-    assert "ended by itself after 5 optimizer steps" in found.stderr
-    assert not (folder.folder / "study.yaml").exists()
+    assert "ended by itself after 5 optimizer steps" in refused(folder, _SHORT)
 
 
 @pytest.mark.errand
@@ -512,12 +517,9 @@ time.sleep(3600)
 
 @pytest.mark.errand
 def test_start_that_takes_too_long_names_its_limit(folder: StudyFolder) -> None:
-    (folder.folder / "own.py").write_text(_SLOW)
-    found = folder.run("init", "--startup-timeout", "13", "--", "python", "own.py")
-    assert found.returncode == 2
-    assert "10 s; it has printed: compiling kernel 7 of 9" in found.stderr
-    assert "autotune init --startup-timeout 26s" in found.stderr
-    assert not (folder.folder / "study.yaml").exists()
+    told = refused(folder, _SLOW, "--startup-timeout", "13")
+    assert "10 s; it has printed: compiling kernel 7 of 9" in told
+    assert "autotune init --startup-timeout 26s" in told
 
 
 _TRAINED_ELSEWHERE = """
@@ -533,10 +535,8 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 def test_script_that_trains_in_processes_of_its_own_is_told_so(folder: StudyFolder) -> None:
-    (folder.folder / "own.py").write_text(_TRAINED_ELSEWHERE)
-    found = folder.run("init", "--startup-timeout", "11", "--", "python", "own.py")
-    assert found.returncode == 2
-    assert "1 process ran that it had started by multiprocessing" in found.stderr
+    told = refused(folder, _TRAINED_ELSEWHERE, "--startup-timeout", "11")
+    assert "1 process ran that it had started by multiprocessing" in told
 
 
 _BY_NAME = """

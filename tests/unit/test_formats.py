@@ -172,7 +172,7 @@ def test_a_switch_that_is_to_go_cannot_be_said_in_arguments() -> None:
 def test_variable_of_a_library_is_said_whatever_else_the_script_is_given(
     flag: str, text: str
 ) -> None:
-    """As in a trial."""
+    """OMP_NUM_THREADS is what a trial has."""
     best = of_script({"cpu_threads": flag}, {"cpu_threads": 2}, {})
     assert FORMATS["env"](best).text == text
     assert script_job(best, ["python", "train.py"], {}).environment["OMP_NUM_THREADS"] == "2"
@@ -217,7 +217,7 @@ def test_a_flag_is_no_key_of_hydras() -> None:
 
 
 def of_batch(workload: dict[str, Any], args: str = "") -> BestConfig:
-    """Of a study of 16 x 4 that recommends 32 x 2."""
+    """Return what a study recommends: 32 x 2 where 16 x 4 is its baseline."""
     spec = StudySpec(
         name="a",
         workload={"script": "train.py", "args": args.split(), **workload},

@@ -118,7 +118,7 @@ PARTS = {"--labeled-bs": 4, "--unlabeled-bs": 12}
 
 
 def two_loaders(**chosen: int) -> BestConfig:
-    """Of a study of 4 + 12 samples that recommends something."""
+    """Return what a study recommends whose micro-batch has 4 + 12 samples."""
     spec = StudySpec(
         name="a",
         workload={

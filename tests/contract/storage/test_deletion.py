@@ -81,7 +81,7 @@ def test_nothing_is_left_of_it(repository: Repository, lease: Lease) -> None:
 
 
 def statements_of_deletion(repository: Repository, lease: Lease, trials: int) -> int:
-    """How many statements it takes to delete a study of so many trials."""
+    """Return the number of SQL statements that delete a study of so many trials."""
     study = submit(repository, "gone")
     fill(repository, lease, study)
     ledger = TrialLedger(repository.database, study.name, None, lease)

@@ -25,6 +25,7 @@ from autotune.worker.inject.statistics import Statistics
 from autotune.worker.observers.gradients import held_norm
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.model_draws import ModelDraws
 from autotune.worker.rank.sketch import Sketcher
 from autotune.worker.rank.training import convolves
 from autotune.worker.rank.trajectory import (
@@ -162,6 +163,8 @@ class LeaderNorms:
         self._sketcher = Sketcher(())
         self._weights: list[list[Any]] = []
         self._seen = Observed()
+        self.draws = ModelDraws()
+        """Random numbers that the model draws in the first step."""
 
     def clear(self) -> None:
         """Begin a step."""
@@ -176,7 +179,7 @@ class LeaderNorms:
 
     def first_taken(self) -> None:
         """Take in what the first step began with. Every rank must call it."""
-        if rows := self._rows():
+        if (rows := self._rows()) and not self.draws.seen:
             # The gradient is that of later rows where a GradScaler has left steps out (inf, fp16).
             began = [rows, self._weights, self._probe.steps_left_out]
             start = hashlib.blake2b(json.dumps(began).encode(), digest_size=8)

@@ -231,6 +231,7 @@ class ScriptRun:
         self._first_steps.watch()
         if norms:
             self._quiet.enter_context(without_dropout_anywhere())
+            self._quiet.enter_context(self._norms.draws.watched())
         if self._request.autocast:
             self._quiet.enter_context(plain_autocast(self._request.device))
 

@@ -22,6 +22,7 @@ from autotune.worker.effects.precision import is_skipped
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.model_draws import ModelDraws
 from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
@@ -231,18 +232,23 @@ class UpdateNorms:
 
     @contextmanager
     def observing(self, index: int) -> Iterator[Observed]:
-        """Sketch a step if it is one of the first, and run it without dropout."""
+        """Sketch a step if it is one of the first, and run it without dropout.
+
+        The gradient of a model that draws random numbers all the same is not told.
+        """
         seen = Observed()
         if index >= STEPS_WITHOUT_DROPOUT:
             yield seen
             return
         if not index:
             self._loop.settle_scale()
-        self._sketches = True
-        with without_dropout(self._loop.model):
+        self._sketches, draws = True, ModelDraws()
+        with without_dropout(self._loop.model), draws.watched():
             yield seen
         self._sketches = False
-        seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
+        gradient = [one.as_row() for one in self._unclipped(self._sketcher.done())]
+        if not draws.seen:
+            seen["gradient"] = gradient
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
         """Return the gradients as they were before they were clipped."""

@@ -214,6 +214,24 @@ while True:
 """
 
 
+_NOISE = """
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+layers = [torch.nn.Linear(64, 64), Noisy(), torch.nn.Linear(64, 2)]
+"""
+
+
+def test_gradients_of_a_model_that_draws_random_numbers_are_not_told(bench: Bench) -> None:
+    text = PRETRAINED.replace("SEED", "0").replace("WRONG", "1")
+    before, after = text.split("model =", 1)
+    for own, told in (("", 1), (_NOISE, 0)):
+        script = bench.write(f"{before}{own}model ={after}")
+        report = bench.run(script, samples=8, asked={"trajectory": 3})
+        assert_well(report, blocks=3)
+        assert sum("gradient" in block.observed for block in report.blocks) == told
+
+
 def _convolutional(
     bench: Bench, wrong: str = "1", *, autocast: bool = False, **knobs: Any
 ) -> FirstSteps:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
+from autotune.analysis.barred import Barred
 from autotune.analysis.batches import compared_batches
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import CostRecords
@@ -15,7 +16,6 @@ from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.memory import (
     Memory,
     Outgrown,
-    barred,
     limit_of_rank,
     memory_of,
     tells_longest,
@@ -64,10 +64,10 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
     """Return the answer that the records of a study support; it is provisional until the study ends."""
     attempts, baseline, rules = records.attempts, spec.full_baseline(), Rules.of(spec)
     checks = gate.record(attempts, records.blocks, baseline, rules)
-    out = barred(attempts, records.blocks, baseline, rules)
+    out = Barred.by(attempts, records.blocks, baseline, rules)
     selection = facts.selection or Selection.by_records(attempts, spec.measurement.finalists)
     steps = Measure.of(spec).step_blocks(records.blocks)
-    confirmation = replay(attempts, selection, spec.measurement.rounds, out, steps)
+    confirmation = replay(attempts, selection, spec.measurement.rounds, out.trials, steps)
     if facts.ended:
         costs = CostRecords(records.blocks, records.device).by(attempts)
         proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats)

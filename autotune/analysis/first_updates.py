@@ -53,7 +53,7 @@ def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs
 
     It is empty, too, where runs of one configuration differ, or none has told it.
     """
-    if not _is_other_split(knobs, today):
+    if not is_other_split(knobs, today):
         return ""
     of_steps = zip(*run.rates, strict=False), zip(*base.rates, strict=False)
     known = [
@@ -76,11 +76,7 @@ def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: K
     Shards of a gradient are not compared with whole ones, so parallelism must be equal.
     """
     both = list(itertools.product(run.gradients, base.gradients))
-    if (
-        not both
-        or not _is_other_split(knobs, today)
-        or knobs["parallelism"] != today["parallelism"]
-    ):
+    if not both or not is_other_split(knobs, today) or knobs["parallelism"] != today["parallelism"]:
         return ""
     expected = knobs["accumulation_steps"] / today["accumulation_steps"]
     if not all(is_in_proportion(mine / yours, expected) for mine, yours in both):
@@ -92,7 +88,8 @@ def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: K
     )
 
 
-def _is_other_split(knobs: Knobs, today: Knobs) -> bool:
+def is_other_split(knobs: Knobs, today: Knobs) -> bool:
+    """Return whether a configuration splits the baseline's global batch in another way."""
     other = knobs["accumulation_steps"] != today["accumulation_steps"]
     return other and global_batch(knobs, 1) == global_batch(today, 1)
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis import gate
-from autotune.analysis.sameness import Comparison, Rules
 from autotune.config.sections import ResourcesSpec
 from storage import Attempts, AttemptState, Purpose, StoredBlock
 
@@ -101,25 +99,3 @@ def outgrown(attempts: Attempts) -> dict[int, dict[str, Any]]:
     """Return trials that run out of memory with the longest samples, and their knobs."""
     runs = attempts.of(Purpose.LONGEST).recorded()
     return {run.trial: run.knobs for run in runs if run.result.state == AttemptState.OOM}
-
-
-def barred(
-    attempts: Attempts,
-    blocks: Callable[[int], Sequence[StoredBlock]],
-    today: Mapping[str, Any],
-    rules: Rules,
-) -> dict[int, str]:
-    """Return trials that may not be recommended, each with the reason.
-
-    They outgrow the memory, or are not shown to train the same.
-
-    Args:
-        attempts: records of the study.
-        blocks: returns the blocks of an attempt.
-        today: the baseline.
-        rules: of the study.
-    """
-    unchecked = gate.unchecked(attempts, blocks, today) if rules.refuse_unchecked else {}
-    other = Comparison(attempts, blocks, today, rules).refused()
-    memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
-    return {**memory, **unchecked, **other}

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import special
 
 from autotune.analysis import gate
+from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import may_be_faster, ranked
@@ -39,7 +40,7 @@ class Proof:
         attempts: attempts of the study.
         costs: costs of its runs.
         baseline: the user's configuration.
-        barred: trials that may not be recommended, each with the reason.
+        barred: configurations that may not be recommended.
         needed: rounds of the confirmation for which the search leaves time.
         repeats: runs of the baseline besides those rounds, because its processes lie apart.
         at_once: True if the members of a round are launched at once.
@@ -48,7 +49,7 @@ class Proof:
     attempts: Attempts
     costs: Costs
     baseline: Knobs
-    barred: Mapping[int, str] = field(default_factory=dict)
+    barred: Barred = field(default_factory=Barred)
     needed: int = PROOF.fewest_rounds
     repeats: int = 0
     at_once: bool = False
@@ -60,7 +61,7 @@ class Proof:
     @functools.cached_property
     def _rivals(self) -> list[StoredAttempt]:
         several = ranked(self.attempts)
-        may = (a for a in several if a.knobs != self.baseline and a.trial not in self.barred)
+        may = (a for a in several if a.knobs != self.baseline and a.trial not in self.barred.trials)
         return list(itertools.islice(may, PROOF.ranked))
 
     def checked(self, trials: Iterable[StoredAttempt]) -> list[StoredAttempt]:
@@ -258,7 +259,7 @@ def _hindrance(proof: Proof) -> Failure | None:
     timed = [a for a in ranked(proof.attempts) if a.knobs != proof.baseline]
     if timed:
         trial = timed[0].trial
-        return Failure(trial, AttemptState.COMPLETE, proof.barred[trial])
+        return Failure(trial, AttemptState.COMPLETE, proof.barred.trials[trial])
     checks = proof.attempts.of(Purpose.NUMERICS).recorded()
     if refused := [a for a in checks if a.result.state not in ENDED_WELL]:
         return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import (
     Selection,
     candidates,
 )
-from autotune.analysis.memory import barred
 from autotune.analysis.processes import Blocks, Processes
 from autotune.analysis.sameness import Rules
 from autotune.config import StudySpec
@@ -78,7 +78,7 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
     runs = attempts.of(Purpose.CONFIRM).recorded()
     if not runs:
         return []
-    out = barred(attempts, blocks, spec.full_baseline(), Rules.of(spec))
+    out = Barred.by(attempts, blocks, spec.full_baseline(), Rules.of(spec)).trials
     selection = Selection.by_records(attempts, spec.measurement.finalists)
     steps = Measure.of(spec).step_blocks(blocks)
     confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, steps)

@@ -4,16 +4,18 @@ Pure functions over reports of the ranks' first steps. The number format has a g
 of its own: autotune.analysis.gate.
 """
 
+import enum
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.analysis.finalists import fastest_first
 from autotune.analysis.first_updates import (
     FirstUpdates,
     grows_with_gradient,
+    is_other_split,
     other_gradient,
     other_rate,
 )
@@ -31,6 +33,36 @@ Blocks = Callable[[int], Sequence[StoredBlock]]
 _ALLOW = "objective.batch_dependent: allow would recommend it all the same"
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
+
+
+class Kind(enum.Enum):
+    """Kind of configurations that differ from the baseline alike: a check refuses all, or none."""
+
+    STATISTICS = enum.auto()
+    """What changes statistics over the rows of a micro-batch."""
+    SPLIT = enum.auto()
+    """Another split of the baseline's global batch."""
+    WORKERS = enum.auto()
+    """Another number of loader workers."""
+    KEPT_WORKERS = enum.auto()
+    """Loader workers that stay from epoch to epoch."""
+    PROMISE = enum.auto()
+    """A promise that every step trains the same parameters."""
+
+    def includes(self, knobs: Knobs, today: Knobs) -> bool:
+        """Return whether a configuration is of this kind."""
+        return _INCLUDES[self](knobs, today)
+
+
+class Objection(NamedTuple):
+    """Reason why a trial is refused.
+
+    Attributes:
+        kind: kind of configurations that it holds for; None: it is known of the trial alone.
+    """
+
+    reason: str
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True)
@@ -119,11 +151,15 @@ class Comparison:
 
     def refused(self) -> dict[int, str]:
         """Return trials that do not train the same, each with the reason; the fastest first."""
+        return {trial: objection.reason for trial, objection in self.objections().items()}
+
+    def objections(self) -> dict[int, Objection]:
+        """Return trials that do not train the same, each with the objection; the fastest first."""
         if not (self._base.of_script or self._base.batch_dependent):
             return {}
         runs = self._attempts.searched().measured()
-        found = {run.trial: self._problem(run.trial, run.knobs) for run in fastest_first(runs)}
-        return {trial: reason for trial, reason in found.items() if reason}
+        found = ((run.trial, self._objection(run.trial, run.knobs)) for run in fastest_first(runs))
+        return {trial: objection for trial, objection in found if objection}
 
     def open(self, trial: int, knobs: Knobs) -> list[str]:
         """Return sentences on what is not shown of a trial that is not refused."""
@@ -142,26 +178,31 @@ class Comparison:
 
     def lacks_epoch(self, trial: int, knobs: Knobs) -> bool:
         """Return whether loader workers of a trial stay, and no second epoch of theirs was seen."""
-        keeps = self._base.of_script and self._keeps_workers(knobs)
+        keeps = self._base.of_script and _keeps_workers(knobs, self._today)
         return keeps and not self._seen(trial).epochs
 
-    def _problem(self, trial: int, knobs: Knobs) -> str:
-        """Return why a trial is refused; empty if it is not."""
+    def _objection(self, trial: int, knobs: Knobs) -> Objection | None:
+        """Return why a trial is refused; None if it is not."""
         if not any(
             _may_change(knobs, self._today, kind, self._attempts.harmless) for kind in _KINDS
         ):
-            return ""
-        if reason := self._statistics(knobs):
-            return reason
+            return None
+        return next((one for one in self._objections_to(trial, knobs) if one.reason), None)
+
+    def _objections_to(self, trial: int, knobs: Knobs) -> Iterator[Objection]:
+        """Yield an objection for each check, without a reason where it finds none."""
+        yield self._of_kind(Kind.STATISTICS, knobs, self._statistics(knobs))
         if not self._base.of_script:
-            return ""
+            return
         seen = self._seen(trial)
-        return (
-            self._copies(seen, knobs)
-            or self._stale(seen, knobs)
-            or self._graph(seen, knobs)
-            or self._updates(seen, knobs)
-        )
+        yield self._of_kind(Kind.WORKERS, knobs, self._copies(seen, knobs))
+        yield self._of_kind(Kind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
+        yield Objection(self._drift(seen))
+        yield self._of_kind(Kind.PROMISE, knobs, self._without_gradient(knobs))
+        yield self._of_kind(Kind.SPLIT, knobs, self._updates(seen, knobs))
+
+    def _of_kind(self, kind: Kind, knobs: Knobs, reason: str) -> Objection:
+        return Objection(reason, kind if kind.includes(knobs, self._today) else None)
 
     def _copies(self, seen: Seen, knobs: Knobs) -> str:
         several = [one for one in seen.consumed if self._repeats(one)]
@@ -190,7 +231,7 @@ class Comparison:
         )
 
     def _stale(self, seen: Seen, knobs: Knobs) -> str:
-        if not seen.stale or not self._keeps_workers(knobs):
+        if not seen.stale or not _keeps_workers(knobs, self._today):
             return ""
         names = ", ".join(seen.stale[:3])
         return (
@@ -198,23 +239,22 @@ class Comparison:
             "it: every epoch would have the rows of the first one"
         )
 
-    def _keeps_workers(self, knobs: Knobs) -> bool:
-        name = "persistent_workers"
-        return bool(knobs[name] and not self._today[name] and knobs["loader_workers"])
+    def _drift(self, seen: Seen) -> str:
+        if not seen.spread > PROOF.replicas >= self._base.spread:
+            return ""
+        return (
+            f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "
+            f"{seen.spread:.1e}): the gradients of some micro-batches are not exchanged"
+        )
 
-    def _graph(self, seen: Seen, knobs: Knobs) -> str:
-        if seen.spread > PROOF.replicas >= self._base.spread:
-            return (
-                f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "
-                f"{seen.spread:.1e}): the gradients of some micro-batches are not exchanged"
-            )
-        if self._promised(knobs) and self._base.unused:
-            parameters = counted(self._base.unused, "parameter")
-            return (
-                f"{parameters} of your model had no gradient in one of the first {CHECKED_STEPS} steps, "
-                "and DistributedDataParallel then ends the job, or trains them wrongly"
-            )
-        return ""
+    def _without_gradient(self, knobs: Knobs) -> str:
+        if not (_promised(knobs, self._today) and self._base.unused):
+            return ""
+        parameters = counted(self._base.unused, "parameter")
+        return (
+            f"{parameters} of your model had no gradient in one of the first {CHECKED_STEPS} steps, "
+            "and DistributedDataParallel then ends the job, or trains them wrongly"
+        )
 
     def _statistics(self, knobs: Knobs) -> str:
         names = _changed(knobs, self._today, STATISTICS)
@@ -249,16 +289,8 @@ class Comparison:
             )
             yield f"With this split {reason}{'' if known else harmless}."
 
-    def _promised(self, knobs: Knobs) -> dict[str, Any]:
-        """Return promises of a static graph that the baseline does not give."""
-        return {
-            name: value
-            for name, value in _PROMISES
-            if knobs[name] == value and self._today[name] != value
-        }
-
     def _promise(self, knobs: Knobs) -> str:
-        promised = self._promised(knobs)
+        promised = _promised(knobs, self._today)
         if not promised:
             return ""
         return (
@@ -268,7 +300,7 @@ class Comparison:
         )
 
     def _unverified(self, names: Sequence[str], seen: Seen, knobs: Knobs) -> str:
-        if self._keeps_workers(knobs) and not seen.epochs:
+        if _keeps_workers(knobs, self._today) and not seen.epochs:
             return (
                 "Not verified: whether the script changes the dataset between epochs, which loader "
                 "workers that stay do not see; no second epoch was reached."
@@ -303,6 +335,27 @@ def _may_change(knobs: Knobs, today: Knobs, kind: str, harmless: Collection[str]
     """Return whether a knob that differs may change this; the study's own may unless harmless."""
     own = (name for name in today if name not in CATALOGUE and name not in harmless)
     return bool(_changed(knobs, today, kind)) or any(knobs[name] != today[name] for name in own)
+
+
+def _keeps_workers(knobs: Knobs, today: Knobs) -> bool:
+    name = "persistent_workers"
+    return bool(knobs[name] and not today[name] and knobs["loader_workers"])
+
+
+def _promised(knobs: Knobs, today: Knobs) -> dict[str, Any]:
+    """Return promises of a static graph that the baseline does not give."""
+    return {
+        name: value for name, value in _PROMISES if knobs[name] == value and today[name] != value
+    }
+
+
+_INCLUDES: dict[Kind, Callable[[Knobs, Knobs], bool]] = {
+    Kind.STATISTICS: lambda knobs, today: bool(_changed(knobs, today, STATISTICS)),
+    Kind.SPLIT: is_other_split,
+    Kind.WORKERS: lambda knobs, today: knobs["loader_workers"] != today["loader_workers"],
+    Kind.KEPT_WORKERS: _keeps_workers,
+    Kind.PROMISE: lambda knobs, today: bool(_promised(knobs, today)),
+}
 
 
 def _why_not_equal(base: Sequence[Mapping[str, Any]], run: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,7 @@ class PerformanceModelSampler(BaseSampler):
         self._seconds: Seconds | None = None
         self._profile: Profile | None = None
         self._errors: Mapping[int, float] = {}
+        self._barred: frozenset[int] = frozenset()
         self._libraries = ThreadpoolController()
 
     def see(self, profile: Profile | None) -> None:
@@ -124,6 +125,16 @@ class PerformanceModelSampler(BaseSampler):
         They replace the attributes of the trials, which Optuna does not allow to change.
         """
         self._errors = errors
+
+    def disregard(self, barred: Collection[int]) -> None:
+        """Do without the speeds of these trials from now on, which may not be recommended.
+
+        What others have to beat is the fastest trial that may be.
+
+        Args:
+            barred: numbers of trials; what they tell of memory and failures counts as before.
+        """
+        self._barred = frozenset(barred)
 
     def price(self, seconds: Seconds | None) -> None:
         """Suggest by gain per second from now on (Snoek, Larochelle & Adams 2012, section 3.2).
@@ -158,8 +169,9 @@ class PerformanceModelSampler(BaseSampler):
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         grid = Grid(search_space, self._follows)
         telling = self._telling(trials)
-        candidates = grid.candidates(self._random, _best_params(telling, grid))
-        seen = Observations.of(telling, grid, errors=self._errors)
+        timed = [trial for trial in telling if trial.number not in self._barred]
+        candidates = grid.candidates(self._random, _best_params(timed, grid))
+        seen = Observations.of(timed, grid, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
         if len(seen.times) < SEARCH.few_measured:
             risky = (fits < 1 - SEARCH.risk_before_model) | (works < 1 - SEARCH.doubt_before_model)
@@ -208,10 +220,11 @@ class PerformanceModelSampler(BaseSampler):
     ) -> Prediction | None:
         grid = Grid(search_space, self._follows)
         telling = self._telling(trials)
-        seen = Observations.of(telling, grid, errors=self._errors)
+        timed = [trial for trial in telling if trial.number not in self._barred]
+        seen = Observations.of(timed, grid, errors=self._errors)
         if len(seen.times) < SEARCH.few_measured:
             return None
-        candidates = grid.candidates(self._random, _best_params(telling, grid))
+        candidates = grid.candidates(self._random, _best_params(timed, grid))
         model = StepModel(grid, seen, self._profile)
         fits, works = self._chances(grid, telling, candidates)
         promise = model.gain(candidates) * fits * works

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import optuna
@@ -87,13 +87,18 @@ class FeasibleSampler(BaseSampler):
         if self._model:
             self._model.price(lambda params: seconds(self._space.complete(params)))
 
-    def afford(self, affordable: Callable[[Mapping[str, KnobValue]], bool]) -> None:
-        """Propose only what there is time for; a configuration that was enqueued is taken as it is.
+    def restrict(
+        self, provable: Callable[[Mapping[str, KnobValue]], bool], barred: Collection[int] = ()
+    ) -> None:
+        """Look for what can be recommended; a configuration that was enqueued is taken as it is.
 
         Args:
-            affordable: returns whether there is time for a trial, given a value for every knob.
+            provable: returns whether a trial could be proven, given a value for every knob.
+            barred: trials that may not be recommended; the inner sampler, if it can, does without them.
         """
-        self._worth.affordable = affordable
+        self._worth.provable = provable
+        if self._model:
+            self._model.disregard(barred)
 
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """Return the inner sampler's expectation; None if it has no model, or too few trials."""
@@ -160,17 +165,17 @@ def _any(_: Mapping[str, KnobValue]) -> bool:
 
 
 class WorthLaunching:
-    """Filter of configurations that are feasible, new, affordable, and not bound to run out of memory.
+    """Filter of configurations that are feasible, new, provable, and not bound to run out of memory.
 
     Trials that have ended do not change, so they are read once.
 
     Attributes:
-        affordable: returns whether there is time for a trial, given a value for every knob.
+        provable: returns whether a trial could be proven, given a value for every knob.
     """
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self.affordable: Callable[[Mapping[str, KnobValue]], bool] = _any
+        self.provable: Callable[[Mapping[str, KnobValue]], bool] = _any
         self._ended: set[int] = set()
         self._tried: set[Configuration] = set()
         self._too_large: list[dict[str, KnobValue]] = []
@@ -178,13 +183,13 @@ class WorthLaunching:
 
     def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
         """Return the filter of sampled parameters for these trials."""
-        worth, affordable = self.at_any_price(trials), self.affordable
-        if affordable is _any:
+        worth, provable = self.at_any_price(trials), self.provable
+        if provable is _any:
             return worth
-        return lambda params: worth(params) and affordable(self._space.complete(params))
+        return lambda params: worth(params) and provable(self._space.complete(params))
 
     def at_any_price(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
-        """Return the same filter where time does not matter."""
+        """Return the same filter where it does not matter what can be proven."""
         new = [trial for trial in trials if trial.number not in self._ended]
         for trial in new:
             if trial.state.is_finished():

@@ -5,14 +5,15 @@ baseline for minutes: clocks and temperatures settle in a long run and not in a 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import gate
+from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
-from autotune.analysis.memory import barred, tells_longest
+from autotune.analysis.memory import tells_longest
 from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
@@ -162,9 +163,9 @@ class Finals:
         self._context.record_choice(found)
         self._context.say(NewMessage(said, MessageCode.FINALISTS))
 
-    def _barred(self, attempts: Attempts) -> dict[int, str]:
+    def _barred(self, attempts: Attempts) -> Mapping[int, str]:
         rules = Rules.of(self._plan.spec)
-        return barred(attempts, self._context.blocks, self._plan.baseline, rules)
+        return Barred.by(attempts, self._context.blocks, self._plan.baseline, rules).trials
 
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)

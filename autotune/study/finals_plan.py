@@ -31,7 +31,7 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     every = [
         trial
         for trial in timed_trials(attempts)
-        if trial.knobs != context.plan.baseline and trial.trial not in proof.barred
+        if trial.knobs != context.plan.baseline and trial.trial not in proof.barred.trials
     ]
     order, timed = most_promising_first(every), proof.worth_checking(every)
     for those in _pools(timed, proof, time):

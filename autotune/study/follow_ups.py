@@ -1,7 +1,8 @@
 """Suggestions that follow from what the first trials have shown.
 
 What has to be compiled is tried on top of the best configuration, as far as there is time for it. A
-bundle of changes that failed is split, until the change that fails is known.
+bundle of changes that failed is split, until the change that fails is known; of one that a check
+refuses, the rest is tried.
 """
 
 import math
@@ -9,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.analysis.finalists import ranked
+from autotune.analysis.barred import Barred
+from autotune.analysis.finalists import fastest_first
 from autotune.analysis.proof import Proof
+from autotune.analysis.sameness import Kind
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
@@ -38,7 +41,9 @@ class FollowUps:
         self._space = space
         self._time = time
         self._ledger = ledger
-        self._told = len(context.attempts().searched()) > 1
+        self._goes_on = len(context.attempts().searched()) > 1
+        self._told = self._goes_on
+        self._told_kinds: set[Kind] | None = None
 
     @property
     def left_out(self) -> bool:
@@ -58,6 +63,7 @@ class FollowUps:
             return False
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
+        self._tell_what_is_refused(proof.barred)
         suggestions = self._next(trials, attempts, proof)
         new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
@@ -70,8 +76,9 @@ class FollowUps:
     ) -> Iterator[Suggestion]:
         yield from self._parts(trials, attempts)
         yield from self._bundle(attempts)
+        yield from self._rest(trials, proof.barred)
         tried = [attempt.knobs for attempt in attempts.of(Purpose.SEARCH)]
-        found = with_compilation(self._space, _best(attempts), tried)
+        found = with_compilation(self._space, _best(attempts, proof), tried)
         if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
 
@@ -89,6 +96,38 @@ class FollowUps:
             if params is not None and _has_failed(attempt):
                 cause = attempt.result.state
                 yield from halves(self._space, self._context.plan.baseline, params, cause)
+
+    def _rest(self, trials: Sequence[FrozenTrial], barred: Barred) -> Iterator[Suggestion]:
+        """Yield what was suggested and is refused, without each change that is refused by itself."""
+        today = self._context.plan.baseline
+        for trial in trials:
+            if SUGGESTED_BY not in trial.user_attrs or trial.number not in barred.trials:
+                continue
+            params = {
+                name: today[name] if barred.covers(self._alone(name, value), today) else value
+                for name, value in trial.params.items()
+            }
+            changed = any(value != today[name] for name, value in params.items())
+            if changed and not self._space.problems(params):
+                yield Suggestion(params, f"trial {trial.number} without what a check refuses")
+
+    def _alone(self, name: str, value: KnobValue) -> dict[str, KnobValue]:
+        """Return the baseline with one change, and what follows from it."""
+        today = self._context.plan.baseline
+        params = {other: today[other] for other in self._space.distributions()}
+        return self._space.complete(params | {name: value})
+
+    def _tell_what_is_refused(self, barred: Barred) -> None:
+        """Say once, of each kind of configurations that is refused, why no other of it is tried."""
+        if self._told_kinds is None:
+            self._told_kinds = set(barred.kinds) if self._goes_on else set()
+        for kind, trial in barred.kinds.items():
+            if kind not in self._told_kinds:
+                self._told_kinds.add(kind)
+                reason = barred.trials[trial]
+                self._context.say(
+                    f"Trial {trial} is refused, and no other of its kind is tried: {reason}."
+                )
 
     def _tell_what_is_left_out(self, proof: Proof) -> None:
         """Say once what there is no time to compile, and from which wall time on there would be."""
@@ -131,8 +170,10 @@ def _is_new(suggestion: Suggestion, trials: Iterable[FrozenTrial]) -> bool:
     return all(trial.params != suggestion.params for trial in trials)
 
 
-def _best(attempts: Attempts) -> dict[str, KnobValue]:
-    return ranked(attempts)[0].knobs
+def _best(attempts: Attempts, proof: Proof) -> dict[str, KnobValue]:
+    """Return the fastest configuration that may be recommended, the baseline among them."""
+    own = filter(None, [attempts.baseline()])
+    return fastest_first([*own, *proof.rivals()])[0].knobs
 
 
 def _has_failed(attempt: StoredAttempt) -> bool:

@@ -1,7 +1,7 @@
 """Planner of runs: whether the next run is paired, what it takes over, and how long it may measure."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -123,16 +123,23 @@ class RunPlanner:
         self.noise = run_noise([])
         self.pairing = PairingPolicy(context, pool)
 
-    def search(self, trial: int, knobs: dict[str, Any], limit: TimeLimit) -> RunPlan:
+    def search(
+        self,
+        trial: int,
+        knobs: dict[str, Any],
+        limit: TimeLimit,
+        barred: Container[int] = (),
+    ) -> RunPlan:
         """Plan a trial of the search: paired where trials by themselves would not compare.
 
         Args:
             limit: time limit from the launch, as for all plans; in a pair that of both together.
+            barred: trials that may not be recommended: the trial need not be as fast.
         """
         attempts = self._context.attempts()
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._context.plan.baseline
-        low = _incumbent_low(attempts, self.noise.df) if racing else 0.0
+        low = _incumbent_low(attempts, barred, self.noise.df) if racing else 0.0
         rate = self.pairing.baseline_rate(trial, knobs, self.noise, limit)
         if rate:
             return self._paired(trial, knobs, rate, low, limit)
@@ -315,14 +322,15 @@ class RunPlanner:
         return dataclasses.replace(limits, limit=limit, power=power)
 
 
-def _incumbent_low(attempts: Attempts, df: float) -> float:
+def _incumbent_low(attempts: Attempts, barred: Container[int], df: float) -> float:
     """Return the lower bound of the best rate so far; 0 without any.
 
     Args:
+        barred: trials that do not count.
         df: degrees of freedom of the run-to-run noise.
     """
     low = 0.0
-    for result in (trial.result for trial in ranked(attempts)):
+    for result in (trial.result for trial in ranked(attempts) if trial.trial not in barred):
         rate = result.throughput or 0.0
         if rate <= low:
             break  # all that follow are slower still

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from autotune.analysis.barred import Barred
 from autotune.analysis.compilation import graph
 from autotune.analysis.finalists import (
     may_be_faster,
 )
-from autotune.analysis.memory import barred
 from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof, WallTime
 from autotune.analysis.sameness import Rules
@@ -246,7 +246,7 @@ class TimeBudget:
 
     def _proof_by(self, attempts: Attempts) -> Proof:
         blocks = self._context.blocks
-        out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
+        out = Barred.by(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
             return proof

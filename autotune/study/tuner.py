@@ -2,12 +2,13 @@
 
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import outcomes
+from autotune.analysis.barred import Barred
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.finalists import Selection
 from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
@@ -29,6 +30,7 @@ from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import Budget, ExpectedGainStopping, SearchEnd, TrialEconomics
 from autotune.study.time_budget import TimeBudget
 from search_spaces.constraints import refused_global_batch
+from search_spaces.words import Knobs
 from storage import (
     AttemptResult,
     Attempts,
@@ -297,17 +299,25 @@ class Tuner:
             return end
         if self._follow_ups.enqueue(trials, attempts):
             trials = self._ledger.trials()
-        self._sampler.afford(self._time.affordable(attempts))
+        barred = self._time.proof(attempts).barred
+        self._sampler.restrict(self._provable(attempts, barred), barred.trials)
         if end := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
             return end
         if not self._sampler.has_more(trials):
             untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
+            if barred.kinds:
+                untried += ", or it is of a kind that a check refuses"
             text = f"every feasible configuration has been tried{untried}"
             return SearchEnd(SearchEndCause.ALL_TRIED, text)
         costs, resident = self._context.costs(), self._pool.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
         return None
+
+    def _provable(self, attempts: Attempts, barred: Barred) -> Callable[[Knobs], bool]:
+        """Return the function that tells whether a trial of a configuration could lead to a gain."""
+        affordable, today = self._time.affordable(attempts), self._plan.baseline
+        return lambda knobs: not barred.covers(knobs, today) and affordable(knobs)
 
     def _why_enough(
         self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float
@@ -350,7 +360,8 @@ class Tuner:
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
         limit = self._time.for_trial(attempts, knobs)
-        executor.submit(self._planner.search(trial.number, knobs, limit))
+        barred = self._time.proof(attempts).barred.trials
+        executor.submit(self._planner.search(trial.number, knobs, limit, barred))
 
     def _learn_noise(self) -> None:
         noise = self._planner.noise = self._calibration.noise(self._context.attempts())

@@ -68,6 +68,27 @@ def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
     assert "BatchNorm" in " ".join(reasons)
 
 
+def test_after_a_refused_split_no_other_one_is_tried(played: Replayed) -> None:
+    normalised = where(PLAIN, lambda _: True, first_steps={**SEEN, "batch_dependent": "BatchNorm"})
+    faster = where(normalised, lambda launch: launch.knobs["loader_workers"] == 2, rate=45.0)
+    verdict = played.on(faster).run(
+        search_space={
+            "micro_batch": [1, 2, 4, 8],
+            "accumulation_steps": [1, 2, 4, 8],
+            "loader_workers": [0, 1, 2, 4],
+        },
+        baseline={"micro_batch": 2, "accumulation_steps": 4},
+        objective={"batch_dependent": "refuse"},
+        sampler="model",
+        budget={"trials": 16},
+    )
+    others = [run.trial for run in played.recorded("search") if run.knobs["micro_batch"] != 2]
+    assert [refused["trial"] for refused in verdict["refused"]] == others
+    assert len(others) == 1
+    assert verdict["knobs"]["loader_workers"] == 2
+    assert played.said().count("no other of its kind is tried: the model has BatchNorm") == 1
+
+
 def in_short_epochs(launch: Launch) -> bool:
     script = launch.request.script
     return script is not None and script.batches_per_epoch > 0

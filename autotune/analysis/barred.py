@@ -1,0 +1,53 @@
+"""Configurations that may not be recommended, whatever their speed. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from autotune.analysis import gate
+from autotune.analysis.memory import outgrown
+from autotune.analysis.sameness import Comparison, Kind, Rules
+from search_spaces.words import Knobs
+from storage import Attempts, StoredBlock
+
+
+@dataclass(frozen=True)
+class Barred:
+    """Configurations of a study that may not be recommended.
+
+    Attributes:
+        trials: trials that outgrow the memory, or are not shown to train the same, with the reason.
+        kinds: kinds of configurations of which a trial was refused, with the fastest such trial;
+            others of the kind would be refused alike.
+    """
+
+    trials: Mapping[int, str] = field(default_factory=dict)
+    kinds: Mapping[Kind, int] = field(default_factory=dict)
+
+    @classmethod
+    def by(
+        cls,
+        attempts: Attempts,
+        blocks: Callable[[int], Sequence[StoredBlock]],
+        today: Mapping[str, Any],
+        rules: Rules,
+    ) -> Self:
+        """Return what the records of a study show.
+
+        Args:
+            attempts: attempts of the study.
+            blocks: returns the blocks of an attempt.
+            today: the baseline, a value for every knob.
+            rules: rules of the study.
+        """
+        unchecked = gate.unchecked(attempts, blocks, today) if rules.refuse_unchecked else {}
+        other = Comparison(attempts, blocks, today, rules).objections()
+        memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
+        reasons = {trial: objection.reason for trial, objection in other.items()}
+        slowest_first = reversed(other.items())
+        kinds = {objection.kind: trial for trial, objection in slowest_first if objection.kind}
+        return cls({**memory, **unchecked, **reasons}, kinds)
+
+    def covers(self, knobs: Knobs, today: Knobs) -> bool:
+        """Return whether a configuration is of a kind of which a trial was refused."""
+        return any(kind.includes(knobs, today) for kind in self.kinds)

@@ -271,9 +271,12 @@ class Costs:
 
     @property
     def _least_timed(self) -> float:
-        on_device = self._on_device
-        share = MEASUREMENT.least_timed_on_device if on_device else MEASUREMENT.least_timed
-        return share * self.slow_startup
+        """Return seconds of steps that the shortest timed run takes, whatever a step takes."""
+        launch = self.slow_startup
+        if self._on_device:
+            return MEASUREMENT.least_timed_on_device * launch
+        warming = min(MEASUREMENT.cold, MEASUREMENT.cold_share * launch)
+        return max(MEASUREMENT.least_timed * launch, warming)
 
     @property
     def _on_device(self) -> bool:

@@ -368,6 +368,16 @@ class MeasurementPolicy:
         "about one second times a step to 1 %, H200",
     )
     least_timed: float = judgement(0.1, "share of a launch", "least time of steps on the CPU")
+    cold: float = measured(
+        1.0,
+        "seconds",
+        "in which steps on the CPU become as fast as they stay, and some of them are timed",
+        "steps of 10 ms took 130 to 530 ms at once after the launch (DLRM, two cores), and within 5 % "
+        "of a long run's after 0.6 s",
+    )
+    cold_share: float = judgement(
+        0.5, "share of a launch", "that those take at most, so that rounds stay affordable"
+    )
     full_precision: float = measured(
         7.0,
         "factor",

@@ -127,7 +127,11 @@ class PairingPolicy:
         return own is not None and {*self._pool.environments} == {own.environment}
 
     def can_interleave(
-        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, limit: TimeLimit
+        self,
+        knobs: Sequence[Mapping[str, Any]],
+        peak_bytes: int,
+        limit: TimeLimit,
+        noise: RunNoise,
     ) -> bool:
         """Return whether the runs of a round may be resident at once; say so when that changes.
 
@@ -135,8 +139,13 @@ class PairingPolicy:
             knobs: configuration of each run.
             peak_bytes: bytes of the largest rank of each, added up; 0: not known.
             limit: time limit of all of them together.
+            noise: run-to-run noise as far as known.
         """
-        obstacle = self._obstacle(knobs, peak_bytes, limit)
+        # Where the machine disturbs runs that follow each other, a few turns of each tell more than
+        # the same time one by one: only what proves the result besides is left alone.
+        restless = not self._context.on_device and unrest(noise, self._context.attempts())
+        seconds = limit.hard if restless else limit.soft
+        obstacle = self._obstacle(knobs, peak_bytes, seconds)
         said = (
             f"each runs by itself, one configuration after the other, because {obstacle}"
             if obstacle
@@ -168,19 +177,19 @@ class PairingPolicy:
         if not self._context.on_device:
             beside["cpu_affinity"] = knobs["cpu_affinity"]
         slots = len(self._context.plan.launcher.slots)
-        return not self._obstacle([self._baseline, beside], both, limit, slots)
+        return not self._obstacle([self._baseline, beside], both, limit.soft, slots)
 
     def _obstacle(
         self,
         knobs: Sequence[Mapping[str, Any]],
         peak_bytes: int,
-        limit: TimeLimit,
+        seconds: float,
         slots: int = 1,
     ) -> str:
         """Return why runs may not be resident at once within this time; empty if they may."""
         if obstacle := self._residency.obstacle(knobs, peak_bytes, slots):
             return obstacle
-        return "there is no time for more" if self._shortest(knobs) > limit.soft else ""
+        return "there is no time for more" if self._shortest(knobs) > seconds else ""
 
     def _shortest(self, knobs: Sequence[Mapping[str, Any]]) -> float:
         """Return seconds of the shortest interleaved runs, their warm-up as long as what counts."""

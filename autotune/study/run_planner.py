@@ -31,6 +31,8 @@ from autotune.worker.protocol import TimeLimit, TrialRequest
 from launchers import SoloSchedule, TurnSchedule
 from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
 
+_OTHER_ROWS = (*TRAJECTORIES, Purpose.CONFIRM, Purpose.ATTRIBUTE)
+"""Purposes whose rounds have a seed each."""
 _SHAPES: dict[Purpose, Shape] = {
     Purpose.REFERENCE: stepwise,
     Purpose.AUTOCAST: under_autocast,
@@ -178,7 +180,7 @@ class RunPlanner:
             peak_bytes: bytes of the largest rank of each, added up; 0: not known.
         """
         knobs = [attempt.knobs for attempt in attempts]
-        if not self.pairing.can_interleave(knobs, peak_bytes, limit):
+        if not self.pairing.can_interleave(knobs, peak_bytes, limit, self.noise):
             return None
         each = self._shared(limit, len(attempts), live=False)
         limits = [self._limits(one, each) for one in attempts]
@@ -190,7 +192,7 @@ class RunPlanner:
             schedule=group,
             monitors=tuple(group.monitors),
             limit=each,
-            seed=self._context.plan.spec.seed,
+            seed=self._seed(attempts[0]),
             reuse=False,
             stays=False,
             turn_seconds=self._context.plan.turn_seconds,
@@ -248,7 +250,6 @@ class RunPlanner:
         *,
         reuse: bool = False,
     ) -> RunPlan:
-        other_seed = attempt.round if attempt.purpose in TRAJECTORIES else 0
         return RunPlan(
             attempts=(attempt,),
             mode=Mode.SOLO,
@@ -256,10 +257,18 @@ class RunPlanner:
             schedule=SoloSchedule(monitor),
             monitors=(monitor,),
             limit=limit,
-            seed=self._context.plan.spec.seed + other_seed,
+            seed=self._seed(attempt),
             reuse=reuse,
             stays=self._stays(attempt.purpose),
         )
+
+    def _seed(self, attempt: PlannedAttempt) -> int:
+        """Return the seed of a run, the same for all members of a round.
+
+        Rounds draw other rows: of the same ones, however long, all rounds would tell the same.
+        """
+        other = attempt.round if attempt.purpose in _OTHER_ROWS else 0
+        return self._context.plan.spec.seed + other
 
     def _choose(self, attempt: PlannedAttempt, among: Collection[int] | None = None) -> int:
         free = self._pool.free if among is None else among

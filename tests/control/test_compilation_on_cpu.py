@@ -107,7 +107,7 @@ def in_four_knobs(played: Replayed, cold: float, wall_time: int) -> dict[str, An
 @pytest.mark.parametrize(
     ("cold", "wall_time"),
     [
-        pytest.param(60.0, 330, id="no time for the proof of what compiles"),
+        pytest.param(60.0, 340, id="no time for the proof of what compiles"),
         pytest.param(100.0, 400, id="its check shows that there is not"),
     ],
 )

@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import Outcome
-from launchers.replay import Answer, Launch
+from launchers.replay import Answer, Launch, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at, where
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
@@ -216,3 +216,34 @@ def test_no_round_begins_after_the_wall_time_once_a_gain_is_proven(
     last = max(one.round for one in played.attempts("confirm"))
     lasted = sum(o.result.wall_seconds for o in played.attempts("confirm") if o.round == last)
     assert played.seconds - lasted <= 120
+
+
+def test_rounds_of_restless_machine_take_turns_where_what_else_is_needed_has_time(
+    played: Replayed,
+) -> None:
+    """Its share of the time for such a round would be too short."""
+    verdict = run(played.on(SCRIPT, variation=SpeedVariation(0.2)), 200)
+    runs = played.attempts("confirm")
+    blocks = [block for run in runs for block in played.repository.attempts.blocks(run.id)]
+    assert all("turn" in block.observed for block in blocks if block.kept)
+    assert (verdict["kind"], verdict["rounds"] >= PROOF.fewest_rounds) == ("better", True)
+    assert played.seconds <= 1.05 * 200
+
+
+def test_members_of_a_round_have_its_seed_and_rounds_have_different_ones(
+    played: Replayed,
+) -> None:
+    seeds: dict[int, set[int]] = {}
+
+    def noted(launch: Launch) -> Answer:
+        _, found, rest = launch.request.trial.partition("-confirm")
+        if found:
+            number = int(rest.partition("-")[0])
+            seeds.setdefault(number, set()).add(launch.request.seed)
+        return of_script(launch)
+
+    run(played.on(noisy(noted, run=0.02, block=0.03)), 220)
+    drawn = list(seeds.values())
+    assert len(drawn) >= PROOF.fewest_rounds
+    assert all(len(of_round) == 1 for of_round in drawn)
+    assert len(set.union(*drawn)) == len(drawn)

@@ -167,3 +167,11 @@ def test_a_look_that_has_shown_nothing_tells_nothing() -> None:
 def test_launches_that_were_timed_tell_more() -> None:
     assert Costs([times(LAUNCH)], looked=99.0).startup == LAUNCH
     assert Costs([times(SWITCH, live=True)], looked=LAUNCH).startup == LAUNCH
+
+
+@pytest.mark.parametrize(("launch", "steps"), [(0.2, 0.1), (2.0, 1.0), (30.0, 3.0)])
+def test_shortest_run_on_the_cpu_trains_until_its_steps_are_warm(
+    launch: float, steps: float
+) -> None:
+    quick = RunTimes(BASELINE, launch, Onset(0.01, 0.01), False, 8.0, TRAINED)
+    assert Costs([quick]).shortest(BASELINE) == pytest.approx(launch + steps)

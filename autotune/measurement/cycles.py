@@ -7,7 +7,7 @@ Equal runs that are interleaved lie several times closer together than runs that
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +27,18 @@ class TurnBlock(NamedTuple):
         cost: seconds or joules of the block.
         stepwise: True if each step was timed by the device, so that a slow one is the
             configuration's own and a long run has it, too.
+        contended: True if other processes took much of the machine meanwhile.
     """
 
     turn: int
     work: float
     cost: float
     stepwise: bool = False
+    contended: bool = False
+
+
+_Cycle = list[list[TurnBlock]]
+"""Two blocks of each member."""
 
 
 def abba_order(members: Sequence[int]) -> list[int]:
@@ -45,15 +51,23 @@ def abba_order(members: Sequence[int]) -> list[int]:
 
 def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
     """Return the cycles in which each of these members has two blocks; others are ignored."""
+    logs = [
+        [math.fsum(math.log(max(b.work, 1.0) / b.cost) for b in own) / 2 for own in cycle]
+        for cycle in _whole_cycles(members)
+    ]
+    return np.asarray(logs, dtype=float).reshape(-1, len(members))
+
+
+def _whole_cycles(members: Sequence[Sequence[TurnBlock]]) -> list[_Cycle]:
     taken = sorted((block, number) for number, blocks in enumerate(members) for block in blocks)
     whole = []
     for chunk in _chunks(taken, 2 * len(members)):
-        logs: list[list[float]] = [[] for _ in members]
+        cycle: _Cycle = [[] for _ in members]
         for block, number in chunk:
-            logs[number].append(math.log(max(block.work, 1.0) / block.cost))
-        if all(len(own) == 2 for own in logs):
-            whole.append([sum(own) / 2 for own in logs])
-    return np.asarray(whole, dtype=float).reshape(-1, len(members))
+            cycle[number].append(block)
+        if all(len(own) == 2 for own in cycle):
+            whole.append(cycle)
+    return whole
 
 
 def _chunks(
@@ -66,21 +80,29 @@ def _chunks(
 def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
     """Return the rate of each member, work over cost; None without a complete cycle.
 
-    Where steps were timed by the device, the rates are means over all blocks. A job has its slow steps,
-    too, and a typical ratio would leave them out (0.9 % too high for a recorded compiled configuration).
-    Elsewhere slow cycles are mostly the machine's. Then the common level is that of all blocks, and the
-    ratios of members are those that are typical of a cycle.
+    They are means: a job has its slow steps, too, such as those that wait for its loader, and a typical
+    ratio would leave them out (0.9 % too high for a recorded compiled configuration). Where steps were
+    timed by the device, all blocks count. Elsewhere the ratios of members are those of the cycles that
+    other processes did not disturb or, where these are fewer than half, those that are typical of a
+    cycle; the common level is that of all blocks.
     """
-    if not members:
+    whole = _whole_cycles(members)
+    if not whole:
         return None
-    found = complete_cycles(members)
-    if not len(found):
-        return None
-    plain = [sum(b.work for b in own) / sum(b.cost for b in own) for own in members]
+    plain = [_mean_rate(own) for own in members]
     if all(block.stepwise for own in members for block in own):
         return plain
     level = math.fsum(map(math.log, plain)) / len(members)
-    return [math.exp(level + effect) for effect in effects(found)]
+    quiet = [cycle for cycle in whole if not any(b.contended for own in cycle for b in own)]
+    if 2 * len(quiet) < len(whole):
+        return [math.exp(level + effect) for effect in effects(complete_cycles(members))]
+    logs = [math.log(_mean_rate(itertools.chain(*own))) for own in zip(*quiet, strict=True)]
+    return [math.exp(level + own - math.fsum(logs) / len(logs)) for own in logs]
+
+
+def _mean_rate(blocks: Iterable[TurnBlock]) -> float:
+    several = list(blocks)
+    return max(sum(b.work for b in several), 1.0) / sum(b.cost for b in several)
 
 
 def effects(found: Cycles) -> list[float]:

@@ -5,7 +5,7 @@ follow each other do not compare; a trial's ratio to the baseline beside it canc
 meanwhile. The recorded rate is that ratio times the rate of the baseline's own trial.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -126,7 +126,9 @@ class InterleavedSchedule:
         return [number for number in range(len(self._rules)) if number not in self._away]
 
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
-        return [turn_blocks(self._rules[n].kept, self._limits.measure) for n in members]
+        seen = [[s for s in self._rules[n].seen if s.kept] for n in members]
+        marked = [[(one.block, one.contended) for one in own] for own in seen]
+        return [turn_blocks(own, self._limits.measure) for own in marked]
 
     def _longest(self, done: int) -> float:
         """Return the seconds that each member may train after this many cycles."""
@@ -171,17 +173,23 @@ class InterleavedSchedule:
 
 
 def turn_blocks(
-    blocks: Sequence[BlockReport | StoredBlock], measure: Measure
+    blocks: Iterable[tuple[BlockReport | StoredBlock, bool]], measure: Measure
 ) -> list[cycles.TurnBlock]:
-    """Return the interleaved ones of some blocks that count, in comparable form."""
+    """Return the interleaved ones of some blocks that count, in comparable form.
+
+    Args:
+        blocks: blocks, each with whether other processes disturbed it.
+        measure: what is measured.
+    """
     return [
         cycles.TurnBlock(
             b.observed["turn"],
             measure.work(b),
             measure.cost(b),
             not measure.of_energy and bool(b.observed.get("step_moments")),
+            contended,
         )
-        for b in blocks
+        for b, contended in blocks
         if "turn" in b.observed
     ]
 

@@ -62,11 +62,11 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
         if attempt.purpose in (Purpose.SEARCH, Purpose.PAIRED):
-            beside[attempt.id] = turn_blocks(kept, measure)
+            beside[attempt.id] = _turns(kept, measure)
         if attempt.result.throughput is None:
             recomputed.append(attempt)
             continue
-        if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and turn_blocks(kept, measure):
+        if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and _turns(kept, measure):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, measure)
         known = again is not None and math.isfinite(again.half_width)
@@ -99,9 +99,13 @@ def _at_pace(
     return dataclasses.replace(attempt, result=result)
 
 
+def _turns(kept: Sequence[StoredBlock], measure: Measure) -> list[cycles.TurnBlock]:
+    return turn_blocks([(block, block.contended) for block in kept], measure)
+
+
 def _rates(group: dict[int, list[StoredBlock]], measure: Measure) -> Iterable[tuple[int, float]]:
     """Return the rates of interleaved attempts, by their ids."""
-    found = cycles.rates([turn_blocks(blocks, measure) for blocks in group.values()])
+    found = cycles.rates([_turns(blocks, measure) for blocks in group.values()])
     return zip(group, found, strict=True) if found else ()
 
 

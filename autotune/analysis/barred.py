@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from autotune.analysis import gate
 from autotune.analysis.memory import outgrown
-from autotune.analysis.sameness import Comparison, Kind, Rules
+from autotune.analysis.sameness import ChangeKind, Comparison, Rules
 from search_spaces.words import Knobs
 from storage import Attempts, StoredBlock
 
@@ -22,7 +22,7 @@ class Barred:
     """
 
     trials: Mapping[int, str] = field(default_factory=dict)
-    kinds: Mapping[Kind, int] = field(default_factory=dict)
+    kinds: Mapping[ChangeKind, int] = field(default_factory=dict)
 
     @classmethod
     def by(

@@ -35,11 +35,11 @@ _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 
 
-class Kind(enum.Enum):
+class ChangeKind(enum.Enum):
     """Kind of configurations that differ from the baseline alike: a check refuses all, or none."""
 
     STATISTICS = enum.auto()
-    """What changes statistics over the rows of a micro-batch."""
+    """Other statistics over the rows of a micro-batch."""
     SPLIT = enum.auto()
     """Another split of the baseline's global batch."""
     WORKERS = enum.auto()
@@ -62,7 +62,7 @@ class Objection(NamedTuple):
     """
 
     reason: str
-    kind: Kind | None = None
+    kind: ChangeKind | None = None
 
 
 @dataclass(frozen=True)
@@ -191,17 +191,17 @@ class Comparison:
 
     def _objections_to(self, trial: int, knobs: Knobs) -> Iterator[Objection]:
         """Yield an objection for each check, without a reason where it finds none."""
-        yield self._of_kind(Kind.STATISTICS, knobs, self._statistics(knobs))
+        yield self._of_kind(ChangeKind.STATISTICS, knobs, self._statistics(knobs))
         if not self._base.of_script:
             return
         seen = self._seen(trial)
-        yield self._of_kind(Kind.WORKERS, knobs, self._copies(seen, knobs))
-        yield self._of_kind(Kind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
+        yield self._of_kind(ChangeKind.WORKERS, knobs, self._copies(seen, knobs))
+        yield self._of_kind(ChangeKind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
         yield Objection(self._drift(seen))
-        yield self._of_kind(Kind.PROMISE, knobs, self._without_gradient(knobs))
-        yield self._of_kind(Kind.SPLIT, knobs, self._updates(seen, knobs))
+        yield self._of_kind(ChangeKind.PROMISE, knobs, self._without_gradient(knobs))
+        yield self._of_kind(ChangeKind.SPLIT, knobs, self._updates(seen, knobs))
 
-    def _of_kind(self, kind: Kind, knobs: Knobs, reason: str) -> Objection:
+    def _of_kind(self, kind: ChangeKind, knobs: Knobs, reason: str) -> Objection:
         return Objection(reason, kind if kind.includes(knobs, self._today) else None)
 
     def _copies(self, seen: Seen, knobs: Knobs) -> str:
@@ -349,12 +349,12 @@ def _promised(knobs: Knobs, today: Knobs) -> dict[str, Any]:
     }
 
 
-_INCLUDES: dict[Kind, Callable[[Knobs, Knobs], bool]] = {
-    Kind.STATISTICS: lambda knobs, today: bool(_changed(knobs, today, STATISTICS)),
-    Kind.SPLIT: is_other_split,
-    Kind.WORKERS: lambda knobs, today: knobs["loader_workers"] != today["loader_workers"],
-    Kind.KEPT_WORKERS: _keeps_workers,
-    Kind.PROMISE: lambda knobs, today: bool(_promised(knobs, today)),
+_INCLUDES: dict[ChangeKind, Callable[[Knobs, Knobs], bool]] = {
+    ChangeKind.STATISTICS: lambda knobs, today: bool(_changed(knobs, today, STATISTICS)),
+    ChangeKind.SPLIT: is_other_split,
+    ChangeKind.WORKERS: lambda knobs, today: knobs["loader_workers"] != today["loader_workers"],
+    ChangeKind.KEPT_WORKERS: _keeps_workers,
+    ChangeKind.PROMISE: lambda knobs, today: bool(_promised(knobs, today)),
 }
 
 

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
 from autotune.analysis.proof import Proof
-from autotune.analysis.sameness import Kind
+from autotune.analysis.sameness import ChangeKind
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
@@ -43,7 +43,7 @@ class FollowUps:
         self._ledger = ledger
         self._goes_on = len(context.attempts().searched()) > 1
         self._told = self._goes_on
-        self._told_kinds: set[Kind] | None = None
+        self._told_kinds: set[ChangeKind] | None = None
 
     @property
     def left_out(self) -> bool:

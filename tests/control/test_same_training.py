@@ -89,6 +89,26 @@ def test_after_a_refused_split_no_other_one_is_tried(played: Replayed) -> None:
     assert played.said().count("no other of its kind is tried: the model has BatchNorm") == 1
 
 
+def test_rest_of_a_refused_bundle_is_tried(played: Replayed) -> None:
+    told = {**SEEN, "batch_dependent": "BatchNorm"}
+    played.on(where(PLAIN, lambda _: True, first_steps=told)).run(
+        search_space={
+            "micro_batch": [2, 4, 8],
+            "accumulation_steps": [1, 2, 4],
+            "optimizer_kernels": ["default", "fused"],
+            "freeze_gc": [False, True],
+        },
+        baseline={"micro_batch": 2, "accumulation_steps": 4},
+        objective={"batch_dependent": "refuse"},
+        sampler="model",
+        budget={"trials": 12},
+    )
+    assert "without what a check refuses" in played.said()
+    bundle = next(run.knobs for run in played.recorded("search") if run.knobs["micro_batch"] != 2)
+    rest = {**bundle, "micro_batch": 2, "accumulation_steps": 4}
+    assert [run.knobs for run in played.recorded("search")].count(rest) == 1
+
+
 def in_short_epochs(launch: Launch) -> bool:
     script = launch.request.script
     return script is not None and script.batches_per_epoch > 0

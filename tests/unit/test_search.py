@@ -175,7 +175,7 @@ def test_what_there_is_no_time_for_is_not_proposed_unless_it_was_enqueued():
     space = Space({"compile": ["none", "default"], "micro_batch": [4, 8]}, defaults(), CPU)
     for name in ("model", "random"):
         ours = sampler(name, space, seed=0)
-        ours.afford(lambda knobs: knobs["compile"] == "none")
+        ours.restrict(lambda knobs: knobs["compile"] == "none")
         study = optuna.create_study(direction="maximize", sampler=ours)
         study.enqueue_trial({"compile": "default", "micro_batch": 4})
         asked = []

@@ -41,7 +41,7 @@ class RunTimes:
         startup: seconds before its first step, and after its last one.
         onset: its first step, and a steady one.
         compiled: True if something was compiled in it.
-        samples: samples of a step.
+        samples: samples of a step; 0 where they are not seen.
         trained: seconds of all of its blocks, those of the warm-up included.
         live: it took over the processes of the run before.
         interleaved: it took turns with other runs.
@@ -211,11 +211,14 @@ class Costs:
     def step(self, knobs: Knobs) -> float:
         """Return seconds of a steady step of this configuration.
 
-        They are known of it, or else are those of the slowest known one, per sample.
+        They are known of it, or else are those of the slowest known one, per sample where samples are
+        seen.
         """
         own = [run.onset.steady for run in self._runs if run.knobs == knobs]
         if own or not self.known:
             return statistics.median(own or [0.0])
+        if not all(run.samples for run in self._runs):
+            return max(run.onset.steady for run in self._runs)
         per_sample = [run.onset.steady / run.samples for run in self._runs]
         return max(per_sample) * self._samples(knobs)
 

@@ -558,7 +558,7 @@ def test_steps_of_a_script_whose_batch_is_not_seen_are_counted(folder: StudyFold
     assert study["objective"] == {"metric": "steps_per_second"}
     assert "samples" not in study["workload"]
     assert "micro_batch" not in {**study["baseline"], **study["search_space"]}
-    short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(attribution=0)}
+    short = {**study, "budget": {"trials": 4}, "measurement": quick_measurement(attribution=0)}
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
     found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
     assert found.returncode == 0, found.stdout + found.stderr

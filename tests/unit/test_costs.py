@@ -71,6 +71,18 @@ def test_long_steps_take_as_long_as_they_take() -> None:
     assert costs.expected(long, None) == pytest.approx(LAUNCH + 3 * 20.0)
 
 
+def test_steps_of_a_script_whose_batch_is_not_seen_take_as_long_as_the_slowest_known_one() -> None:
+    unseen = [
+        replace(times(LAUNCH), samples=0.0),
+        RunTimes(BUCKETS, LAUNCH, Onset(0.5, 0.3), False, 0.0, TRAINED),
+    ]
+    costs = Costs(unseen)
+    other = {**BASELINE, "pin_memory": not BASELINE["pin_memory"]}
+    assert costs.step(other) == 0.3
+    assert costs.expected(other, None) == LAUNCH + TRAINED
+    assert costs.check(Purpose.REFERENCE, other, other) > costs.shortest(other) > LAUNCH
+
+
 def test_first_steps_in_processes_that_are_there_tell_nothing_of_others() -> None:
     slow = RunTimes(BASELINE, LAUNCH, Onset(4.0, 0.2), False, 8.0, TRAINED)
     costs = Costs([slow, *[times(SWITCH, live=True)] * 9])

@@ -24,6 +24,9 @@ from autotune.measurement.noise import (
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
+_BY_OWN_STEPS = (MEASUREMENT.computing_processes, MEASUREMENT.waiting_processes)
+"""Noise between runs as a trial's own steps tell it, which were timed one by one."""
+
 
 def with_known_noise(attempts: Attempts) -> Attempts:
     """Return the attempts with the noise that the study has found since.
@@ -44,12 +47,15 @@ def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
     """Yield the trials before the first repeated or paired baseline, with the noise known by now."""
     first = attempts.of(Purpose.CALIBRATE, Purpose.PAIRED).complete().first
     own = attempts.baseline()  # the reference of all trials, which stays as it is recorded
-    if first is None or own is None or (known := _newest_sigma(attempts)) is None:
+    if first is None or own is None:
         return
-    noise = math.hypot(known, _apart(own, attempts))
+    newest, apart = _newest_sigma(attempts), _apart(own, attempts)
     for one in itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH)):
-        assumed = one.result.sigma_run == own.result.sigma_run  # else its own steps told
-        if one is not own and one.result.sigma_run is not None and assumed:
+        sigma = one.result.sigma_run
+        assumed = sigma is not None and sigma == own.result.sigma_run
+        known = sigma if sigma in _BY_OWN_STEPS else newest if assumed else None
+        if one is not own and known is not None:
+            noise = math.hypot(known, apart)
             yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=noise))
 
 
@@ -85,13 +91,16 @@ def _apart(own: StoredAttempt, attempts: Attempts) -> float:
 def _newest_sigma(attempts: Attempts) -> float | None:
     """Return the latest noise between runs, of an unpaired trial or of the baseline of a pair.
 
-    The noise of a paired trial is that of its ratio, which is smaller.
+    The noise of a paired trial is that of its ratio, which is smaller. What a trial's own steps tell
+    is of that trial alone.
     """
     newest_first = reversed(list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED)))
-    measured = (one for one in newest_first if one.result.throughput is not None)
-    return next(
-        (one.result.sigma_run for one in measured if not attempts.paired_baseline_of(one)), None
+    found = (
+        one.result.sigma_run
+        for one in newest_first
+        if one.result.throughput is not None and not attempts.paired_baseline_of(one)
     )
+    return next((sigma for sigma in found if sigma not in _BY_OWN_STEPS), None)
 
 
 class Level(NamedTuple):

@@ -143,3 +143,31 @@ def test_baseline_that_seemed_to_wait_stays_the_reference() -> None:
     own = attempt(Purpose.SEARCH, WAITS)
     others = [attempt(Purpose.SEARCH, COMPUTES, trial=n, pin_memory=True) for n in (1, 2)]
     assert noise(such(own, *others)) == [WAITS, COMPUTES, COMPUTES]
+
+
+@pytest.mark.parametrize("alike, other", [(COMPUTES, WAITS), (WAITS, COMPUTES)])
+def test_noise_that_steps_tell_is_of_their_own_trial_alone(alike: float, other: float) -> None:
+    own, early = (
+        attempt(Purpose.SEARCH, alike),
+        attempt(Purpose.SEARCH, alike, trial=1, micro_batch=8),
+    )
+    again = attempt(Purpose.CALIBRATE, alike)
+    later = attempt(Purpose.SEARCH, other, trial=2, micro_batch=16)
+    assert noise(such(own, early, again, later)) == [alike, alike, alike, other]
+
+
+def test_what_turns_make_of_the_baseline_widens_what_steps_tell() -> None:
+    own, early = (
+        attempt(Purpose.SEARCH, COMPUTES),
+        attempt(Purpose.SEARCH, WAITS, trial=1, micro_batch=8),
+    )
+    beside = attempt(Purpose.PAIRED, COMPUTES, round_=2, rate=80.0)
+    paired = attempt(Purpose.SEARCH, COMPUTES, trial=2, micro_batch=16)
+    off = pytest.approx(math.hypot(WAITS, math.log(1.25)))
+    assert noise(such(own, early, beside, paired)) == [COMPUTES, off, COMPUTES, COMPUTES]
+
+
+def test_early_trial_whose_steps_told_nothing_gets_no_noise_of_other_steps() -> None:
+    again = attempt(Purpose.CALIBRATE, FOUND)
+    later = attempt(Purpose.SEARCH, WAITS, trial=2, micro_batch=16)
+    assert noise(such(*FIRST, again, later)) == [ASSUMED, FOUND, FOUND, WAITS]

@@ -130,9 +130,7 @@ class Contrast:
 
     def ratio(self, level: float) -> Ratio:
         """Return the ratio of the rates, with the interval of this one-sided error on either side."""
-        beyond = self.beyond(level)
-        low = 0.0 if math.isinf(beyond) else math.exp(self.value - beyond)
-        return Ratio(math.exp(self.value), low, math.exp(self.value + beyond))
+        return Ratio.around(math.exp(self.value), self.beyond(level))
 
     @property
     def chance(self) -> float:

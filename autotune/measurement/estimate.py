@@ -7,6 +7,7 @@ wait.
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -19,6 +20,7 @@ from autotune.measurement.policy import MEASUREMENT
 CONFIDENCE = 0.95
 STEADY_BLOCKS = MEASUREMENT.steady_blocks
 _MIN_DF = MEASUREMENT.least_block_df
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,11 @@ class Ratio:
 
     @classmethod
     def around(cls, value: float, half_width: float) -> Self:
-        """Return a ratio with an interval of this half-width on a logarithmic scale."""
-        factor = math.exp(half_width)
+        """Return a ratio with an interval of this half-width on a logarithmic scale.
+
+        It is without bounds where they are beyond the range of a float.
+        """
+        factor = math.exp(half_width) if half_width < _LARGEST_EXPONENT else math.inf
         return cls(value, value / factor, value * factor)
 
     @property

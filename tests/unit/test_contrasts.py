@@ -1,5 +1,7 @@
 """The noise that arms and rounds do not explain."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from autotune.measurement.contrasts import Contrast, Variance, contrast, pooled, shrunk
+from autotune.measurement.estimate import Ratio
+from autotune.measurement.group_sequential import look_level, looks_after_each_round
 
 
 def drawn(arms, rounds, sigma, seed):
@@ -81,6 +85,14 @@ def test_a_variance_is_drawn_towards_the_rest_by_the_weight_of_both():
     found = shrunk(Variance(4.0, 2.0), Variance(1.0, 4.0))
     assert found == Variance(2.0, 6.0)
     assert shrunk(Variance(0.0, 0.0), Variance(0.0, 0.0)).df == 0
+
+
+def test_early_look_of_many_rounds_may_leave_a_ratio_without_bounds():
+    rates = {1: {0: 100.0, 1: 130.0}, 2: {0: 100.0, 1: 156.0}}
+    level = look_level(looks_after_each_round(3, 2), 50, 0.025)
+    found = contrast(rates, 1, 0)
+    assert found.ratio(level) == Ratio(math.exp(found.value), 0.0, math.inf)
+    assert found.ratio(0.025).low > 0
 
 
 def test_a_single_round_tells_no_error():

@@ -104,9 +104,9 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     today = runs.of_baseline().last
     if own is None or today is None or own.environment != today.environment:
         return None
-    if short.low <= 0 or not math.isfinite(short.high):
-        return None
     ratio = _ratio(own, today, _df(attempts))
+    if min(ratio.low, short.low) <= 0 or not math.isfinite(max(ratio.high, short.high)):
+        return None
     beyond = math.hypot(_half_width(ratio), _half_width(short))
     seconds = min(own.result.wall_seconds, today.result.wall_seconds)
     return LongRun(seconds, ratio, Ratio.around(ratio.value / short.value, beyond))

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from autotune.measurement.contrasts import Variance, between_runs
-from autotune.measurement.estimate import CONFIDENCE, student
+from autotune.measurement.estimate import CONFIDENCE, Estimate, student
 from autotune.measurement.policy import MEASUREMENT
 
 PRIOR_SIGMA = MEASUREMENT.prior_sigma
@@ -116,7 +116,18 @@ def standard_error(half_width: float, df: float = math.inf) -> float:
         half_width: half-width of the interval.
         df: degrees of freedom of Student's t in the interval; infinite: the normal distribution.
     """
-    return half_width / (student(df) if df < math.inf else _NORMAL)
+    return half_width / _quantile(df)
+
+
+def interval_of_blocks(found: Estimate) -> tuple[float, float | None]:
+    """Return the relative half-width of a run by its blocks, and its degrees of freedom; None: unknown.
+
+    No run counts as less exact, by its standard error, than one whose blocks tell nothing.
+    """
+    if not math.isfinite(found.half_width):
+        return MEASUREMENT.unknown_width, None
+    widest = MEASUREMENT.unknown_width * _quantile(found.df) / _NORMAL
+    return min(found.half_width, widest), found.df
 
 
 def noise_of_pairs(sigma_run: float) -> float:
@@ -132,5 +143,8 @@ def total_half_width(block_half_width: float, sigma_run: float, df: float = math
     Args:
         df: degrees of freedom of sigma_run; infinite: it is exact.
     """
-    quantile = student(df) if df < math.inf else _NORMAL
-    return math.hypot(block_half_width, quantile * sigma_run)
+    return math.hypot(block_half_width, _quantile(df) * sigma_run)
+
+
+def _quantile(df: float) -> float:
+    return student(df) if df < math.inf else _NORMAL

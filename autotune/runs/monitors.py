@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from autotune.measurement import gradients
 from autotune.measurement.gradients import RoundingErrors
-from autotune.measurement.noise import total_half_width
+from autotune.measurement.noise import interval_of_blocks, total_half_width
 from autotune.measurement.numerics import (
     Pair,
     Trajectory,
@@ -80,16 +80,15 @@ class TimedMonitor:
             return AttemptResult(AttemptState.ERROR, rule.uncounted, **common)
         if excess := rule.excess_power:
             return AttemptResult(AttemptState.POWER, excess, **common)
-        timed = rule.estimate()
-        known = math.isfinite(timed.half_width)
-        half_width, sigma_run = timed.half_width if known else 1.0, rule.sigma_run
+        timed, sigma_run = rule.estimate(), rule.sigma_run
+        half_width, freedom = interval_of_blocks(timed)
         return AttemptResult(
             state=AttemptState.PRUNED if rule.hopeless else AttemptState.COMPLETE,
             cause="cannot catch up with the best" if rule.hopeless else "",
             throughput=timed.rate,
             half_width=total_half_width(half_width, sigma_run),
             block_half_width=half_width,
-            block_freedom=timed.df if known else None,
+            block_freedom=freedom,
             sigma_run=sigma_run,
             steady=rule.steady,
             contended=rule.contended,

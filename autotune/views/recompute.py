@@ -1,7 +1,6 @@
 """Verdict of a study at this moment, and every figure of it computed again from its recorded blocks."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.analysis import gate
@@ -12,7 +11,8 @@ from autotune.config import withheld
 from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate
 from autotune.measurement.measure import Measure
-from autotune.measurement.noise import total_half_width
+from autotune.measurement.noise import interval_of_blocks, total_half_width
+from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.interleaved import ratio_to_baseline, turn_blocks
 from storage import (
     Attempts,
@@ -69,13 +69,12 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and _turns(kept, measure):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, measure)
-        known = again is not None and math.isfinite(again.half_width)
-        own = again.half_width if again and known else 1.0
+        own, freedom = interval_of_blocks(again) if again else (MEASUREMENT.unknown_width, None)
         result = dataclasses.replace(
             attempt.result,
             throughput=again.rate if again else None,
             block_half_width=own,
-            block_freedom=again.df if again and known else None,
+            block_freedom=freedom,
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))

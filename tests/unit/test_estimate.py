@@ -118,6 +118,11 @@ def test_ratio_is_distinguishable_where_its_interval_excludes_one(
     assert (ratio.distinguishable, ratio.faster) == (distinguishable, faster)
 
 
+def test_ratio_whose_interval_is_beyond_the_range_of_a_float_has_no_bounds():
+    assert Ratio.around(2.0, 952.0) == Ratio.around(2.0, math.inf) == Ratio(2.0, 0.0, math.inf)
+    assert Ratio.around(2.0, math.log(2)) == Ratio(2.0, 1.0, 4.0)
+
+
 def test_runs_that_get_faster_show_a_drift():
     rng = np.random.default_rng(0)
     runs = [

@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+from autotune.measurement.noise import standard_error
 from autotune.measurement.numerics import trajectory
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import FirstStepsMonitor, TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import (
@@ -36,6 +37,16 @@ def numbered(count, **changes):
 def test_a_good_trial_is_complete():
     found = judged(numbered(5))
     assert (found.state, found.throughput, found.peak_bytes) == ("COMPLETE", 100.0, 1 << 30)
+
+
+@pytest.mark.parametrize("seconds", [1.5, 300.0])
+def test_run_of_blocks_far_apart_is_no_less_exact_than_one_whose_blocks_tell_nothing(seconds):
+    blocks = [*numbered(2), dataclasses.replace(BLOCK, index=2, seconds=seconds)]
+    found = judged(blocks)
+    unknown = standard_error(MEASUREMENT.unknown_width)
+    error = standard_error(found.block_half_width, found.block_freedom)
+    assert found.block_freedom == 1
+    assert error == pytest.approx(unknown) if seconds == 300 else error < unknown
 
 
 @pytest.mark.sample

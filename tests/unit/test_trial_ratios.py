@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -57,6 +58,13 @@ def test_interval_widens_with_what_is_known_of_the_noise_since() -> None:
     assumed, known = (trial_ratios(attempts, noise)[1].ratio for noise in (QUIET, RESTLESS))
     assert assumed.low > 1, "by the noise that was assumed it is faster"
     assert known.low < 1 < known.high, "by what is known since it is not distinguishable"
+
+
+def test_trial_whose_blocks_were_recorded_as_far_apart_has_a_ratio_without_bounds() -> None:
+    apart = run(1, 110.0, block_half_width=952.0, block_freedom=1.0)
+    found = trial_ratios(several(run(0, 100.0), apart), QUIET)[1].ratio
+    assert found.value == pytest.approx(1.1)
+    assert (found.low, found.high) == (0.0, math.inf)
 
 
 def test_baseline_is_exactly_one_and_nothing_is_compared_without_it() -> None:

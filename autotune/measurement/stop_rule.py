@@ -217,12 +217,22 @@ class StopRule:
     def close(self) -> None:
         """End the measurement.
 
-        If the trial ended within its warm-up its last block counts, but not its first if there is
-        another one, or if the run is to prove something.
+        If the trial ended within its warm-up its last full block counts, but not its first if there
+        is another one, or if the run is to prove something.
         """
         alone = len(self.seen) == 1 and self.seen[0].block.index == 0
         if self.seen and not self.kept and not (alone and self._limits.proves):
-            self.seen[-1] = replace(self.seen[-1], kept=True)
+            last = self._last_full()
+            self.seen[last] = replace(self.seen[last], kept=True)
+
+    def _last_full(self) -> int:
+        """Return the place of the last block whose steps do as much as most; never the first of several.
+
+        The last batch of an epoch may be short, and takes as long as a full one where a step waits.
+        """
+        later = range(min(1, len(self.seen) - 1), len(self.seen))
+        usual = statistics.median_high(self._work_of_step(self.seen[place]) for place in later)
+        return max(place for place in later if self._work_of_step(self.seen[place]) >= usual)
 
     def _cannot_catch_up(self) -> bool:
         """Return whether even the fastest steps that may follow this beginning are too slow."""
@@ -234,10 +244,12 @@ class StopRule:
         fastest = self._limits.settling.fastest_step([seen.block for seen in self.seen])
         if not fastest:
             return False
-        last = self.seen[-1].block
-        ceiling = measure.work(last) / last.steps / fastest
+        ceiling = max(map(self._work_of_step, self.seen)) / fastest
         doubt = self._limits.doubt(0.0)
         return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
+
+    def _work_of_step(self, seen: ObservedBlock) -> float:
+        return self._limits.measure.work(seen.block) / seen.block.steps
 
     def _no_time(self, block: BlockReport) -> bool:
         """Return whether another block like the latest would exceed the time of the trial."""

@@ -156,6 +156,28 @@ def test_a_first_step_in_which_something_is_compiled_tells_nothing():
     assert not watch.hopeless
 
 
+def test_trial_with_a_short_last_batch_is_judged_by_its_full_ones():
+    """The incumbent takes a second for a step of 32 samples, and so does the trial."""
+    watch = StopRule(dataclasses.replace(RACING, incumbent_low=32.0))
+    for index, samples in enumerate([32, 32, 10]):
+        assert not watch(dataclasses.replace(STEP, index=index, samples=samples))
+    watch.close()
+    assert watch.estimate().rate == 32.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "counts"), [([32], 0), ([32, 10], 1), ([32, 32, 10, 32, 10], 3), ([32, 32, 32], 2)]
+)
+def test_last_full_block_after_the_first_counts_where_a_trial_ended_within_its_warm_up(
+    samples: list[int], counts: int
+) -> None:
+    watch = StopRule(LIMITS)
+    for index, number in enumerate(samples):
+        watch(dataclasses.replace(STEP, index=index, samples=number, seconds=0.1))
+    watch.close()
+    assert [kept.index for kept in watch.kept] == [counts]
+
+
 def test_without_an_earlier_run_only_the_prior_tells_what_a_first_step_is_like():
     watch = StopRule(dataclasses.replace(RACING, settling=OnsetBound()))
     assert steps(watch, [9.0]) is None, "ten seconds may go into what happens once"

@@ -11,7 +11,9 @@ _IDLE = "idle"
 _TERA = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     # name in torch.cuda.get_device_name -> precision -> TFLOP/s
+    "H200 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
     "H200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    "H100 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
     "H100 PCIe": {"fp32": 51, "tf32": 378, "bf16": 756, "fp16": 756},
     "H100": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     "A100": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},

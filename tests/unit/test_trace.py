@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement.bottleneck import STRAGGLER, breakdown
+from autotune.measurement.bottleneck import STRAGGLER, breakdown, peak_flops
 from autotune.worker.rank.trace import PARTS, difference, intersection, length, shares, union
 from search_spaces import CATALOGUE, knob
 
@@ -260,3 +260,19 @@ def test_the_breakdown_adds_up_to_one(ranks):
     made = breakdown(dict(zip(names, map(list, columns), strict=True)))
     assert math.isclose(sum(made.values()), 1, rel_tol=1e-6)
     assert min(made.values()) >= -1e-9
+
+
+@pytest.mark.parametrize(
+    ("device", "tera"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+    ],
+)
+def test_peak_is_that_of_the_board(device: str, tera: float) -> None:
+    assert peak_flops(device, "bf16") == pytest.approx(tera * 1e12)
+    assert peak_flops(f"{device} MIG 1g.10gb", "bf16") is None

@@ -13,6 +13,7 @@ import queue
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,8 @@ _OnWait = Callable[[float], object]
 _Answers = queue.SimpleQueue[dict[str, Any] | None]
 """Answer to one call, or None when there will be none."""
 _PREFIX = "autotune-ray-"
+_MARKER = ".made-by-autotune"
+"""File in each folder of ours. The name of a folder does not tell that it may be removed."""
 _USUAL = "/tmp"
 """Default parent folder. Names of sockets have to be short, so it is not the folder of temporary
 files."""
@@ -302,6 +305,7 @@ class OwnFolder:
             self._lock = _lock_of(
                 self.path
             )  # unless another process took it for that of a dead one
+        (self.path / _MARKER).touch()
 
     def remove(self) -> None:
         """Remove the folder with its content; nothing of Ray runs any more."""
@@ -312,12 +316,21 @@ class OwnFolder:
 
 
 def sweep_folders(base: Path) -> None:
-    """Remove the folders below this one that no process holds."""
-    for folder in base.glob(f"{_PREFIX}*"):
+    """Remove the folders of ours below this one that no process holds."""
+    for folder in filter(_is_ours, base.glob(f"{_PREFIX}*")):
         lock = _lock_of(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a process of this user has made this folder for a Ray of its own."""
+    with contextlib.suppress(OSError):
+        its = folder.lstat()
+        private = stat.S_ISDIR(its.st_mode) and not its.st_mode & 0o077
+        return private and its.st_uid == os.geteuid() and (folder / _MARKER).is_file()
+    return False
 
 
 def _lock_of(folder: Path) -> int | None:

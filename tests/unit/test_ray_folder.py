@@ -45,3 +45,12 @@ def test_what_is_not_ours_stays(base: Path) -> None:
     (base / "autotune-ray-x").symlink_to(base / "ray")
     OwnFolder().remove()
     assert (base / "ray").is_dir()
+
+
+def test_a_folder_of_the_users_stays_whatever_its_name(base: Path) -> None:
+    for mode in (0o755, 0o700):
+        folder = base / f"autotune-ray-mine-{mode:o}"
+        folder.mkdir(mode=mode)
+        (folder / "train.py").touch()
+    OwnFolder().remove()
+    assert len(list(base.glob("*/train.py"))) == 2

@@ -24,8 +24,8 @@ from launchers.reservation import NO_RIVAL, Busy, Reservation
 from launchers.slot import AgentSlot
 from launchers.slurm_allocation import JOB, OUTSIDE, Allocation
 
-OF_SLURM = "SLURM_"
-"""Beginning of the variables of a job and of a step."""
+OF_SLURM = ("SLURM_", "SRUN_")
+"""Beginnings of the variables of a job and of a step, and of those that give srun options."""
 _KEPT = "SLURM_CONF"
 _BOOT = "from autotune.worker.node.relay import main; main()"
 _SRUN = (
@@ -62,7 +62,7 @@ class SrunLink(Link):
             # A step that asks for none gets what the job has on all nodes, a task's share, or none.
             command.append(f"--gres=gpu:{devices}")
         inherited = processes.inherited(os.environ)
-        # The options of the job are in its variables, and srun would take them for this step.
+        # Options of the job and of its own steps are in variables: srun would take them for this one.
         env = {n: v for n, v in inherited.items() if not n.startswith(OF_SLURM) or n == _KEPT}
         make_private(log.parent)
         with log.open("ab") as file:

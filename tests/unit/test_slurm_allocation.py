@@ -99,7 +99,8 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
 
     class Agent:
         def __init__(self, host: str, log: str | None, env: dict[str, str], devices: Any) -> None:
-            started.update(host=host, env=env, step=relay.os.environ.get("SLURM_NTASKS"))
+            names = ("SLURM_NTASKS", "SRUN_DEBUG")
+            started.update(host=host, env=env, step=[n for n in names if n in relay.os.environ])
 
         def read(self) -> bytes:
             closed.wait()
@@ -114,9 +115,10 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
     monkeypatch.setattr(relay.os, "_exit", sys.exit)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(order.to_line())))
     monkeypatch.setenv("SLURM_NTASKS", "1")
+    monkeypatch.setenv("SRUN_DEBUG", "3")
     with pytest.raises(SystemExit):
         relay.main()
-    assert started == {"host": "10.0.0.1", "env": {"SLURM_JOB_ID": "7"}, "step": None}
+    assert started == {"host": "10.0.0.1", "env": {"SLURM_JOB_ID": "7"}, "step": []}
     assert json.loads(order.to_line())["devices"] == []
 
 

@@ -125,6 +125,7 @@ def looking(*, folder):
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "COLOUR"]
     seen = {
         "environment": {name: os.environ.get(name) for name in names},
+        "of_srun": {n: v for n, v in os.environ.items() if n.startswith("SRUN_")},
         "group": [dist.get_rank(), dist.get_world_size(), dist.get_backend()],
         "workdir": str(Path.cwd()),
         "first_path": sys.path[0],

@@ -21,8 +21,8 @@ AGENT_ENDED = 3
 BEAT = b"\n"
 BEAT_SECONDS = 5.0
 """Time between two empty lines, which say that the node is there."""
-_BATCH_SYSTEM = "SLURM"
-"""Beginning of the variables that a batch system sets for each process of a step."""
+_BATCH_SYSTEM = ("SLURM", "SRUN_")
+"""Beginnings of the variables that a batch system sets for each process of a step."""
 
 
 @dataclasses.dataclass(frozen=True)

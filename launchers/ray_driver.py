@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from autotune.worker.node.agent_process import AgentProcess
+from autotune.worker.node.agent_process import ActorAgent
 from autotune.worker.processes import VISIBLE_DEVICES
 from launchers import node_info
 from launchers.ray_token import own_token, read_again
@@ -247,9 +247,9 @@ class _CallServer:
         env: dict[str, str],
     ) -> None:
         """Start an agent, whose reports follow."""
-        # AgentProcess imports no Ray and none of our top-level packages: a worker finds it by name
+        # ActorAgent imports no Ray and none of our top-level packages: a worker finds it by name
         # whatever else the user's working directory holds.
-        actor_class = ray.remote(AgentProcess).options(
+        actor_class = ray.remote(ActorAgent).options(
             max_concurrency=_READ_AND_SEND_AND_CLOSE,
             num_cpus=resources["CPU"],
             num_gpus=resources.get("GPU", 0),

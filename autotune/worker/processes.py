@@ -232,7 +232,7 @@ def _orphaned(pid: int, letter: str) -> list[str]:
     if pid == os.getpid() or letter in "ZX":
         return []
     named = f"{MARKER}=".encode()
-    marks = [v[len(named) :].decode() for v in _environment(pid) if v.startswith(named)]
+    marks = [v[len(named) :].decode() for v in variables_of(pid) if v.startswith(named)]
     return [mark for mark in marks if _starter_is_gone(mark)]
 
 
@@ -287,16 +287,16 @@ def _described(pid: int) -> str:
 
 def is_marked(pid: int) -> bool:
     """Return whether a process descends from an agent of any slot."""
-    return any(variable.startswith(f"{MARKER}=".encode()) for variable in _environment(pid))
+    return any(variable.startswith(f"{MARKER}=".encode()) for variable in variables_of(pid))
 
 
 def _living_with(mark: bytes, pid: int, letter: str) -> bool:
     if pid == os.getpid() or letter in "ZX":
         return False
-    return mark in _environment(pid)
+    return mark in variables_of(pid)
 
 
-def _environment(pid: int) -> list[bytes]:
+def variables_of(pid: int) -> list[bytes]:
     """Return the variables a process was started with; none if it is gone or of another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

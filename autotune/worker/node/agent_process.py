@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from autotune.worker import interpreter, processes
 from autotune.worker.files import TrialFiles, make_private
@@ -28,6 +28,7 @@ The time is shorter than the timeout of a call to an actor.
 """
 _POLL_SECONDS = 0.5
 _BOOT = "from autotune.worker.node.agent import main; main()"
+_THREADS = "OMP_NUM_THREADS"
 
 
 class LinePipe:
@@ -114,7 +115,7 @@ class LinePipe:
 class AgentProcess(LinePipe):
     """An agent in a clean interpreter of its own, with pipes to it.
 
-    It is also the class of the Ray actor, so its methods take and return plain lines.
+    Its methods take and return plain lines, so that a Ray actor can have them.
     """
 
     def __init__(
@@ -182,6 +183,20 @@ class AgentProcess(LinePipe):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLING_SECONDS)
         return processes.described(processes.living_of(self.id))
+
+
+class ActorAgent(AgentProcess):
+    """An agent in a Ray actor, with the number of threads that its node's Ray was started with.
+
+    Ray sets the number to the CPUs of the actor where it is not set.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        """Start the agent; the arguments are those of AgentProcess."""
+        raylet = processes.variables_of(os.getppid())
+        if not any(variable.startswith(f"{_THREADS}=".encode()) for variable in raylet):
+            os.environ.pop(_THREADS, None)
+        super().__init__(*arguments)
 
 
 @contextlib.contextmanager

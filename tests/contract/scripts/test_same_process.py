@@ -15,6 +15,7 @@ from autotune.standalone.survey import Allowed, _spec
 from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import BlockPlan, Script
 from autotune.worker.sandbox import uploads
+from launchers import section_of
 from tests.contract.scripts.bench import SCRIPTS
 from tests.support.trials import knobs, trial
 
@@ -44,6 +45,7 @@ def told_in_trial(
     command: Sequence[str],
     environment: Mapping[str, str],
     changes: Mapping[str, Any],
+    launcher: str = "local",
 ) -> dict[str, Any]:
     """What the script of a command tells in a trial, by rank 0."""
     with pytest.MonkeyPatch.context() as patch:
@@ -51,12 +53,13 @@ def told_in_trial(
             patch.setenv(name, value)
         patch.chdir(folder)
         launched = taken_apart(command)
-        with launcher_of(_spec(launched, Allowed()), folder / "agents") as launcher:
-            report = launcher.slots[0].run_solo(
+        spec = _spec(launched, Allowed()).model_copy(update={"launcher": section_of(launcher)})
+        with launcher_of(spec, folder / "agents") as opened:
+            report = opened.slots[0].run_solo(
                 trial(
                     folder,
                     "",
-                    world_size=launcher.ranks,
+                    world_size=opened.ranks,
                     knobs=knobs(**changes),
                     import_paths=(),
                     script=Script(
@@ -163,6 +166,18 @@ def test_threads_of_a_trial_are_those_of_its_configuration_alone(folder: Path) -
     assert in_trial["environment"]["OMP_NUM_THREADS"] == "1"
     assert in_trial["threads"] == 1
     assert {threads for _, threads in in_trial["pools"]} <= {1}
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_threads_of_a_trial_on_ray_are_those_of_the_command(
+    folder: Path, threads: str | None
+) -> None:
+    given = {} if threads is None else {"OMP_NUM_THREADS": threads}
+    command = ["python", "tools/process.py"]
+    in_trial = told_in_trial(folder / "package", command, given, {}, launcher="ray")
+    assert in_trial["environment"].get("OMP_NUM_THREADS") == threads
 
 
 def test_modules_beside_the_folder_of_the_script_shadow_nothing(folder: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from autotune.errors import ClusterAway, LauncherError
+from autotune.errors import ClusterAway, DevicesTaken, LauncherError
 from autotune.worker.protocol import (
     PROTOCOL,
     BlockReport,
@@ -61,6 +61,12 @@ class AgentDied(LauncherError):
 
 class StartCancelled(AgentDied):
     """Cancellation of a trial before its agents started."""
+
+
+def is_of_nodes(error: BaseException) -> bool:
+    """Return whether the nodes of a slot are the reason that it did not open: others may be sound."""
+    elsewhere = (ClusterAway, DevicesTaken, StartCancelled)
+    return isinstance(error, LauncherError) and not isinstance(error, elsewhere)
 
 
 class SlotGone(ClusterAway):

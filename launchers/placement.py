@@ -53,6 +53,17 @@ class AvoidedNodes:
         self._until[node] = now + min(FIRST_SECONDS * 2.0 ** self._losses[node], MOST_SECONDS)
         self._losses[node] += 1
 
+    def add_of(self, nodes: Collection[str]) -> list[str]:
+        """Record that a slot did not open on these nodes; return those that are avoided for it.
+
+        Those whose agents were lost are avoided already, and then the others are not to blame.
+        """
+        avoided = self.now()
+        failed = [node for node in nodes if node in avoided] or list(nodes)
+        for node in failed:
+            self.add(node)
+        return failed
+
     def now(self) -> set[str]:
         """Return the ids of the nodes that are avoided at present."""
         now = self._clock()

@@ -19,11 +19,12 @@ from typing import Any
 from autotune.errors import DevicesTaken, LauncherError, NotHere
 from autotune.worker.files import make_private
 from launchers import layout
-from launchers.agents import Node
+from launchers.agents import Node, is_of_nodes
 from launchers.base import Launcher, Link, Resources, Slot
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
+from launchers.placement import ClusterNode
 from launchers.ray_nodes import (
     ANSWER_SECONDS,
     Cluster,
@@ -167,6 +168,8 @@ class RayLauncher(Launcher):
         self._growth: threading.Thread | None = None
         self._driver: Driver | None = None
         self.slots = []
+        self._unopened = 0
+        """Number of slots that did not open on the nodes that they were given."""
         self._plans: deque[int] = deque(maxlen=_LOOKS)
         """Numbers of slots that the cluster had room for, at the last looks."""
         self._reservation = Reservation(busy)
@@ -320,7 +323,7 @@ class RayLauncher(Launcher):
             demand.withdraw_if_granted()
 
     def _add_slot(self, on_wait: Callable[[], object]) -> bool:
-        """Open one more slot if there is room; return whether there was.
+        """Open one more slot if there is room on sound nodes; return whether there was.
 
         Args:
             on_wait: called repeatedly meanwhile; may raise.
@@ -340,9 +343,11 @@ class RayLauncher(Launcher):
                 reads_energy=self._reads_energy,
                 on_wait=on_wait,
             )
-        except BaseException:
+        except BaseException as error:
             placement.release()
-            raise
+            if not self._passes_over(placement.nodes, error):
+                raise
+            return False
         if not self._cluster.are_fit(placement.nodes, slot.environment):
             slot.close()
             placement.release()
@@ -350,6 +355,20 @@ class RayLauncher(Launcher):
         placement.on_wait = slot.check_cancelled
         self._placements[name] = placement
         self.slots.append(slot)
+        return True
+
+    def _passes_over(self, nodes: list[ClusterNode], error: BaseException) -> bool:
+        """Avoid nodes on which a slot did not open; return False where there is no hope of others.
+
+        There is none left if no slot is open after as many tries as there are choices of nodes.
+        """
+        cluster = self._cluster
+        if not is_of_nodes(error) or cluster.driver.lost or not cluster.is_shared:
+            return False
+        self._unopened += 1
+        if not self.slots and self._unopened > cluster.size - cluster.layout.nodes:
+            return False
+        cluster.pass_over(nodes, error)
         return True
 
     def _connecting(self, placement: SlotPlacement, bundle: int) -> Callable[[], RayLink]:

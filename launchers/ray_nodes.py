@@ -82,6 +82,8 @@ class Cluster:
         """Information by node."""
         self._left_out: dict[str, str] = {}
         """Reason why a node is left out, by node."""
+        self._passed_over: set[str] = set()
+        """Nodes on which a slot did not open."""
         self.notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         """Messages about nodes."""
         self._same = CommonKind(autotune.__version__)
@@ -146,6 +148,14 @@ class Cluster:
         if why and node.id not in self._left_out:
             self._left_out[node.id] = f"node {node}: {why}"
             self.notices.put(f"Left out: {self._left_out[node.id]}.")
+
+    def pass_over(self, nodes: list[ClusterNode], why: BaseException) -> None:
+        """Avoid nodes on which a slot did not open, for now, and tell it the first time."""
+        failed = self.avoided.add_of([node.id for node in nodes])
+        for node in nodes:
+            if node.id in failed and node.id not in self._passed_over:
+                self._passed_over.add(node.id)
+                self.notices.put(f"Left out for now: node {node}: {why}.")
 
     def _query(self, nodes: list[ClusterNode]) -> None:
         unseen = [node.id for node in nodes if node.id not in self._infos]

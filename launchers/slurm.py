@@ -15,7 +15,7 @@ from autotune.worker import processes, starters
 from autotune.worker.files import make_private
 from autotune.worker.node.agent_process import LinePipe
 from autotune.worker.node.relay import AGENT_ENDED, BEAT, BEAT_SECONDS, AgentOrder
-from launchers.agents import Node, SlotGone
+from launchers.agents import Node, SlotGone, is_of_nodes
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout
 from launchers.node_compat import device_kind, from_agent
@@ -161,6 +161,8 @@ class SlurmLauncher(Launcher):
         self._resources = resources
         self._numbers = itertools.count()
         self._notices: list[str] = []
+        self._passed_over: set[str] = set()
+        """Nodes on which a slot did not open."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
@@ -243,6 +245,7 @@ class SlurmLauncher(Launcher):
                 on_wait=self._check,
             )
         except BaseException as error:
+            self._pass_over(placement, error)
             placement.release()
             if isinstance(error, LauncherError):
                 return error
@@ -255,6 +258,16 @@ class SlurmLauncher(Launcher):
         slot.close()
         placement.release()
         return ClusterAway(f"no slot is open: {differs}")
+
+    def _pass_over(self, placement: _Placement, error: BaseException) -> None:
+        """Avoid the nodes of a slot that did not open, for now, if it is for them."""
+        if not is_of_nodes(error):
+            return
+        failed = self._allocation.avoided.add_of([node.id for node, _ in placement.places])
+        with self._lock:
+            for node in set(failed) - self._passed_over:
+                self._passed_over.add(node)
+                self._notices.append(f"Left out for now: node {node}: {error}.")
 
     def _check(self) -> None:
         """Raise if the launcher is no longer wanted while agents start."""

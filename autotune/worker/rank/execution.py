@@ -33,6 +33,8 @@ from autotune.worker.rank.context import RankContext
 _LOCAL_RANK_ARGUMENTS = {TORCH_LAUNCH: "--local-rank", DEEPSPEED: "--local_rank"}
 _SETS_THREADS = (TORCHRUN, TORCH_LAUNCH)
 _ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
+"""Beginnings of the variables that tell the number of tasks of a batch job."""
 _ROWS, _COLUMNS = 24, 80
 """Size of a terminal that does not say another."""
 _LOCAL_MODES, _CHARACTERS = 3, 6
@@ -100,6 +102,16 @@ def interfaces(placement: Placement) -> dict[str, str]:
     if placement.interface == "lo":
         wanted["NCCL_SOCKET_IFNAME"] = "=lo"  # "=": not every name with this prefix
     return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def forget_tasks(script: Script) -> None:
+    """Remove the number of a batch job's tasks where python starts the script: it is none of them.
+
+    A library that finds the number asks for the task's own, which a trial does not have.
+    """
+    if script.launch in PLAIN:
+        for name in [name for name in os.environ if name.startswith(_TASKS)]:
+            del os.environ[name]
 
 
 def launcher_arguments(script: Script, local_rank: int) -> tuple[str, ...]:

@@ -276,6 +276,7 @@ def _devices(request: TrialRequest, local_rank: int, ranks: int) -> tuple[torch.
 def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
     if request.script:
         interpreter.restore()
+        execution.forget_tasks(request.script)
     before = os.environ.get(process.THREADS)
     os.environ.update(environment(request, placement, context))
     os.chdir(request.workdir)

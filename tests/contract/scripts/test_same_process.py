@@ -169,6 +169,20 @@ def test_threads_of_a_trial_are_those_of_its_configuration_alone(folder: Path) -
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+def test_library_takes_the_process_of_a_trial_for_no_task_of_the_batch_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    batch = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
+    in_trial = told_in_trial(folder / "package", ["python", "tools/process.py"], batch, {})
+    assert in_trial["environment"]["SLURM_JOB_ID"] == "7"
+    monkeypatch.setattr(os, "environ", in_trial["environment"])
+    assert not SLURMEnvironment.detect()
+
+
+@pytest.mark.long
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("threads", [None, "3"])
 def test_threads_of_a_trial_on_ray_are_those_of_the_command(

@@ -58,9 +58,14 @@ _OF_RANK = frozenset(
 )
 _OF_STEP = (
     *("TORCHELASTIC_", "SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_NODE", "SLURM_PMI"),
-    *("PMI_", "PMIX_", "OMPI_", "PRTE_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"),
+    *("PMI_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"),
 )
 """Prefixes of variables that torchrun, srun and mpirun set for each process."""
+_OF_MPI = {"OMPI_": "OMPI_COMM_WORLD_RANK", "PMIX_": "PMIX_RANK", "PRTE_": "PMIX_RANK"}
+"""Prefix of variables that mpirun sets for each process, and a user for mpirun: variable that only
+a process of mpirun has."""
+_FOR_MPIRUN = "OMPI_ALLOW_"
+"""Prefix of settings that mpirun itself does not set."""
 
 
 def become_subreaper() -> None:
@@ -84,18 +89,19 @@ def study_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in ours}
 
 
-def is_of_rank(name: str) -> bool:
-    """Return whether a variable tells a process which rank it is of a launch or of a batch step."""
-    return name in _OF_RANK or name.startswith(_OF_STEP)
-
-
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the part of an environment that an agent may inherit.
 
     A launch or a batch step that surrounds autotune has given its ranks to autotune, not to trials.
+    Where mpirun has set variables, those of the user among them cannot be told apart.
     """
     passed = without_storage(environment)
-    return {name: value for name, value in passed.items() if not is_of_rank(name)}
+    prefixes = _OF_STEP + tuple(prefix for prefix, rank in _OF_MPI.items() if rank in passed)
+    return {
+        name: value
+        for name, value in passed.items()
+        if name.startswith(_FOR_MPIRUN) or not (name in _OF_RANK or name.startswith(prefixes))
+    }
 
 
 def without_storage(environment: Mapping[str, str]) -> dict[str, str]:

@@ -375,3 +375,31 @@ def test_what_is_born_during_the_search_is_found_too():
         processes.kill_marked(mark)
     time.sleep(0.1)
     assert processes.kill_marked(mark) == []
+
+
+# Variables
+
+FOR_MPIRUN = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_MCA_btl_tcp_if_include": "eth0",
+    "PMIX_MCA_gds": "hash",
+    "PRTE_MCA_plm_rsh_agent": "ssh",
+}
+"""What a user sets for mpirun of a command."""
+
+
+def test_settings_of_mpirun_are_inherited():
+    assert processes.inherited(FOR_MPIRUN) == FOR_MPIRUN
+
+
+def test_variables_of_a_rank_of_mpirun_are_not():
+    of_rank = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5",
+        "PMIX_RANK": "1",
+        "PMIX_NAMESPACE": "a",
+        "PRTE_LAUNCHED": "1",
+        "PMI_RANK": "1",
+    }
+    kept = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMP_NUM_THREADS": "2"}
+    assert processes.inherited({**of_rank, **kept}) == kept

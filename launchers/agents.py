@@ -50,6 +50,18 @@ class Node:
     ranks: int
 
 
+def _link_to(number: int, node: Node) -> Link:
+    """Start the agent of a node.
+
+    Raises:
+        LauncherError: this machine lacks processes, open files or the like at present.
+    """
+    try:
+        return node.connect()
+    except OSError as error:
+        raise LauncherError(f"the agent of node {number} cannot be started: {error}") from error
+
+
 class AgentDied(LauncherError):
     """An agent that was gone before it was ready."""
 
@@ -122,8 +134,8 @@ class Agents:
     def _connected(self, preloading: Preloading) -> list[Hello]:
         """Start the agents; return what they tell of themselves."""
         try:
-            for node in self._nodes:
-                self.links.append(node.connect())
+            for number, node in enumerate(self._nodes):
+                self.links.append(_link_to(number, node))
             for link, preload in zip(self.links, preloading.by_node, strict=True):
                 there = dataclasses.replace(preload, host=self.links[0].host)
                 link.send(there.to_line())

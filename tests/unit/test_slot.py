@@ -4,6 +4,7 @@ The agents are scripts: what each node reports, and when, is the test's to say.
 """
 
 import dataclasses
+import errno
 import json
 import queue
 import threading
@@ -492,6 +493,14 @@ class TestWhatIsAway:
         threading.Timer(0.3, lambda: cluster.links[1].say(b"")).start()
         cluster.run(go_on)
         assert cluster.slot.unreachable() == ["node 1 lost"], "until there is another"
+
+
+def test_an_agent_that_cannot_be_started_at_present_is_no_internal_error() -> None:
+    def connect() -> Link:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with pytest.raises(LauncherError, match=r"node 1 cannot be started: .*Too many open files"):
+        AgentSlot("s", [Node(lambda: Scripted({}), 1), Node(connect, 1)], gpus_per_worker=0)
 
 
 @pytest.mark.fault(25)

@@ -11,7 +11,7 @@ from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
 from launchers.node_compat import check_device
-from launchers.reservation import Busy, Reservation
+from launchers.reservation import NO_RIVAL, Busy, Reservation
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
@@ -58,7 +58,7 @@ class LocalLauncher(Launcher):
             if not fit.gpus_per_worker:
                 self._reservation.take(layout.processors())
             for number in range(fit.slots):
-                self.slots.append(_open_slot(fit, number, resources, log_dir, env))
+                self.slots.append(_open_slot(fit, number, resources, log_dir, env, busy))
             check_device(resources.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
@@ -78,7 +78,12 @@ class LocalLauncher(Launcher):
 
 
 def _open_slot(
-    fit: Layout, number: int, resources: Resources, log_dir: str, env: Mapping[str, str]
+    fit: Layout,
+    number: int,
+    resources: Resources,
+    log_dir: str,
+    env: Mapping[str, str],
+    busy: Busy,
 ) -> AgentSlot:
     own = {}
     visible = layout.visible_devices()
@@ -94,4 +99,5 @@ def _open_slot(
         [node],
         gpus_per_worker=fit.gpus_per_worker,
         reads_energy=resources.reads_energy,
+        on_wait=lambda: busy(NO_RIVAL),
     )

@@ -18,7 +18,7 @@ import launchers
 from autotune.errors import LauncherError
 from autotune.worker.node.store import NAME
 from autotune.worker.protocol import BlockPlan, BlockReport
-from launchers import Resources
+from launchers import NO_RIVAL, Resources, Rival
 from tests.contract.launchers.sites import (
     RUN_MARK,
     Site,
@@ -131,6 +131,22 @@ def test_the_local_launcher_refuses_more_than_the_machine_has(
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(LauncherError, match="lower resources"):
         launchers.section_of("local").open(resources, str(tmp_path))
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+class Enough(Exception):
+    """Somebody has asked to stop."""
+
+
+def test_local_launcher_is_not_waited_for_while_its_agents_start(tmp_path: Path) -> None:
+    def busy(rival: Rival) -> bool:
+        if rival == NO_RIVAL:
+            raise Enough
+        return True
+
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(Enough):
+        launchers.section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path), busy)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 

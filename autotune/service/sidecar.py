@@ -22,9 +22,8 @@ from typing import NoReturn
 from autotune.errors import AutotuneError, BadInput
 from autotune.export.best import BestConfig
 from autotune.views.terminal import plain
+from autotune.worker.files import folder_for_sockets
 
-_LONGEST_FOLDER = 80
-"""Longest path of the folder, in characters; the path of a socket may have 107."""
 _MINUTE = 60.0
 
 
@@ -48,7 +47,7 @@ def watched(best: BestConfig, port: int = 0, every: float = _MINUTE) -> Iterator
         job = os.pidfd_open(os.getpid())
     except OSError as error:
         raise BadInput(f"--watch needs pidfd_open of Linux 5.3: {error.strerror}") from None
-    folder = tempfile.mkdtemp(prefix="autotune-", dir=_short())
+    folder = tempfile.mkdtemp(prefix="autotune-", dir=folder_for_sockets())
     answers, answer = os.pipe()
     # The second pipe ends with this program. Data in it says that no job took its place.
     begun, here = os.pipe()
@@ -86,11 +85,6 @@ class _Lines:
     job: int
     answer: int
     begun: int
-
-
-def _short() -> str | None:
-    """Return the parent folder of the socket; None: that of temporary files."""
-    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER else None
 
 
 def _address(folder: str) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 MOST_LOG_BYTES = 64 * 2**20
@@ -11,6 +12,8 @@ _KEPT_LOG_BYTES = 2**20
 _TAKEN_LOG_BYTES = 2**20
 _TAKEN_TRACE_BYTES = 32 * 2**20
 _OF_USER = 0o700
+_LONGEST_FOR_SOCKETS = 75
+"""Bytes of a folder's path. That of a socket may have 107, of which multiprocessing takes 32."""
 COMPILER_CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "",
     "TRITON_CACHE_DIR": "triton",
@@ -20,6 +23,12 @@ COMPILER_CACHES = {
 
 Compiling it again would cost each trial minutes.
 """
+
+
+def folder_for_sockets() -> str:
+    """Return the folder of temporary files, or a shorter one where sockets would have too long paths."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST_FOR_SOCKETS else "/tmp"
 
 
 def make_private(folder: Path) -> None:

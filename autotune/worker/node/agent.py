@@ -18,14 +18,16 @@ import os
 import socket
 import struct
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 from autotune.worker import interpreter, processes
+from autotune.worker.files import folder_for_sockets
 from autotune.worker.imports import PRELOAD_FILE
 from autotune.worker.node.store import StoreProcess
 from autotune.worker.node.trial import NodeTrial
@@ -127,7 +129,7 @@ class Agent:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         os.environ[PRELOAD_FILE] = self._first_command_file()
-        with interpreter.fork_server_settings():
+        with interpreter.fork_server_settings(), _sockets_of_multiprocessing():
             forkserver.ensure_running()
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
@@ -260,6 +262,16 @@ class Agent:
         assert isinstance(hello, Hello)
         process.join()
         return hello
+
+
+@contextlib.contextmanager
+def _sockets_of_multiprocessing() -> Iterator[None]:
+    """Let multiprocessing choose its folder meanwhile, whatever TMPDIR is; it keeps that one."""
+    usual, tempfile.tempdir = tempfile.tempdir, folder_for_sockets()
+    try:
+        yield
+    finally:
+        tempfile.tempdir = usual
 
 
 def _introduce(connection: Connection, agent: int, interface: str) -> None:

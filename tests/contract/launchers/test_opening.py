@@ -24,6 +24,7 @@ from tests.contract.launchers.sites import (
     Site,
     command,
     commands,
+    go_on,
     in_allocation,
     kill_all,
     marked,
@@ -31,7 +32,7 @@ from tests.contract.launchers.sites import (
     sites_to_close,
 )
 from tests.support.steering import TINY_WORKLOAD
-from tests.support.trials import ENDLESS
+from tests.support.trials import ENDLESS, trial
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -148,6 +149,16 @@ def test_local_launcher_is_not_waited_for_while_its_agents_start(tmp_path: Path)
     with pytest.raises(Enough):
         launchers.section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path), busy)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_folder_of_temporary_files_may_have_a_long_path(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    local = launchers.section_of("local")
+    with local.open(Resources(1, 0, 1, 1), str(tmp_path), env={"TMPDIR": str(long)}) as launcher:
+        report = launcher.slots[0].run_solo(trial(tmp_path, world_size=1), go_on)
+    assert report.outcome is None, report.cause
 
 
 @sites_to_close("cluster")

@@ -55,6 +55,7 @@ class LinePipe:
         self._write_lock = threading.Lock()
         self._mute = False
         """Nothing more may be sent: the pipe is being closed, or half a command was read."""
+        self._leaving = False
 
     def pid(self) -> int:
         """Return the child's process id."""
@@ -104,7 +105,7 @@ class LinePipe:
     def leave(self, patience: float) -> bool:
         """End the child's input; return whether it ends in so many seconds."""
         assert self._process.stdin is not None
-        self._mute = True
+        self._leaving = self._mute = True
         with self._write_lock:  # a write after the close could reach another file
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -150,6 +151,18 @@ class AgentProcess(LinePipe):
             super().__init__(
                 [sys.executable, "-P", "-c", _BOOT, "--host", host], settings, log_file
             )
+
+    def send(self, line: bytes) -> bool:
+        """Pass a command on.
+
+        Returns:
+            False if the agent is gone or frozen. A frozen one is killed: should it go on, it would wait
+                for the rest of the command for ever, and report meanwhile that it is well.
+        """
+        taken = super().send(line)
+        if not taken and not self._leaving:
+            self._process.kill()
+        return taken
 
     def read(self) -> bytes:
         """Return the next report; block until there is one.

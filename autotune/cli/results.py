@@ -229,12 +229,18 @@ def _export_answer(
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
     """Print all attempts as CSV, or write them in the format of a file's ending."""
     from autotune.export.writing import refuse_foreign
-    from autotune.views.frame import TABLE_MARKS, attempts_frame, frame_to_parquet
+    from autotune.views.frame import (
+        CSV_BEGINNING,
+        attempts_frame,
+        frame_to_parquet,
+        is_parquet_table,
+    )
 
     if target != STANDARD_OUTPUT:
         if target.suffix not in _TABLE_ENDINGS:
             raise BadInput(f"--trials {target}: write to *.csv, *.parquet, or - to print")
-        refuse_foreign(target, "table of attempts", TABLE_MARKS)
+        if target.suffix != ".parquet" or not is_parquet_table(target):
+            refuse_foreign(target, "table of attempts", (CSV_BEGINNING,))
     frame = attempts_frame(repository, name)
     if target == STANDARD_OUTPUT:
         hand_over(frame.to_csv(index=False))

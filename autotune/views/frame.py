@@ -13,8 +13,11 @@ from autotune.views.trial_figures import TrialFigures
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredAttempt
 
-TABLE_MARKS = (b"trial,purpose,round,attempt,state,", b"PAR1")
-"""Beginnings of a table of attempts, as CSV and as Parquet."""
+_FIRST_COLUMNS = ("trial", "purpose", "round", "attempt", "state")
+CSV_BEGINNING = f"{','.join(_FIRST_COLUMNS)},".encode()
+"""Beginning of a table of attempts as CSV."""
+_PARQUET_MARK = b"PAR1"
+"""Beginning of every Parquet file, of whatever it is a table."""
 
 
 def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
@@ -50,6 +53,34 @@ def frame_to_parquet(frame: pd.DataFrame, target: Path) -> None:
     mixed = [str(name) for name in frame if frame[name].dropna().map(type).nunique() > 1]
     texts = {name: frame[name].map(written, na_action="ignore") for name in mixed}
     frame.assign(**texts).to_parquet(target, index=False)
+
+
+def is_parquet_table(path: Path) -> bool:
+    """Return whether a file is a table of attempts as Parquet, by its first columns.
+
+    A file that pyarrow cannot read is none.
+
+    Raises:
+        ModuleNotFoundError: it is Parquet, and pyarrow is not installed.
+    """
+    if not _is_parquet(path):
+        return False
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        names = parquet.read_schema(path).names
+    except (OSError, ValueError, NotImplementedError):
+        return False
+    return tuple(names[: len(_FIRST_COLUMNS)]) == _FIRST_COLUMNS
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_PARQUET_MARK)) == _PARQUET_MARK
+    except OSError:
+        return False
 
 
 def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict[str, Any]]:

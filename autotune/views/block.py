@@ -117,7 +117,7 @@ def _setting(point: Point) -> str:
 
 
 def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
-    if exported and not figures.answer.better:
+    if exported and not figures.answer.changes:
         yield f"  {exported}: your configuration as it is; start your job as before"
     elif exported:
         yield f"  {exported}: autotune run {exported} -- YOUR COMMAND"

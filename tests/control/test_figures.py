@@ -15,6 +15,7 @@ from optuna_dashboard import get_note
 
 from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Round, Stage
+from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER
@@ -336,6 +337,21 @@ def test_study_that_keeps_the_baseline_says_so_first(played: Replayed) -> None:
     assert "Keep what you have" in words(page(figures))
     assert figures.saving is None
     assert "your configuration" in final_block(figures)
+    assert "best.yaml: your configuration as it is" in final_block(figures, exported="best.yaml")
+
+
+def test_best_yaml_beside_a_baseline_that_does_not_run_is_told_as_another_configuration(
+    played: Replayed,
+) -> None:
+    broken = where(
+        PLAIN, lambda launch: launch.knobs["micro_batch"] == 2, outcome=Outcome.OOM, cause="full"
+    )
+    played.on(broken).run(budget={"trials": 6})
+    figures = figures_of(played.repository, played.study())
+    assert figures.answer.kind is Kind.NO_BASELINE
+    shown = final_block(figures, exported="best.yaml")
+    assert "autotune run best.yaml -- YOUR COMMAND" in shown
+    assert "as it is" not in shown
 
 
 def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed) -> None:

@@ -244,7 +244,7 @@ class StudySpec(Section):
             self.values(),
             self.full_baseline(),
             self.resources.known_workers,
-            batch_known=self.workload.knows_batch(self.baseline),
+            batch_known=self.batch_known,
         )
 
     @property
@@ -329,6 +329,11 @@ class StudySpec(Section):
         """Return whether the largest micro-batch that fits is still to be found."""
         space = self.search_space
         return isinstance(space, dict) and mistakes.LARGEST in space.get("micro_batch", [])
+
+    @property
+    def batch_known(self) -> bool:
+        """Return whether the micro-batch of the baseline is known, and so its global batch."""
+        return self.workload.knows_batch(self.baseline)
 
     def global_batch(self, workers: int) -> int | None:
         """Return the samples per optimizer step that every configuration must have; None: any.

@@ -194,7 +194,7 @@ class Tuner:
                 self._context.say(
                     NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
                 )
-            known = self._spec.counts != "steps"
+            known = self._spec.counts != "steps" and self._spec.batch_known
             batch = self._plan.facts.global_batch
             size, *lonely = outline(self._space, batch, batch_known=known)
             self._context.say(NewMessage(size, MessageCode.SPACE))

@@ -79,9 +79,9 @@ def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
 
 def _same(figures: StudyFigures) -> Iterator[str]:
     same = next((p.text for p in figures.trust if p.code == "numerics"), "")
-    job = figures.job
-    if job.batch_before == job.batch_after and figures.answer.kind == Kind.BETTER:
-        same = f"{same} The global batch stays {job.batch_before}.".strip()
+    batch, after = figures.job.batch_before, figures.job.batch_after
+    if batch is not None and batch == after and figures.answer.kind == Kind.BETTER:
+        same = f"{same} The global batch stays {batch}.".strip()
     yield same
 
 

@@ -114,7 +114,7 @@ def _settings(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]
         ("workload", first.job.workload, second.job.workload),
         ("arguments", first.job.arguments, second.job.arguments),
         ("ranks", str(first.job.world_size), str(second.job.world_size)),
-        ("global batch", str(first.job.batch_before), str(second.job.batch_before)),
+        ("global batch", _global_batch(first), _global_batch(second)),
         ("yours", _baseline_changes(first, second), _baseline_changes(second, first)),
         ("recommended", _recommended(first), _recommended(second)),
         ("rate of yours", _rates(first), _rates(second)),
@@ -122,6 +122,12 @@ def _settings(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]
     for name, before, after in pairs:
         if before != after:
             yield Difference(name, before, after)
+
+
+def _global_batch(figures: StudyFigures) -> str:
+    """Return the global batch of a baseline; empty if it is not known."""
+    batch = figures.job.batch_before
+    return "" if batch is None else str(batch)
 
 
 def _baseline_changes(own: StudyFigures, other: StudyFigures) -> str:

@@ -171,7 +171,8 @@ class Job:
     Attributes:
         arguments: of the workload, in words.
         device: 'cpu' or 'cuda'; empty if that was not recorded.
-        batch_before: global batch of the baseline; None where a script has its own.
+        batch_before: global batch of the baseline; None where a script has its own, which is not known.
+        batch_after: that of the recommended configuration; None likewise.
         hours_assumed: True if the length of the job is the default.
     """
 
@@ -180,8 +181,8 @@ class Job:
     world_size: int
     device: str
     backend: str
-    batch_before: int
-    batch_after: int
+    batch_before: int | None
+    batch_after: int | None
     hours_assumed: bool
 
     @property
@@ -424,7 +425,7 @@ class _Collector:
     def _batches(self) -> tuple[BatchBest, ...]:
         """Return the best configuration of each global batch, where there are several."""
         sizes = {global_batch(a.knobs, self._world_size) for a in self._attempts.searched()}
-        if len(sizes) < 2:
+        if len(sizes) < 2 or not self._spec.batch_known:
             return ()
         found = best_per_batch(self._attempts, self._world_size)
         return tuple(found) if len(found) > 1 else ()
@@ -474,14 +475,15 @@ class _Collector:
         told = [f"{k}={v}" for k, v in given.items()] if isinstance(given, dict) else given
         after = self._verdict.knobs or self._baseline
         default = ObjectiveSpec.model_fields["job_hours"].default
+        known = self._spec.batch_known
         return Job(
             workload=workload.label,
             arguments=" ".join(map(str, told)),
             world_size=self._world_size,
             device=str(facts.get("device", "")),
             backend=str(facts.get("backend", "")),
-            batch_before=global_batch(self._baseline, self._world_size),
-            batch_after=global_batch(after, self._world_size),
+            batch_before=global_batch(self._baseline, self._world_size) if known else None,
+            batch_after=global_batch(after, self._world_size) if known else None,
             hours_assumed=self._spec.objective.job_hours == default,
         )
 

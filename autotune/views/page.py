@@ -34,7 +34,7 @@ from autotune.views.figure_text import (
     short_ratio,
     times,
 )
-from autotune.views.figures import StudyFigures
+from autotune.views.figures import Job, StudyFigures
 from autotune.views.paper import (
     PURPOSES,
     STAGES,
@@ -170,24 +170,16 @@ def _claim(figures: StudyFigures) -> str:
     kicker = "Recommended, over yours"
     if figures.provisional:
         kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
-    job, terms = figures.job, Terms.of(figures.unit)
-    batch = (
-        f"at the same global batch of {job.batch_before}"
-        if job.batch_before == job.batch_after
-        else f"at a global batch of {job.batch_after} instead of {job.batch_before}, which wants "
-        "another learning rate"
-    )
+    terms, batch = Terms.of(figures.unit), _batch(figures.job)
     said = terms.said(ratio)
     interval = f'<span class="ci">({bounds_text(said)}, {CI})</span>'
     what = "the energy per sample" if terms.of_energy else "as fast"
     title = f'<span class="big">{times(said.value)}</span> {what} {interval}'
-    lead = (
-        f"{_gain(ratio, figures.unit)}, {batch}. {least(ratio, terms) if answer.confirmed else ''}"
-    )
+    lead = f"{_gain(ratio, figures.unit)}{batch}. {least(ratio, terms) if answer.confirmed else ''}"
     if Known.of(ratio) is Known.UNKNOWN:
         title = f'<span class="big">{bounds_text(said)}x</span>'
         text = claim(ratio, terms=terms)
-        lead = f"{text[:1].upper()}{text[1:]}, {batch}."
+        lead = f"{text[:1].upper()}{text[1:]}{batch}."
     won = (
         f"It was the {terms.better} one in {answer.won} of {counted(answer.compared, 'round')}."
         if answer.compared
@@ -199,6 +191,16 @@ def _claim(figures: StudyFigures) -> str:
         f'<p class="kicker">{kicker}</p><h1>{title}</h1><p class="lead">{lead}</p>'
         f'{charts.interval_strip(figures)}<p class="note">{won}{escaped(rates)}</p>{_cautions(figures)}'
     )
+
+
+def _batch(job: Job) -> str:
+    """Return what becomes of the global batch, as the end of a sentence; empty if it is not known."""
+    before, after = job.batch_before, job.batch_after
+    if before is None:
+        return ""
+    if before == after:
+        return f", at the same global batch of {before}"
+    return f", at a global batch of {after} instead of {before}, which wants another learning rate"
 
 
 def _gain(ratio: Ratio, unit: str) -> str:

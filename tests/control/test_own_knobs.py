@@ -1,6 +1,7 @@
 """Studies over a script with knobs and constraints of their own: what is searched, launched, said and
 written."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from autotune.analysis.verdict import Verdict
 from autotune.export.best import load
 from autotune.export.formats.command_line import argv
 from autotune.export.tuned_job import script_job
+from autotune.views.block import final_block
+from autotune.views.comparison import comparison
+from autotune.views.figures import figures_of
 from autotune.views.frame import attempts_frame
+from autotune.views.page import page
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Knobs, Outcome
@@ -144,6 +149,24 @@ def test_what_cannot_change_it_is_not_checked(played: Replayed) -> None:
     )
     assert verdict["knobs"]["overlap"] is True
     assert not played.attempts("numerics")
+
+
+def test_global_batch_of_a_script_that_has_its_own_is_not_told(played: Replayed) -> None:
+    """The micro-batch is neither a setting of it nor given, so that it may be any."""
+    only = {"overlap": OWN["knobs"]["overlap"]}
+    played.on(running_at(lambda knobs: speed({**_TODAY, **knobs})), workers=8)
+    played.run(**{**OWN, "knobs": only, "constraints": []})
+    figures = figures_of(played.repository, played.study())
+    assert figures.answer.better
+    assert (figures.job.batch_before, figures.job.batch_after) == (None, None)
+    known = dataclasses.replace(figures.job, batch_before=64, batch_after=64)
+    other = dataclasses.replace(figures, job=known)
+    for text in (final_block, page):
+        assert "global batch" not in text(figures)
+        assert "global batch" in text(other)
+    assert comparison(figures, figures).settings == ()
+    [told] = comparison(other, figures).settings
+    assert (told.name, told.before, told.after) == ("global batch", "64", "")
 
 
 def test_it_is_said_what_is_left(played: Replayed) -> None:

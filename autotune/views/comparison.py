@@ -1,5 +1,6 @@
 """Comparison of two studies: what differs between them, and which parts of the first verdict hold."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -88,9 +89,9 @@ def _change(first: Ratio | None, second: Ratio | None) -> Ratio | None:
     if first is None or second is None or min(first.low, second.low) <= 0:
         return None
     value = second.value / first.value
-    low = value / ((first.high / first.value) ** 2 + (second.value / second.low) ** 2 - 1) ** 0.5
-    high = value * ((first.value / first.low) ** 2 + (second.high / second.value) ** 2 - 1) ** 0.5
-    return Ratio(value, low, high)
+    below = math.hypot(math.log(first.high / first.value), math.log(second.value / second.low))
+    above = math.hypot(math.log(first.value / first.low), math.log(second.high / second.value))
+    return Ratio(value, value * math.exp(-below), value * math.exp(above))
 
 
 def _environments(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]:

@@ -543,6 +543,18 @@ def test_comparison_says_what_still_holds(played: Replayed) -> None:
     assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
 
 
+def test_errors_of_two_gains_are_independent(played: Replayed) -> None:
+    figures = tuned(played)
+    first, second = (
+        dataclasses.replace(figures, answer=dataclasses.replace(figures.answer, speedup=gain))
+        for gain in (Ratio(1.30, 1.245, 1.357), Ratio(1.20, 1.145, 1.257))
+    )
+    change = comparison(first, second).change
+    assert change is not None
+    found = [round(value, 3) for value in (change.value, change.low, change.high)]
+    assert found == [0.923, 0.866, 0.984]
+
+
 def test_comparison_of_speed_and_energy_confirms_and_refutes_nothing(played: Replayed) -> None:
     first = tuned(played)
     kept = dataclasses.replace(first.answer, kind="nothing_better", speedup=None, changes=())

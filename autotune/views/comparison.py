@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import Terms, difference
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import range_text, said_ratio
@@ -169,10 +170,13 @@ def _kept(first: StudyFigures, second: StudyFigures, *, alike: bool) -> PartChec
     if second.answer.better and second.answer.speedup is not None:
         why = f"{second.study} found {said_ratio(second.answer.speedup, terms)}"
         return PartCheck(statement, Holds.NO, why)
-    holds = Holds.YES if first.answer.kind == second.answer.kind else Holds.UNKNOWN
-    return PartCheck(
-        statement, holds, f"{second.study}: {second.answer.kind.value.replace('_', ' ')}"
-    )
+    kinds = [one.answer.kind for one in (first, second)]
+    holds = Holds.YES if set(kinds) == {Kind.NOTHING_BETTER} else Holds.UNKNOWN
+    return PartCheck(statement, holds, f"{_kind_text(first)}; {_kind_text(second)}")
+
+
+def _kind_text(figures: StudyFigures) -> str:
+    return f"{figures.study}: {figures.answer.kind.value.replace('_', ' ')}"
 
 
 def _better(before: Ratio, second: StudyFigures) -> PartCheck:

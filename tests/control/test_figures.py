@@ -543,6 +543,27 @@ def test_comparison_says_what_still_holds(played: Replayed) -> None:
     assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [
+        (Kind.NOTHING_BETTER, Holds.YES),
+        *(
+            (kind, Holds.UNKNOWN)
+            for kind in (Kind.UNDECIDED, Kind.NO_BASELINE, Kind.NOT_ENOUGH_TIME)
+        ),
+    ],
+)
+def test_only_two_studies_that_saw_nothing_faster_confirm_each_other(
+    played: Replayed, kind: Kind, holds: Holds
+) -> None:
+    first = tuned(played)
+    ended = dataclasses.replace(first.answer, kind=kind, speedup=None, changes=())
+    same = dataclasses.replace(first, answer=ended)
+    [found] = comparison(same, same).checks
+    assert (found.statement, found.holds) == ("nothing is faster than yours", holds)
+    assert kind.value.replace("_", " ") in found.why
+
+
 def test_errors_of_two_gains_are_independent(played: Replayed) -> None:
     figures = tuned(played)
     first, second = (

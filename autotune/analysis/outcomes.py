@@ -109,9 +109,9 @@ class SearchBest:
 def baseline_failure(attempts: Attempts) -> Failure | None:
     """Return how the baseline failed in the search, or else when it was last measured again.
 
-    None: it completed, or never ran.
+    None: it completed, never ran, or has no result yet.
     """
-    own = attempts.of(Purpose.SEARCH).of_baseline().last
+    own = attempts.of(Purpose.SEARCH).of_baseline().recorded().last
     if own is not None and own.result.state == AttemptState.COMPLETE:
         own = attempts.of(Purpose.CONFIRM).of_trial(own.trial).recorded().last
     return None if own is None or own.result.state in ENDED_WELL else Failure.of(own)

@@ -76,6 +76,7 @@ _TITLES = {
 _TITLES_SO_FAR = {
     Kind.NOTHING_BETTER: "Nothing is surely better than yours yet",
     Kind.UNDECIDED: "Nothing is surely better than yours yet",
+    Kind.NO_BASELINE: "Yours has not been measured yet",
     Kind.NO_RESULT: "Nothing has been measured yet",
 }
 """Title while the study goes on."""
@@ -126,7 +127,15 @@ def _short(figures: StudyFigures) -> str:
     if answer.better and answer.speedup is not None:
         said = said_ratio(answer.speedup, Terms.of(figures.unit))
         return ("so far " if figures.provisional else "") + said
-    return _TITLES.get(answer.kind, answer.kind.value)
+    return _title(figures)
+
+
+def _title(figures: StudyFigures) -> str:
+    """Return the title of an answer without a recommendation."""
+    kind = figures.answer.kind
+    fails = kind is Kind.NO_BASELINE and figures.verdict.baseline_failure is not None
+    so_far = figures.provisional and figures.error is None and not fails
+    return {**_TITLES, **(_TITLES_SO_FAR if so_far else {})}.get(kind, "No answer")
 
 
 def _header(figures: StudyFigures) -> str:
@@ -153,8 +162,7 @@ def _answer(figures: StudyFigures) -> str:
 
 def _no_recommendation(figures: StudyFigures) -> str:
     kicker = "So far" if figures.provisional else "Verdict"
-    titles = _TITLES | (_TITLES_SO_FAR if figures.provisional and figures.error is None else {})
-    title = titles.get(figures.answer.kind, "No answer")
+    title = _title(figures)
     texts = [f'<p class="lead wide">{_marked(figures.answer.text)}</p>']
     if error := figures.error:
         kicker = f"Study {figures.state.lower()}"

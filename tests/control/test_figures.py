@@ -45,6 +45,7 @@ from tests.control.replayed import PLAIN, Replayed
 from tests.control.shown import answered, texts_of, words
 from tests.support.states import WHOLE, tuned
 from tests.support.steering import ask
+from tests.support.waiting import wait_for
 
 WIDE: dict[str, Any] = {
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 2, 5, 10]},
@@ -327,6 +328,31 @@ def test_running_study_is_shown_as_provisional_on_narrow_and_wide_screens(
         assert "provisional" in words(markup)
         assert "## Provisional answer" in text
         assert any("●" in line for line in screens)
+
+
+def test_baseline_that_still_runs_is_not_said_to_fail(played: Replayed) -> None:
+    """Beside it another trial has ended."""
+    pages: dict[Kind, str] = {}
+
+    def measured() -> bool:
+        return any(one.result.throughput for one in played.attempts("search"))
+
+    def look(launch: Launch) -> Answer:
+        if launch.knobs["micro_batch"] == 2 and not launch.request.profile:
+            wait_for(measured, "another trial has ended")
+        figures = figures_of(played.repository, played.study())
+        pages.setdefault(figures.answer.kind, page(figures))
+        return PLAIN(launch)
+
+    space = {"micro_batch": [2, 4, 8, 16]}
+    played.on(look, slots=2).run(search_space=space, budget={"trials": 4})
+    for kind, title in (
+        (Kind.NO_RESULT, "Nothing has been measured yet"),
+        (Kind.NO_BASELINE, "Yours has not been measured yet"),
+    ):
+        assert f"<title>played: {title} " in pages[kind]
+        assert f'<h1 class="word">{title}</h1>' in pages[kind]
+        assert "does not run here" not in pages[kind]
 
 
 def test_study_that_keeps_the_baseline_says_so_first(played: Replayed) -> None:

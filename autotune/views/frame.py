@@ -97,7 +97,7 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
         compared: dict[str, Any] = {}
         if one.purpose == Purpose.SEARCH and one.recorded and one.trial in trials:
             compared = _of_trial(trials[one.trial])
-        elif one.purpose == Purpose.CONFIRM and one.round in rounds:
+        elif one.purpose == Purpose.CONFIRM and result.throughput and one.round in rounds:
             compared = _of_round(rounds[one.round], one.trial, figures.answer.baseline)
             if compared:
                 compared["reference"] = baselines.get((Purpose.CONFIRM, one.round), "")

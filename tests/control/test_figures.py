@@ -552,6 +552,21 @@ def test_table_of_attempts_is_csv_or_parquet(played: Replayed) -> None:
     assert not (played.folder / "all.xlsx").exists()
 
 
+def test_run_of_a_round_that_was_lost_has_no_ratio_of_the_run_that_repeats_it(
+    played: Replayed,
+) -> None:
+    def first(launch: Launch) -> bool:
+        name = launch.request.trial.split("/")[1]
+        return "-confirm1" in name and name.endswith("-1")
+
+    played.on(where(PLAIN, first, lost_agent=True, outcome=Outcome.CRASH)).run(budget={"trials": 3})
+    today = figures_of(played.repository, played.study()).answer.baseline
+    rows = [row for row in table(played) if (row["purpose"], row["round"]) == ("confirm", "1")]
+    others = [row for row in rows if int(row["trial"]) != today]
+    compared = {(row["state"], bool(row["ratio"])) for row in others}
+    assert compared == {("LOST", False), ("COMPLETE", True)}
+
+
 def test_comparison_says_what_still_holds(played: Replayed) -> None:
     first = tuned(played)
     again = comparison(first, first)

@@ -1,5 +1,6 @@
 """Best configuration of each global batch, and gain at the user's own one. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,8 @@ class BatchBest:
         trial: that it was tried in.
         knobs: of it.
         throughput: as the search saw it, once; of another node as it would be where the baseline ran.
-        speedup: over the baseline: of the rounds that both ran, else as the search saw both, without an
-            interval; None where the baseline did not run.
+        speedup: over the baseline: the verdict's, else of the rounds that both ran, else as the search
+            saw both, without an interval; None where the baseline did not run.
         rounds: that the speed-up rests on; 0: it was seen once.
     """
 
@@ -30,6 +31,21 @@ class BatchBest:
     knobs: dict[str, Any]
     throughput: float
     speedup: Ratio | None
+    rounds: int
+
+
+@dataclass(frozen=True)
+class ConfirmedGain:
+    """Gain that a verdict tells of a trial.
+
+    Attributes:
+        knobs: configuration that it is of: changes of the trial may have been taken back.
+        speedup: over the baseline.
+        rounds: that it rests on.
+    """
+
+    knobs: dict[str, Any]
+    speedup: Ratio
     rounds: int
 
 
@@ -53,10 +69,17 @@ class BatchChange:
     best_gain: Ratio | None = None
 
 
-def best_per_batch(attempts: Attempts, world_size: int) -> list[BatchBest]:
+def best_per_batch(
+    attempts: Attempts, world_size: int, confirmed: Mapping[int, ConfirmedGain]
+) -> list[BatchBest]:
     """Return the best configuration of every global batch that was tried, the smallest batch first.
 
     Trials that were stopped early count; trials that the numerics gate has refused do not.
+
+    Args:
+        attempts: of a study.
+        world_size: number of ranks.
+        confirmed: what the verdict says, by trial; such a trial is the best of its batch.
     """
     refused = {
         a.trial for a in attempts.of(Purpose.NUMERICS) if a.result.state == AttemptState.REFUSED
@@ -66,8 +89,14 @@ def best_per_batch(attempts: Attempts, world_size: int) -> list[BatchBest]:
     for attempt in attempts.searched().measured():
         if attempt.trial not in refused:
             one = _seen(attempts, attempt, world_size)
+            if told := confirmed.get(attempt.trial):
+                size = global_batch(told.knobs, world_size)
+                one = replace(one, global_batch=size, **vars(told))
             grouped.setdefault(one.global_batch, []).append(one)
-    return [max(grouped[size], key=_worth) for size in sorted(grouped)]
+    return [
+        max(grouped[size], key=lambda one: (one.trial in confirmed, *_worth(one)))
+        for size in sorted(grouped)
+    ]
 
 
 def _worth(one: BatchBest) -> tuple[bool, float]:

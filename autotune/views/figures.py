@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.analysis.attribution import Contribution, contributions
-from autotune.analysis.batches import BatchBest, best_per_batch
+from autotune.analysis.batches import BatchBest, ConfirmedGain, best_per_batch
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank
 from autotune.analysis.provenance import measured_in
@@ -427,8 +427,20 @@ class _Collector:
         sizes = {global_batch(a.knobs, self._world_size) for a in self._attempts.searched()}
         if len(sizes) < 2 or not self._spec.batch_known:
             return ()
-        found = best_per_batch(self._attempts, self._world_size)
+        found = best_per_batch(self._attempts, self._world_size, self._confirmed_gains())
         return tuple(found) if len(found) > 1 else ()
+
+    def _confirmed_gains(self) -> dict[int, ConfirmedGain]:
+        """Return the gains that the verdict names, by trial: with the baseline's batch and without."""
+        verdict, change = self._verdict, self._verdict.batch
+        if not self._answer.better or not verdict.confirmed or verdict.trial is None:
+            return {}
+        assert verdict.knobs is not None and verdict.speedup is not None
+        found = {verdict.trial: ConfirmedGain(verdict.knobs, verdict.speedup, verdict.rounds)}
+        for one in verdict.finalists:
+            if change and change.best_gain and one.knobs == change.best_knobs:
+                found[one.trial] = ConfirmedGain(one.knobs, change.best_gain, len(one.rates))
+        return found
 
     @cached_property
     def _world_size(self) -> int:

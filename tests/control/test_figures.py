@@ -36,12 +36,12 @@ from autotune.views.paper import (
 )
 from autotune.views.progress import ProgressLines
 from autotune.views.trust import Evidence, Point, Trust, points
-from autotune.worker.protocol import Outcome
+from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy, running_at, where
 from search_spaces.knob import written
 from storage import ChoiceReason, Database, SearchEndCause
-from tests.control.replayed import PLAIN, Replayed
+from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
 from tests.support.states import WHOLE, tuned
 from tests.support.steering import ask
@@ -174,6 +174,26 @@ def _assert_same_rounds(figures: StudyFigures, texts: dict[str, str], played: Re
 def table(played: Replayed) -> list[dict[str, str]]:
     text = answered(played, "export", played.name, "--trials", "-")
     return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_best_of_each_global_batch_has_the_figures_of_the_verdict(played: Replayed) -> None:
+    def faster(knobs: Knobs) -> float:
+        return rate(knobs) * (1.2 if knobs["log_interval"] == 10 else 1.0)
+
+    played.on(noisy(running_at(faster), run=0.005, block=0.01)).run(
+        search_space={"micro_batch": [2, 16], "log_interval": [1, 10]},
+        baseline={"micro_batch": 2, "log_interval": 1},
+        objective={"global_batch": "free"},
+    )
+    figures = figures_of(played.repository, played.study())
+    answer, change = figures.answer, figures.verdict.batch
+    best = {one.global_batch: one for one in figures.batches}
+    assert change is not None and answer.chosen_in, "earlier rounds have other figures"
+    recommended, keeps = best[change.after], best[change.before]
+    assert (recommended.trial, recommended.knobs) == (answer.trial, figures.verdict.knobs)
+    assert (recommended.speedup, recommended.rounds) == (answer.speedup, answer.rounds)
+    assert change.best_gain is not None
+    assert (keeps.speedup, keeps.knobs) == (change.best_gain, change.best_knobs)
 
 
 @pytest.mark.long

@@ -70,7 +70,8 @@ class ProgressLines:
         self._unit = self._spec.unit
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._shown: set[int] = set()
-        self._rounds: set[tuple[int, int]] = set()
+        self._rounds: set[tuple[int, int | None]] = set()
+        """Attempts of a finalist and the baseline whose line was shown: a repeated run has its own."""
         self._last_message = 0
 
     def new(self) -> Iterator[str]:
@@ -127,9 +128,11 @@ class ProgressLines:
         for one in every:
             runs = attempts.of(Purpose.CONFIRM).in_round(one.number).recorded()
             last = max(runs, key=lambda run: (run.ended or 0.0, run.id))
+            newest: dict[int | None, int] = {run.trial: run.id for run in runs}
             for trial in sorted(_to_tell(one, today)):
-                if (one.number, trial) not in self._rounds:
-                    self._rounds.add((one.number, trial))
+                told = newest[trial], newest.get(today)
+                if told not in self._rounds:
+                    self._rounds.add(told)
                     yield last.ended or 0.0, last.id, self._round(one, trial, today)
 
     def _round(self, one: Round, trial: int, today: int | None) -> str:

@@ -673,6 +673,30 @@ def test_line_of_an_event_begins_with_time_kind_and_number(played: Replayed) -> 
     assert sum(line.split()[1] == "trial" for line in printed) == 12
 
 
+def test_repeated_run_of_a_round_has_a_line_of_its_own(played: Replayed) -> None:
+    def lost(launch: Launch) -> bool:
+        _, _, run = launch.request.trial.split("/")[1].partition("-confirm2-")
+        # The first run is one beside the others, which is not counted; the second is alone.
+        return launch.knobs["micro_batch"] == 16 and run in ("1", "2")
+
+    failing = where(PLAIN, lost, outcome=Outcome.ERROR, cause="connection reset by peer")
+    printed: list[str] = []
+    progress: list[ProgressLines] = []
+
+    def look(launch: Launch) -> Answer:
+        if not progress:
+            progress.append(ProgressLines(played.repository, played.study()))
+        printed.extend(progress[0].new())
+        return failing(launch)
+
+    space = {"micro_batch": [2, 16]}
+    played.on(look).run(search_space=space, measurement={"finalists": 1})
+    printed += progress[0].new()
+    first, second = (line for line in printed if line.split()[1:4] == ["round", "2", "trial"])
+    assert "failed: connection reset by peer" in first
+    assert "2.67x" in second
+
+
 def test_table_is_the_same_as_parquet(played: Replayed, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     tuned(played)

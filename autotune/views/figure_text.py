@@ -188,13 +188,12 @@ def least(ratio: Ratio, terms: Terms = SPEED) -> str:
     """Return what is sure of a gain that is known roughly; empty if it is known well."""
     if Known.of(ratio) is not Known.ROUGHLY or not ratio.faster:
         return ""
-    low = times(ratio.low, Rounding.DOWN)
-    if low == times(1.0):
-        return f"That it is {terms.better} is sure, by how much is not."
+    bound, sure = times(ratio.low, Rounding.DOWN), "at least {}"
     if terms.of_energy:
-        most = times(terms.said(ratio).high, Rounding.UP)
-        return f"The interval is wide: at most {most} the energy is sure."
-    return f"The interval is wide: at least {low} is sure."
+        bound, sure = times(terms.said(ratio).high, Rounding.UP), "at most {} the energy"
+    if bound == times(1.0):
+        return f"That it is {terms.better} is sure, by how much is not."
+    return f"The interval is wide: {sure.format(bound)} is sure."
 
 
 @dataclass(frozen=True)

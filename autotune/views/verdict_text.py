@@ -8,7 +8,7 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
-from autotune.analysis.wording import Terms, counted, difference, too_slow
+from autotune.analysis.wording import Rounding, Terms, counted, difference, fixed, too_slow
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     CI,
@@ -97,7 +97,7 @@ def _nothing_better(verdict: Verdict) -> str:
         )
     how = f"times in turn with {counted(others, 'finalist')}"
     most = verdict.most_gain or 0.0
-    left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
+    left = f" by more than {_at_most(most)}" if most >= _AS_FAST else ""
     return (
         f"Nothing that was measured again beats your configuration{left}: it ran at {_rate(verdict)}, "
         f"measured {rounds} {how}." + _failed(verdict) + _refused(verdict)
@@ -311,7 +311,13 @@ def _of_several(verdict: Verdict) -> str:
         return ""
     if verdict.behind < _AS_FAST:
         return f" None of the finalists is {_terms(verdict).better}."
-    return f" It is at most {verdict.behind:.1%} {_terms(verdict).worse} than the best of the finalists."
+    most, worse = _at_most(verdict.behind), _terms(verdict).worse
+    return f" It is at most {most} {worse} than the best of the finalists."
+
+
+def _at_most(share: float) -> str:
+    """Return an upper bound in per cent, rounded upwards."""
+    return f"{fixed(100 * share, 1, Rounding.UP)}%"
 
 
 def _reverted(verdict: Verdict) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.analysis.saving import Cost, Saving
+from autotune.analysis.wording import Terms
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     bounds_text,
@@ -114,3 +115,14 @@ def test_claim_begins_with_the_estimate_unless_its_interval_contains_one(
 ) -> None:
     assert claim(ratio) == text
     assert least(ratio) == sure
+
+
+@pytest.mark.parametrize(
+    ("low", "sure"),
+    [
+        (1.05, "The interval is wide: at most 0.96x the energy is sure."),
+        (1.01, "That it is more efficient is sure, by how much is not."),
+    ],
+)
+def test_energy_that_is_surely_saved_is_rounded_outwards(low: float, sure: str) -> None:
+    assert least(Ratio(1.2, low, 1.44), Terms.of("samples/J")) == sure

@@ -72,6 +72,7 @@ SURE = "The interval is wide: at least 1.10x is sure."
         ({}, ""),
         ({"behind": 0.0001}, " None of the finalists is faster."),
         ({"behind": 0.012}, " It is at most 1.2% slower than the best of the finalists."),
+        ({"behind": 0.0121}, " It is at most 1.3% slower than the best of the finalists."),
         (
             {"failed": (2, 3)},
             " Not among the finalists any more: trial 2, 3, which failed as it was measured again.",
@@ -190,7 +191,7 @@ RATE = "800 to 845 samples/s"
 
 
 def test_text_of_a_baseline_that_nothing_beats():
-    found = dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, most_gain=0.004)
+    found = dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, most_gain=0.0031)
     assert text_of(found) == (
         "Nothing that was measured again beats your configuration by more than 0.4%: it ran at "
         f"{RATE}, measured 5 times in turn with 1 finalist."

@@ -12,10 +12,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna_dashboard
 
-from autotune.errors import BadInput
+from autotune.errors import AutotuneError, BadInput, StorageUnreachable
 from autotune.views.admission import App, Environ, Invited, StartResponse, ThisMachine, answer
 from autotune.views.figures import figures_of
-from autotune.views.page import page
+from autotune.views.page import REFRESH, page
 from autotune.worker.files import make_private
 from storage import Database, Repository
 
@@ -58,8 +58,19 @@ class _WithPage:
         """Answer a request."""
         if environ.get("PATH_INFO") != _PAGE:
             return self._app(environ, start)
-        figures = figures_of(self._repository, self._repository.studies.named(self._name))
+        try:
+            figures = figures_of(self._repository, self._repository.studies.named(self._name))
+        except AutotuneError as error:
+            return _failed(start, error)
         return answer(start, "200 OK", page(figures, trials=self._trials))
+
+
+def _failed(start: StartResponse, error: AutotuneError) -> Iterable[bytes]:
+    """Answer why there is no page; one on a storage that does not answer is asked for again."""
+    away = isinstance(error, StorageUnreachable)
+    status = "503 Service Unavailable" if away else "404 Not Found"
+    again = REFRESH if away else ""
+    return answer(start, status, f"<!doctype html>{again}<p>{html.escape(str(error))}</p>\n")
 
 
 def serve(database: Database, name: str, port: int, ready: Callable[[Addresses], None]) -> None:

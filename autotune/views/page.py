@@ -62,7 +62,8 @@ _SHOWN, _MOST = 24, 200
 _CAUSE = 200
 """Characters of the cause of a failed trial."""
 _MESSAGES = 200
-_REFRESH_SECONDS = 10
+REFRESH = '<meta http-equiv="refresh" content="10">'
+"""Element by which a browser loads a page again, after so many seconds."""
 _CODE = re.compile(r"`([^`]+)`")
 _MARKS = {Trust.MEASURED: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
 _TITLES = {
@@ -107,8 +108,7 @@ def page(figures: StudyFigures, *, trials: str = "") -> str:
     nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title, _ in made if title)
     if trials:
         nav += f' <a href="{escaped(trials)}">all trials in optuna-dashboard</a>'
-    again = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">' if trials else ""
-    again = again if figures.state in ("RUNNING", "QUEUED") else ""
+    again = REFRESH if trials and figures.state in ("RUNNING", "QUEUED") else ""
     style = resources.files("autotune.views").joinpath("page.css").read_text("utf-8")
     body = "\n".join(f'<section id="{name}">{body}</section>' for name, _, body in made)
     title = f"{figures.study}: {_short(figures)} · autotune"

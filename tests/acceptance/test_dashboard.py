@@ -26,6 +26,7 @@ from storage import Database, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
 from tests.support import steering
 from tests.support.browsing import open_browser
+from tests.support.postgres import bring_back, own_server
 from tests.support.steering import autotune
 from tests.support.waiting import wait_for
 
@@ -375,6 +376,28 @@ class TestServer:
         assert_refused(found, "typo", STUDY)
 
     @pytest.mark.long
+    def test_a_storage_that_is_away_and_a_study_that_is_deleted_are_told(
+        self, tmp_path: Path
+    ) -> None:
+        with own_server() as postgres:
+            url = postgres.get_uri()
+            played = Replayed(tmp_path, Database(url), STUDY)
+            played.run(budget={"trials": 2})
+            with dashboard(tmp_path, "--port", "0", "--storage", url) as running:
+                with ask(running.page) as first:
+                    cookie = first.headers["Set-Cookie"].partition(";")[0]
+                address = running.page.partition("?")[0]
+                postgres.stop()
+                assert told(address, cookie)[0] == 503
+                assert 'http-equiv="refresh"' in told(address, cookie)[1]
+                bring_back(postgres)
+                wait_for(lambda: told(address, cookie)[0] == 200, "the page is back")
+                played.repository.studies.delete(STUDY)
+                status, text = told(address, cookie)
+            assert (status, STUDY in text, "refresh" in text) == (404, True, False)
+            played.repository.database.engine.dispose()
+
+    @pytest.mark.long
     def test_looking_changes_nothing(self, done: Done, server: Server) -> None:
         now = json.loads(autotune("status", STUDY, "--json", cwd=done.folder, check=True).stdout)
         assert now == done.status
@@ -468,6 +491,15 @@ def api(server: Server) -> str:
 def ask(address: str, method: str = "GET", **headers: str) -> Any:
     request = urllib.request.Request(address, method=method, headers=headers)
     return urllib.request.urlopen(request, timeout=20)
+
+
+def told(address: str, cookie: str) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    try:
+        with ask(address, Cookie=cookie) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
 
 
 def refusal(address: str, method: str = "GET", **headers: str) -> int:

@@ -1,6 +1,7 @@
 """Notes for optuna-dashboard, in Markdown."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from search_spaces.knob import written
 from storage import AttemptResult, Attempts, StoredAttempt
 
 _MIB = 2**20
+_MARKUP = re.compile(r"[\\`*_\[\]<>&~]")
+"""Characters that Markdown takes for more than text within a line."""
 
 
 def trial_note(
@@ -39,7 +42,7 @@ def trial_note(
     if result.peak_bytes:
         lines.append(f"- peak memory of a rank: {quantity(result.peak_bytes / _MIB)} MiB")
     if result.cause:
-        lines.append(f"- cause: {result.cause}")
+        lines.append(f"- cause: {_literal(result.cause)}")
     if result.throughput is not None and not result.steady:
         lines.append("- unsteady: still drifting or scattering when its warm-up ran out")
     if result.contended:
@@ -48,6 +51,11 @@ def trial_note(
         lines.append("- ran in the processes of an earlier run (a warm worker)")
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
     return "\n".join([*lines, "", *_configuration(attempt.knobs, {}, own)])
+
+
+def _literal(text: str) -> str:
+    """Return a text that Markdown shows as it is, with `__len__` and `*args`."""
+    return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def _rate_lines(

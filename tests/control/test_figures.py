@@ -9,8 +9,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pandas
 import pytest
+from markdown_it import MarkdownIt
 from optuna_dashboard import get_note
 
 from autotune.analysis.findings import Finding
@@ -468,6 +470,18 @@ def test_hostile_names_and_causes_are_inert(played: Replayed) -> None:
     for text in (*printed, *(line.plain for line in lines(moment, 80))):
         assert not {ord(letter) for letter in text} & {*range(9), *range(11, 32), 127, 0x202E}
     assert "onerror=alert(1)" in printed[0], "the cause is told"
+
+
+def test_cause_in_a_note_is_no_markdown(played: Replayed) -> None:
+    cause = r"rank 0: TypeError: '__len__' of <class 'list'>, *args and *others, in C:\\[a] & ~b~"
+    failing = where(
+        PLAIN, lambda launch: launch.knobs["micro_batch"] == 4, outcome=Outcome.ERROR, cause=cause
+    )
+    played.on(failing).run(search_space={"micro_batch": [2, 4]})
+    [failed] = [a for a in played.attempts("search") if a.result.state == "ERROR"]
+    study = played.trials_of_optuna()
+    note = get_note(optuna.Trial(study, study.trials[failed.trial]._trial_id))
+    assert f"cause: {cause}" in words(MarkdownIt().render(note))
 
 
 def test_page_is_one_file_that_loads_nothing(played: Replayed) -> None:

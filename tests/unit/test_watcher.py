@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -200,3 +202,27 @@ def test_samples_are_as_the_study_tells_them_where_no_loader_shows_any() -> None
     assert metered(1.0, 2, loader=False, step_samples=16) == [(1, 1.0, 16, 0)]
     assert metered(1.0, 2, loader=True, step_samples=16) == [(1, 1.0, 8, 0)]
     assert metered(1.0, 2, loader=True, step_samples=16, always=True) == [(1, 1.0, 16, 0)]
+
+
+_STEPS_BY_GROUPS = """
+import torch
+from autotune.worker.inject.meter import JobProbe
+steps = []
+JobProbe().watch_speed(lambda: steps.append(1))
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.01)
+groups = optimizer.param_groups
+for _ in range(3):
+    model(torch.ones(4, 8)).sum().backward()
+    for group in groups:
+        optimizer.param_groups = [group]
+        optimizer.step()
+print(len(steps))
+"""
+
+
+def test_steps_after_the_same_backward_pass_are_one_step_of_the_job() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _STEPS_BY_GROUPS], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "3\n"

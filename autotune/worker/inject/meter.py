@@ -109,7 +109,7 @@ class JobProbe(ScriptProbe):
         def after_step(optimizer: Optimizer, *_: Any) -> None:
             if self.leader is None:
                 self.leader = optimizer
-            if optimizer is self.leader:
+            if self._counts(optimizer):
                 taken()
 
         register_optimizer_step_post_hook(after_step)

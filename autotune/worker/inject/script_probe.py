@@ -69,7 +69,8 @@ class ScriptProbe:
         records_loss: whether the loss of the following backward passes will be read.
         first_backward: collectives that the process had begun when the first backward pass began;
             None before there is one.
-        leader: optimizer that stepped first; its steps are those of the training.
+        leader: optimizer that stepped first; its steps are those of the training, one for the same
+            backward passes.
         accumulation: micro-batches of its steps.
     """
 
@@ -103,6 +104,7 @@ class ScriptProbe:
         self._unscaled: torch.Tensor | None = None
         self._overflows: Counter[int] = Counter()
         self._taken = False
+        self._passes_of_step = 0
         self._formats = detected.Formats()
         self._recomputation = detected.Recomputation()
         self._of_loader: dict[str, Any] = {}
@@ -148,7 +150,7 @@ class ScriptProbe:
 
         Args:
             went_on: called whenever the script makes progress.
-            taken: called after every step of the leader.
+            taken: called after every step of the training.
             at_gradients: called when the gradients of such a step are complete: before it, or after
                 one that computes them by itself.
         """
@@ -172,12 +174,24 @@ class ScriptProbe:
             self._taken = True
             if self.leader is None:
                 self.leader = optimizer
-            if optimizer is self.leader:
+            if self._counts(optimizer):
                 accumulation.ends(self.draws.batches)
                 taken()
 
         register_optimizer_step_pre_hook(before_step)
         register_optimizer_step_post_hook(after_step)
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Return whether a step that is over, or was skipped, is one of the training.
+
+        Of the leader's steps after the same backward passes, only the first is: ZeRO steps group by
+        group, and a subclass calls the step of its base class. Where no backward pass is seen, all are.
+        """
+        passes = self.accumulation.passes
+        if (self.leader or optimizer) is not optimizer or 0 < passes == self._passes_of_step:
+            return False
+        self._passes_of_step = passes
+        return True
 
     @property
     def steps_left_out(self) -> int:
@@ -349,8 +363,7 @@ class ScriptProbe:
         ) -> Any:
             self._taken = False
             found = step(scaler, optimizer, *args, **kwargs)
-            if not self._taken:
+            if not self._taken and self._counts(optimizer):
                 self._overflows[id(optimizer)] += 1
-                if self.leader is None or optimizer is self.leader:
-                    self.accumulation.left_out(self.draws.batches)
+                self.accumulation.left_out(self.draws.batches)
             return found

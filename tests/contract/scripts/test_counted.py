@@ -417,6 +417,50 @@ while True:
     assert not found.seen.uneven
 
 
+_BY_GROUPS = """
+optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.01)
+def step():
+    groups = optimizer.param_groups
+    for group in groups:
+        optimizer.param_groups = [group]
+        optimizer.step()
+    optimizer.param_groups = groups
+"""
+_BY_BASE_CLASS = """
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+own = Own(model.parameters(), lr=0.01)
+step = own.step
+"""
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("steps", [_BY_GROUPS, _BY_BASE_CLASS], ids=["by groups", "by base class"])
+def test_steps_after_the_same_backward_passes_are_one(steps: str, passes: int) -> None:
+    """As DeepSpeed's ZeRO steps group by group, and a subclass the optimizer that it extends."""
+    script = f"""{_SET_UP}{steps}
+while True:
+    for number, x in enumerate(DataLoader(torch.randn(96, 8), 4), 1):
+        model(x).square().mean().backward()
+        if number % {passes} == 0:
+            step()
+"""
+    found = look(script)
+    assert found.samples == [4 * passes] * 6
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, passes)
+    assert not found.seen.uneven
+
+
+def test_optimizer_steps_without_a_backward_pass_that_is_seen_all_count() -> None:
+    script = f"""{_SET_UP}
+for x in DataLoader(torch.randn(96, 8), 4):
+    torch.autograd.backward(model(x).square().mean())
+    optimizer.step()
+"""
+    assert look(script, steps=4).seen.steps == 4
+
+
 _RAMP = f"""{_SET_UP}
 batches = iter(DataLoader(torch.randn(4000, 8), 4))
 for step in range(100):

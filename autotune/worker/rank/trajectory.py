@@ -66,7 +66,9 @@ def whole(tensor: Tensor) -> Tensor:
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Switch dropout off meanwhile, and nothing else: normalisation goes on training.
 
-    A module that holds a dropout rate itself is switched off, too, as attention passes its rate on.
+    A module that holds a dropout rate itself has none meanwhile, as attention passes its rate on. It
+    goes on training: others ask it whether to recompute activations, and cuDNN whether a backward
+    pass follows.
     """
     quiet = _silenced(model)
     try:
@@ -78,7 +80,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def without_dropout_anywhere() -> Iterator[None]:
     """Switch dropout off meanwhile in every model that is run: a script builds its own."""
-    quiet: list[nn.Module] = []
+    quiet: list[_Silenced] = []
 
     def silence(module: nn.Module, _: Any) -> None:
         # The outermost module comes first, before anything in it is compiled.
@@ -126,23 +128,40 @@ def plain_autocast(device_type: str) -> Iterator[None]:
         learning.close()
 
 
-def _silenced(model: nn.Module) -> list[nn.Module]:
-    found = [module for module in model.modules() if module.training and _drops(module)]
-    for module in found:
-        module.training = False
+class _Silenced(NamedTuple):
+    """Attribute of a module by which it dropped something."""
+
+    module: nn.Module
+    name: str
+    value: Any
+
+
+def _silenced(model: nn.Module) -> list[_Silenced]:
+    found = [
+        _Silenced(module, name, value)
+        for module in model.modules()
+        if module.training
+        for name, value in _dropping(module).items()
+    ]
+    for module, name, value in found:
+        setattr(module, name, type(value)(0))
     return found
 
 
-def _resume(modules: list[nn.Module]) -> None:
-    for module in modules:
-        module.training = True
+def _resume(silenced: Iterable[_Silenced]) -> None:
+    for module, name, value in silenced:
+        setattr(module, name, value)
 
 
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, _DropoutNd) or any(
-        "drop" in name and isinstance(value, float) and value > 0
+def _dropping(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes by which a module drops something, and what they are."""
+    if isinstance(module, _DropoutNd):
+        return {"training": True}
+    return {
+        name: value
         for name, value in vars(module).items()
-    )
+        if "drop" in name and isinstance(value, float) and value > 0
+    }
 
 
 class _RankStep(NamedTuple):

@@ -75,6 +75,16 @@ def test_a_change_that_workers_do_not_see_is_named(change: Any, names: tuple[str
     assert changed(before, state_of({"dataset": crops})) == names
 
 
+def test_a_value_that_stays_nan_has_not_changed() -> None:
+    crops = Crops()
+    crops.cache = {"fill": float("nan"), "mean": complex("nan")}
+    crops.table[0] = np.nan
+    before = state_of({"dataset": crops})
+    assert changed(before, state_of({"dataset": crops})) == ()
+    crops.cache["fill"] = 0.0
+    assert changed(before, state_of({"dataset": crops})) == ("dataset.cache.fill",)
+
+
 def test_an_object_that_holds_itself_is_followed_once() -> None:
     crops = Crops()
     crops.cache = crops

@@ -84,7 +84,14 @@ class Epochs:
 
 def changed(before: State, now: State) -> tuple[str, ...]:
     """Return names of values that are in both states and differ. Added ones are taken for caches."""
-    return tuple(name for name, value in before.items() if name in now and now[name] != value)
+    return tuple(
+        name for name, value in before.items() if name in now and not _same(value, now[name])
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, or both are NaN."""
+    return bool(one == other or (one != one and other != other))
 
 
 def state_of(parts: Mapping[str, Any]) -> State:

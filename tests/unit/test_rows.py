@@ -1,6 +1,6 @@
 """Rows that the first steps of a training consume, as digests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -172,6 +172,49 @@ def test_rows_of_many_kinds_have_a_hash_of_their_own(batch: Any) -> None:
     assert found.tolist() == again.tolist()
     assert len(set(found.tolist())) == 2
     assert all(0 <= one < 2**63 for one in found.tolist())
+
+
+NESTED = [torch.ones(3), torch.ones(2)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        torch.ones(2, 0),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
+        torch.nested.nested_tensor(NESTED),
+        torch.nested.nested_tensor(NESTED, layout=torch.jagged),
+    ],
+    ids=["no width", "COO", "CSR", "nested", "jagged"],
+)
+def test_a_field_whose_rows_cannot_be_hashed_is_left_out(part: torch.Tensor) -> None:
+    beside = {"number": torch.arange(2)}
+    found, alone = row_hashes({**beside, "part": part}, 2), row_hashes(beside, 2)
+    assert found is not None
+    assert alone is not None
+    assert found.tolist() == alone.tolist()
+    assert row_hashes(part, 2) is None
+
+
+class Unreadable(Mapping[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        raise OSError("the file is closed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["image"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_batch_that_cannot_be_looked_at_ends_no_script() -> None:
+    rows = Rows(ROWS)
+    batches = [{"image": torch.ones(4, 3)}, Unreadable(), {"image": torch.zeros(4, 3)}]
+    loader = DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
+    assert len(list(drawn(loader, rows))) == 3
+    rows.learned()
+    assert rows.first(0) is None
 
 
 def test_a_batch_without_rows_has_none() -> None:

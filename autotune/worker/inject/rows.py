@@ -118,17 +118,26 @@ class Rows:
     _epochs: int = 0
     _drawn: set[int] = field(default_factory=set)
     _trained: set[int] = field(default_factory=set)
+    _unknown: bool = False
 
     def saw(self, iterator: Any, batch: Any, index: Any) -> None:
         """Take in a batch that may be trained on.
+
+        No batch ends the script: after one that cannot be looked at, its rows are unknown.
 
         Args:
             iterator: the iterator of a loader that has yielded it.
             batch: anything.
             index: what the loader has asked its data set for.
         """
-        if self._has_enough():
+        if self._unknown or self._has_enough():
             return
+        try:
+            self._take_in(iterator, batch, index)
+        except Exception:
+            self._unknown = True
+
+    def _take_in(self, iterator: Any, batch: Any, index: Any) -> None:
         indices = _whole_numbers(index)
         contents = row_hashes(batch, len(indices) if indices else samples(batch))
         if contents is not None:
@@ -152,7 +161,7 @@ class Rows:
             rows: largest number; 0: all.
         """
         batches = [b for b in self._batches if b.epoch in self._trained] or self._batches
-        if not batches:
+        if not batches or self._unknown:
             return None
         contents = torch.cat([batch.contents for batch in batches])[: rows or None]
         epochs = [b.epoch for b in batches for _ in range(len(b.contents))]
@@ -219,8 +228,10 @@ def _are_samples(entries: Sequence[Any]) -> bool:
 
 
 def _by_row(part: Tensor, rows: int) -> Tensor | None:
-    """Return a hash of each row; None where no dimension has that many rows."""
-    if part.is_sparse or part.is_quantized or rows not in part.shape:
+    """Return a hash of each row; None where no dimension has that many rows, or they are empty."""
+    if part.is_nested or part.layout is not torch.strided or part.is_quantized:
+        return None
+    if rows not in part.shape or not part.numel():
         return None
     whole = part.detach().movedim(list(part.shape).index(rows), 0).reshape(rows, -1)
     tokens = whole.dtype in (torch.int64, torch.int32)

@@ -75,6 +75,35 @@ def test_a_change_that_workers_do_not_see_is_named(change: Any, names: tuple[str
     assert changed(before, state_of({"dataset": crops})) == names
 
 
+class Unreadable:
+    """Array of a file that is closed."""
+
+    shape = (4,)
+
+    def reshape(self, size: int) -> Any:
+        raise OSError("the file is closed")
+
+    def tobytes(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        memoryview(b"abc"),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+        Unreadable(),
+    ],
+    ids=["memoryview", "COO", "CSR", "nested", "unreadable"],
+)
+def test_an_object_that_cannot_be_looked_at_ends_no_script(held: Any) -> None:
+    crops = Crops()
+    crops.cache = held
+    assert "dataset.epoch" in state_of({"dataset": crops})
+
+
 def test_a_value_that_stays_nan_has_not_changed() -> None:
     crops = Crops()
     crops.cache = {"fill": float("nan"), "mean": complex("nan")}

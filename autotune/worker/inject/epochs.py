@@ -1,5 +1,6 @@
 """Loader workers that persist while the script changes the dataset that they hold."""
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -98,13 +99,12 @@ def state_of(parts: Mapping[str, Any]) -> State:
     """Return scalars, arrays and short sequences that objects hold, by their path.
 
     Tensors in shared memory and objects that multiprocessing shares are left out: workers see their
-    changes.
+    changes. What follows an object that cannot be looked at is left out as well.
     """
     found: dict[str, Any] = {}
-    for name, value in _values(parts, "", 0, set()):
-        found[name] = value
-        if len(found) >= _MOST_VALUES:
-            break
+    with contextlib.suppress(Exception):
+        for name, value in itertools.islice(_values(parts, "", 0, set()), _MOST_VALUES):
+            found[name] = value
     return found
 
 
@@ -112,9 +112,10 @@ def _values(value: Any, name: str, level: int, above: set[int]) -> Iterator[tupl
     if isinstance(value, _SCALARS):
         yield name, value if len(repr(value)) <= _MOST_BYTES else hash(value)
     elif isinstance(value, Tensor):
-        if not value.is_shared():
+        dense = value.layout is torch.strided and not value.is_nested
+        if dense and not value.is_shared():
             yield name, (tuple(value.shape), value._version, value.data_ptr())
-    elif callable(getattr(value, "tobytes", None)) and hasattr(value, "shape"):
+    elif all(callable(getattr(value, one, None)) for one in ("tobytes", "reshape")):
         flat = value.reshape(-1)[: _MOST_BYTES // max(1, value.itemsize)]
         yield name, (tuple(value.shape), hashlib.blake2b(flat.tobytes()).hexdigest())
     elif level < _MOST_LEVELS and id(value) not in above:

@@ -5,7 +5,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,8 @@ from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, Script
 
 _NUMBERS = ("RANK", "LOCAL_RANK")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed.run")
+_WITH_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of python whose value is a word of its own."""
 _NO_PLACE = -1
 """Rank or number of ranks that a script leaves to its environment."""
 _SPAWNS = (
@@ -135,8 +137,26 @@ def _why(
     typed = (
         [os.fsdecode(word) for word in words] if isinstance(words, list | tuple) else [str(words)]
     )
-    if any(Path(word).name in _LAUNCHERS for word in typed):
+    if typed and _program(typed) in _LAUNCHERS:
         return f"the script only starts another one: type what it starts, `{shlex.join(typed)}`, instead"
+    return ""
+
+
+def _program(typed: Sequence[str]) -> str:
+    """Return the name of what a command runs: of python, that of its module or script."""
+    program, *rest = typed
+    if not Path(program).name.startswith("python"):
+        return Path(program).name
+    words = iter(rest)
+    for word in words:
+        if word == "-m":
+            return next(words, "")
+        if word == "-c":
+            return ""
+        if word in _WITH_A_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return Path(word).name
     return ""
 
 

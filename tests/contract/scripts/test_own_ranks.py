@@ -5,6 +5,10 @@ import pytest
 from autotune.worker.protocol import PYTHON, SPAWN, TORCHRUN, Outcome
 from tests.contract.scripts.bench import Bench, assert_well
 
+LAUNCHES = """
+import subprocess, sys
+subprocess.run([{"PYTHON": sys.executable}.get(word, word) for word in sys.argv[1:]], check=False)
+"""
 STARTS = """
 import os, subprocess, sys
 variables = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
@@ -32,7 +36,9 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
             ("LOCAL_RANK=1", "b c"),
             "`torchrun --nproc-per-node 2 own.py LOCAL_RANK=1 'b c'`",
         ),
-        (STARTS, ("torchrun", "train.py"), "type what it starts"),
+        (LAUNCHES, ("torchrun", "train.py"), "type what it starts"),
+        (LAUNCHES, ("PYTHON", "-u", "-m", "torch.distributed.run", "a.py"), "type what it starts"),
+        (LAUNCHES, ("PYTHON", "-W", "ignore", "bin/accelerate", "launch"), "type what it starts"),
         (SPAWNS, (), "say `launch: torch.multiprocessing.spawn`"),
     ],
 )
@@ -42,6 +48,19 @@ def test_script_that_starts_ranks_is_ended_with_what_to_type(
     report = bench.run(bench.write(script), *args, told={"launch": PYTHON})
     assert report.outcome == Outcome.ERROR
     assert told in report.cause
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("PYTHON", "-m", "pip", "show", "accelerate"),
+        ("PYTHON", "-c", "", "torchrun"),
+        ("ls", "home/deepspeed"),
+    ],
+)
+def test_script_that_asks_about_a_launcher_runs_on(bench: Bench, args: tuple[str, ...]) -> None:
+    script = bench.write(LAUNCHES + TRAINS_ALONE)
+    assert_well(bench.run(script, *args, told={"launch": PYTHON}))
 
 
 def test_process_of_the_same_rank_is_none_of_another(bench: Bench) -> None:

@@ -4,14 +4,23 @@ _TOLERANCE = 0.1
 """Relative deviation of the samples per step that is accepted over many steps."""
 _AHEAD = 1
 """Most batches that a loader wrapper draws ahead of the backward passes, as Accelerate's does."""
+_MOST_AHEAD = 16
+"""Most batches that a wrapper with a thread of its own draws ahead, into a queue."""
 
 
-def strays(samples: float, wanted: int, steps: int) -> bool:
+def strays(samples: float, wanted: int, steps: int, ahead: float = 0.0) -> bool:
     """Return whether steps have other samples than `wanted` each.
 
     A loader may run ahead of the steps, and end an epoch with fewer batches.
+
+    Args:
+        samples: of batches that were drawn and are trained on.
+        wanted: samples of a step.
+        steps: number of them.
+        ahead: most samples that a thread is known to have drawn ahead.
     """
-    return abs(samples - wanted * steps) > wanted * (1 + _TOLERANCE * steps)
+    surplus = samples - wanted * steps
+    return max(surplus - ahead, -surplus) > wanted * (1 + _TOLERANCE * steps)
 
 
 class Accumulation:
@@ -26,6 +35,7 @@ class Accumulation:
         numbers: numbers of micro-batches that steps have had.
         falls: steps with fewer micro-batches than the fullest step before them.
         missing: micro-batches that such steps had less.
+        drawn_ahead: most batches that a thread has drawn ahead of the backward passes; 0 if none draws.
     """
 
     def __init__(self) -> None:
@@ -34,9 +44,18 @@ class Accumulation:
         self.numbers: set[int] = set()
         self.falls = 0
         self.missing = 0
+        self.drawn_ahead = 0
         self._before = (0, 0)
         self._outside = 0
         self._ahead = 0
+
+    def draws_ahead(self, batches: int) -> None:
+        """Take in, as a backward pass begins, that a thread draws the batches.
+
+        Args:
+            batches: drawn until now and trained on.
+        """
+        self.drawn_ahead = max(self.drawn_ahead, min(batches - self.passes, _MOST_AHEAD))
 
     def begins(self) -> None:
         """Take in that an optimizer begins a step.
@@ -67,7 +86,7 @@ class Accumulation:
         self._before = (self.passes, batches)
 
     def _is_known(self) -> bool:
-        return 0 <= self._ahead <= _AHEAD
+        return 0 <= self._ahead <= max(_AHEAD, self.drawn_ahead)
 
     def _count(self) -> None:
         short = max(self.numbers, default=0) - self.of_step

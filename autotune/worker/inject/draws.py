@@ -7,10 +7,11 @@ doubt by the graph that they go through.
 """
 
 import itertools
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from autotune.worker.inject.graph import Reached
@@ -43,6 +44,7 @@ class Source:
         shorter: the batch before had fewer than those before it: the last one, or batches vary.
         regular: backward passes in a row that it was read before without being trained on.
         dropped: number of the last of them.
+        thread: the thread that draws from it.
     """
 
     iterator: Callable[[], Any]
@@ -59,6 +61,7 @@ class Source:
     shorter: bool = False
     regular: int = 0
     dropped: int = 0
+    thread: int = field(default_factory=threading.get_ident)
 
     @property
     def left(self) -> bool:

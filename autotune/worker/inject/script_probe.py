@@ -4,6 +4,7 @@ It observes optimizer steps by torch's own hooks, samples by what loaders yield,
 the backward pass begins.
 """
 
+import threading
 import time
 import weakref
 from collections import Counter
@@ -105,6 +106,7 @@ class ScriptProbe:
         self._overflows: Counter[int] = Counter()
         self._taken = False
         self._passes_of_step = 0
+        self._threaded = False
         self._formats = detected.Formats()
         self._recomputation = detected.Recomputation()
         self._of_loader: dict[str, Any] = {}
@@ -125,6 +127,11 @@ class ScriptProbe:
         """Return the samples of as many steps if no epoch ended with a shorter batch or step."""
         steps = self.accumulation.missing if self.flushes else 0
         return self.samples + self.draws.missing + steps * max(self.draws.sizes, default=0)
+
+    @property
+    def samples_ahead(self) -> int:
+        """Return the most samples that a thread has drawn ahead of the backward passes."""
+        return self.accumulation.drawn_ahead * max(self.draws.sizes, default=0)
 
     @property
     def tokens(self) -> int:
@@ -327,8 +334,11 @@ class ScriptProbe:
         for source in self.draws.backward(lambda: reached(loss)):
             self.saw_loader = True
             self.guessed = self.guessed or source.guessed
+            self._threaded = self._threaded or source.thread != threading.get_ident()
             if (loader := source.iterator()) is not None:
                 self._of_loader = detected.loader_settings(loader)
+        if self._threaded:
+            self.accumulation.draws_ahead(self.draws.batches)
 
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
 

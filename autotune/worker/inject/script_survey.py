@@ -323,7 +323,10 @@ class Survey:
             wanted: samples of most steps.
         """
         untold = self.probe.draws.varies or not self.probe.samples
-        return not untold and any(strays(step.full, wanted, step.until) for step in self._steps)
+        ahead = self.probe.samples_ahead
+        return not untold and any(
+            strays(step.full, wanted, step.until, ahead) for step in self._steps
+        )
 
     def _watch_passes(self) -> None:
         """Observe forward passes of what is trained, each by its outermost module.

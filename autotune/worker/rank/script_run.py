@@ -368,7 +368,8 @@ class ScriptRun:
             return
         share = self._drawing / self._context.world_size
         full = self._probe.full_samples * share
-        if strays(full, wanted, steps) and not self._accumulation_rises():
+        ahead = self._probe.samples_ahead * share
+        if strays(full, wanted, steps, ahead) and not self._accumulation_rises():
             seen = self._probe.samples * share
             self._leave(
                 Outcome.ERROR,

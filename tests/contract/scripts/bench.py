@@ -23,6 +23,24 @@ while True:
         model(x).square().mean().backward()
         optimizer.step()
 """
+IN_A_THREAD = """
+import queue, threading
+class Background:
+    def __init__(self, loader, size):
+        self.queue = queue.Queue(size)
+        self.thread = threading.Thread(target=self.fill, args=(loader,), daemon=True)
+        self.thread.start()
+    def fill(self, loader):
+        for batch in loader:
+            self.queue.put(batch)
+        self.queue.put(None)
+    def __iter__(self):
+        while (batch := self.queue.get()) is not None:
+            while self.thread.is_alive() and not self.queue.full():
+                self.thread.join(0.001)
+            yield batch
+"""
+"""Loader wrapper that has drawn as many batches ahead as its queue holds, or one more."""
 OWN_BATCHES = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.contract.scripts.bench import IN_A_THREAD
 from tests.support.seeing import look
 
 _SET_UP = """
@@ -414,6 +415,23 @@ while True:
 """
     found = look(script, steps=4)
     assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+    assert not found.seen.uneven
+
+
+@pytest.mark.parametrize("size", [1, 2, 10])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_batches_that_a_thread_draws_ahead_are_no_variation(passes: int, size: int) -> None:
+    """As prefetch_generator's, BasicSR's and fairseq's loaders draw."""
+    script = f"""{_SET_UP}{IN_A_THREAD}
+while True:
+    loader = DataLoader(torch.randn(64 * 4, 8), 4)
+    for number, x in enumerate(Background(loader, {size}), 1):
+        model(x).square().mean().backward()
+        if number % {passes} == 0:
+            optimizer.step()
+"""
+    found = look(script, steps=20)
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, passes)
     assert not found.seen.uneven
 
 

@@ -13,6 +13,7 @@ from autotune.worker.protocol import Deadlines, Outcome
 from launchers import Resources
 from tests.contract.scripts.bench import (
     EVALUATES,
+    IN_A_THREAD,
     OWN_BATCHES,
     RANKS,
     REDIRECTED,
@@ -191,6 +192,19 @@ def test_shorter_last_accumulation_of_an_epoch_is_counted_as_it_is(
     assert per_step == pytest.approx(RANKS * 34 / 3, rel=0.1)
     wrong = bench.run(bench.write(script), blocks=40, samples=4)
     assert "are not the 4 that the configuration says" in wrong.cause
+
+
+@pytest.mark.parametrize(("every", "measured"), [(1, True), (4, False)])
+def test_batches_that_a_thread_draws_ahead_are_samples_of_no_step(
+    bench: Bench, every: int, measured: bool
+) -> None:
+    script = TRAINS.replace("while True:", f"{IN_A_THREAD}while True:")
+    script = script.replace("enumerate(training)", "enumerate(Background(training, 2), 1)").replace(
+        "        optimizer.step()", f"        if number % {every} == 0: optimizer.step()"
+    )
+    report = bench.run(bench.write(script), samples=4)
+    assert (report.outcome is None) == measured, report.cause
+    assert measured or "are not the 4 that the configuration says" in report.cause
 
 
 def test_constant_accumulation_that_the_configuration_does_not_say_is_no_measurement(

@@ -217,14 +217,11 @@ class Comparison:
         )
 
     def _repeats(self, consumed: Mapping[str, Any]) -> bool:
-        usual = [
-            one["copies"] * (consumed["counted"] / one["counted"]) ** 2
-            for one in self._base.consumed
-            if one["counted"]
-        ]
-        if not usual:
+        """Return whether more rows come again than chance brings, at the baseline's few copies."""
+        base = [one for one in self._base.consumed if one["counted"]]
+        if not base or any(one["copies"] > PROOF.usual_copies * one["counted"] for one in base):
             return False
-        least = max(usual)
+        least = max(one["copies"] * (consumed["counted"] / one["counted"]) ** 2 for one in base)
         return bool(
             consumed["copies"] - least
             > max(PROOF.chance_copies, PROOF.copies_deviations * math.sqrt(least))

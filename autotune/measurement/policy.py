@@ -515,6 +515,12 @@ class ProofPolicy:
     chance_copies: int = judgement(
         2, "rows", "most that come twice by chance where the baseline has none"
     )
+    usual_copies: float = judgement(
+        0.1,
+        "share",
+        "of the baseline's rows that repeat, up to which more copies are judged",
+        "where a batch shows labels alone, most rows repeat one of a few",
+    )
     copies_deviations: float = judgement(
         3.0, "standard deviations", "of a Poisson count by which more rows may repeat"
     )

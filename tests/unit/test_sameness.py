@@ -45,7 +45,7 @@ WORKERS = {"loader_workers": 2}
 
 @pytest.mark.parametrize(
     ("of_baseline", "of_trial", "refused"),
-    [(0, 24, True), (0, 2, False), (24, 24, False), (24, 40, True), (8, 12, False)],
+    [(0, 24, True), (0, 2, False), (4, 4, False), (4, 40, True), (4, 8, False), (24, 40, False)],
 )
 def test_more_copies_than_the_baseline_has_are_refused(
     of_baseline: int, of_trial: int, refused: bool
@@ -53,6 +53,13 @@ def test_more_copies_than_the_baseline_has_are_refused(
     today = seen(consumed={"copies": of_baseline})
     found = comparison(today, (WORKERS, seen(consumed={"copies": of_trial})))
     assert bool(found.refused()) == refused
+
+
+def test_copies_of_labels_alone_are_not_judged() -> None:
+    """Of ten labels, all rows but ten repeat one, however many rows there are."""
+    today = seen(consumed={"rows": 1536, "counted": 1536, "copies": 1526})
+    trial = seen(consumed={"rows": 384, "counted": 384, "copies": 374})
+    assert comparison(today, (WORKERS, trial)).refused() == {}
 
 
 def test_a_knob_that_cannot_change_data_is_not_judged_by_it() -> None:

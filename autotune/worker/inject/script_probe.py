@@ -34,6 +34,8 @@ from autotune.worker.patches import wrapping
 
 _SOURCE = "_source_seen_by_autotune"
 """Attribute of a loader's iterator: a Source."""
+_MOST_OF_OTHERS = 128
+"""Steps that others take for one of the leader; a critic takes 100 for one of its generator (WGAN)."""
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -70,8 +72,8 @@ class ScriptProbe:
         records_loss: whether the loss of the following backward passes will be read.
         first_backward: collectives that the process had begun when the first backward pass began;
             None before there is one.
-        leader: optimizer that stepped first; its steps are those of the training, one for the same
-            backward passes.
+        leader: optimizer that stepped first, until others step without it; its steps are those of the
+            training, one for the same backward passes.
         accumulation: micro-batches of its steps.
     """
 
@@ -106,6 +108,9 @@ class ScriptProbe:
         self._overflows: Counter[int] = Counter()
         self._taken = False
         self._passes_of_step = 0
+        self._passes_of_others = 0
+        self._steps_of_others = 0
+        self._left_out = 0
         self._threaded = False
         self._formats = detected.Formats()
         self._recomputation = detected.Recomputation()
@@ -195,15 +200,33 @@ class ScriptProbe:
         group, and a subclass calls the step of its base class. Where no backward pass is seen, all are.
         """
         passes = self.accumulation.passes
-        if (self.leader or optimizer) is not optimizer or 0 < passes == self._passes_of_step:
+        if (self.leader or optimizer) is not optimizer:
+            self._stand_in(optimizer, passes)
             return False
-        self._passes_of_step = passes
+        if 0 < passes == self._passes_of_step:
+            return False
+        self._passes_of_step, self._steps_of_others = passes, 0
         return True
+
+    def _stand_in(self, optimizer: Optimizer, passes: int) -> None:
+        """Let another optimizer lead once others step in its place, as where it is built anew."""
+        if passes == self._passes_of_others:
+            return
+        self._passes_of_others = passes
+        self._steps_of_others += 1
+        if self._steps_of_others == _MOST_OF_OTHERS:
+            self._left_out = self.steps_left_out + _MOST_OF_OTHERS
+            self._steps_of_others = 0
+            self.leader, self._passes_of_step = optimizer, passes
+            self.accumulation.left_out(self.draws.batches)
 
     @property
     def steps_left_out(self) -> int:
-        """Return the steps that the leader has skipped, as a gradient was too large for fp16."""
-        return self._overflows[id(self.leader)]
+        """Return the steps that do not count.
+
+        They were skipped, as a gradient was too large for fp16, or others took them before one led.
+        """
+        return self._left_out + self._overflows[id(self.leader)]
 
     def _watch_gradients(self, at_gradients: Callable[[], None]) -> None:
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -470,6 +470,29 @@ while True:
     assert not found.seen.uneven
 
 
+def test_optimizer_that_is_built_anew_leads_after_some_steps() -> None:
+    """As where folds are trained in turn, or layers are unfrozen."""
+    script = f"""{_SET_UP}
+for rows in (2, 200):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in DataLoader(torch.randn(rows * 4, 8), 4):
+        train(x)
+"""
+    found = look(script)
+    assert found.samples == [4, 4, 4 * 129, 4, 4, 4]
+    assert not found.seen.uneven
+
+
+def test_optimizer_that_others_step_between_leads_on() -> None:
+    script = f"""{_SET_UP}
+first, second = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
+for number, x in enumerate(DataLoader(torch.randn(404 * 4, 8), 4)):
+    optimizer = second if number % 101 else first
+    train(x)
+"""
+    assert look(script, steps=4).samples == [4, *[404] * 3]
+
+
 def test_optimizer_steps_without_a_backward_pass_that_is_seen_all_count() -> None:
     script = f"""{_SET_UP}
 for x in DataLoader(torch.randn(96, 8), 4):

@@ -297,6 +297,8 @@ class Batch:
         ({"x": [[1, 2], [3, 4], [5, 6]]}, 3),
         ([[1, 2, 3], [4, 5, 6]], 2),
         (Batch(torch.zeros(6, 3), torch.zeros(6)), 6),
+        ([torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)]), torch.zeros(2)], 2),
+        ({"x": torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])}, 2),
     ],
 )
 def test_samples_of_a_batch(batch: Any, expected: int) -> None:

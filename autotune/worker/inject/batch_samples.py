@@ -32,17 +32,18 @@ def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
         return None
     rows = None
     for field in batch:
-        shape = field.shape if type(field) is torch.Tensor else None
-        if not shape or rows not in (None, shape[0]):
+        if type(field) is not torch.Tensor or not field.dim():
             return None
-        rows = shape[0]
+        if rows not in (None, field.size(0)):
+            return None
+        rows = field.size(0)
     return batch or None
 
 
 def _numbers(part: Any) -> list[int]:
     """Return the numbers of samples that this part of a batch may have, the likeliest first."""
     if isinstance(part, torch.Tensor):
-        return [part.shape[0]] if part.dim() else []
+        return [part.size(0)] if part.dim() else []
     if isinstance(part, Mapping) or is_dataclass(part):
         return _agreed(_parts(part))
     if not isinstance(part, list | tuple) or not part:
@@ -61,7 +62,8 @@ def _one_by_one(entries: Sequence[Any]) -> bool:
     if len(entries) == 1:
         return False
     if all(isinstance(entry, torch.Tensor) for entry in entries):
-        ranks, lengths = {entry.dim() for entry in entries}, {entry.shape[:1] for entry in entries}
+        ranks = {entry.dim() for entry in entries}
+        lengths = {entry.size(0) for entry in entries if entry.dim()}
         return len(ranks) == 1 and len(lengths) > 1
     return all(isinstance(entry, Mapping) for entry in entries)
 

@@ -224,7 +224,7 @@ def _are_samples(entries: Sequence[Any]) -> bool:
     Such an entry is a text, or tensors that are not all as long as the list.
     """
     inside = list(tensors(entries))
-    return not inside or any(t.dim() == 0 or t.shape[0] != len(entries) for t in inside)
+    return not inside or any(t.dim() == 0 or t.size(0) != len(entries) for t in inside)
 
 
 def _by_row(part: Tensor, rows: int) -> Tensor | None:

@@ -354,7 +354,8 @@ class Survey:
         own.since_step += 1
         tensor = next(tensors(inputs), None)
         if own.parameters and tensor is not None:
-            self._columns.append(tensor.shape[1] if tensor.dim() > 1 else 0)
+            even = tensor.dim() > 1 and not tensor.is_nested
+            self._columns.append(tensor.size(1) if even else 0)
         own.rows.append(samples(inputs))
 
     def _trained(self) -> "_Passes | None":

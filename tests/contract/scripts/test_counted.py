@@ -137,6 +137,15 @@ def test_samples_without_batch_size_are_guessed_and_said_to_be() -> None:
     assert found.seen.guessed
 
 
+def test_samples_of_nested_tensors_are_guessed() -> None:
+    rows = "torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(2, 8)])"
+    loader = f"DataLoader([{rows}] * 8, batch_size=None)"
+    script = (
+        f"{_SET_UP}\nwhile True:\n    for x in {loader}:\n        train(x.to_padded_tensor(0.0))\n"
+    )
+    assert look(script).samples == [2] * 6
+
+
 def test_batch_that_its_loader_counts_as_one_sample_has_its_rows_told() -> None:
     loader = "DataLoader(torch.randn(64, 16, 8), 1, collate_fn=lambda batch: batch[0])"
     found = look(f"{_SET_UP}\nwhile True:\n    for x in {loader}:\n        train(x)\n").seen

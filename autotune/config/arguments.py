@@ -16,6 +16,8 @@ _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """Name in front of a value in a word."""
 _LETTER = re.compile(r"-[A-Za-z]")
+_OPTION = re.compile(r"-[A-Za-z-]")
+"""Beginning of an option: that of a negative number is another one."""
 _SWITCH = re.compile(r"(-{1,2}[^\s=/:]+)?/(-{1,2}[^\s=/:]+)")
 """Options that switch something on and off; without the first one its default is on."""
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
@@ -168,8 +170,10 @@ def _set(found: list[str], flag: str, value: str) -> None:
     places = [
         place for place, given in enumerate(found) if given == flag and place + 1 < len(found)
     ]
-    for place in places:
-        found[place + 1] = value
+    for behind in (place + 1 for place in reversed(places)):
+        # An option whose value may be left out can stand in front of another option.
+        is_bare = _OPTION.match(found[behind]) and not _OPTION.match(value)
+        found[behind : behind if is_bare else behind + 1] = [value]
     joined = [place for place, given in enumerate(found) if given.startswith(f"{flag}=")]
     for place in joined:
         found[place] = f"{flag}={value}"

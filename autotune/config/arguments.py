@@ -55,6 +55,23 @@ def changed(
     return tuple(found)
 
 
+def replaced(arguments: Sequence[str], flag: str, value: str, other: str) -> tuple[str, ...]:
+    """Return the arguments with another value of a flag wherever it has this one.
+
+    Args:
+        flag: `--flag` or `key=`.
+        value: that is replaced; the flag may be given again with others.
+    """
+    joined = flag if flag.endswith(ASSIGNMENT) else flag + ASSIGNMENT
+
+    def word(before: str, given: str) -> str:
+        if given == joined + value:
+            return joined + other
+        return other if (before, given) == (flag, value) else given
+
+    return tuple(itertools.starmap(word, itertools.pairwise(["", *arguments])))
+
+
 def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of the environment through which the script takes these knobs."""
     named = {name: flags[name] for name in knobs if name in flags}

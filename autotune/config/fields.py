@@ -59,7 +59,7 @@ class Given:
         if holder.text.startswith(ENVIRONMENT):
             variables = variables | {holder.text.removeprefix(ENVIRONMENT): copy.path}
         elif not holder.is_file:
-            words = arguments.changed(words, {"file": holder.text}, {"file": copy.path})
+            words = arguments.replaced(words, holder.text, copy.file, copy.path)
         return replace(self, arguments=words, variables=variables, copies=(*self.copies, copy))
 
 
@@ -76,7 +76,7 @@ class Holder:
         return not is_argument
 
     def file(self, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
-        """Return the file; None where it is not named.
+        """Return the file; None where it is not named. Of several behind one argument it is the last.
 
         Args:
             given: arguments of the script.

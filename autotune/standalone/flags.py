@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.config import settings
+from autotune.config import arguments, settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, is_constructed, typed
 from autotune.config.keeping import COUNTED, granule
 from autotune.worker.survey_result import Option, SurveyResult
@@ -103,14 +103,20 @@ def fields(
 
 
 def _naming(file: str, words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield arguments and variables whose value is the file."""
+    """Yield arguments and variables whose value is the file; of several values the last counts."""
+    flags = dict.fromkeys(flag for flag, value in _values(words) if _is(file, value))
+    yield from (flag for flag in flags if _is(file, arguments.given(words, flag) or ""))
+    yield from (f"${name}" for name, value in variables.items() if _is(file, value))
+
+
+def _values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield arguments that may name a file, each with its value."""
     for before, word in itertools.pairwise(["", *words]):
         name, sign, value = word.partition(ASSIGNMENT)
-        if sign and _is(file, value):
-            yield name if name.startswith("-") else name + sign
-        elif before.startswith("-") and ASSIGNMENT not in before and _is(file, word):
-            yield before
-    yield from (f"${name}" for name, value in variables.items() if _is(file, value))
+        if sign:
+            yield name if name.startswith("-") else name + sign, value
+        if before.startswith("-") and ASSIGNMENT not in before:
+            yield before, word
 
 
 def _is(file: str, named: str) -> bool:

@@ -168,6 +168,17 @@ def test_a_script_is_given_copies(tmp_path: Path) -> None:
     assert not any(copy.stands_in for copy in found.copies)
 
 
+@pytest.mark.parametrize("form", [("--config", "{}"), ("--config={}",), ("config={}",)])
+def test_other_files_behind_the_same_argument_stay(tmp_path: Path, form: tuple[str, ...]) -> None:
+    (tmp_path / "exp.yaml").write_text(YAML)
+    words = [word.format(file) for file in ("base.yaml", "exp.yaml") for word in form]
+    holder = "config=" if form == ("config={}",) else "--config"
+    found = given(tmp_path, words, {"micro_batch": f"{holder}::training.batch_size"}, micro_batch=1)
+    (copy,) = found.copies
+    assert copy.file == "exp.yaml"
+    assert found.arguments == tuple(word.replace("exp.yaml", copy.path) for word in words)
+
+
 def test_a_file_by_its_own_name_is_stood_in_for(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(YAML)
     found = given(
@@ -336,6 +347,16 @@ def test_settings_in_files_are_tried_by_what_names_them() -> None:
     ], "evaluation has a batch size of its own"
     hydra = flags.fields("c.json", '{"bs": 4}', ["config=c.json"], {"C": "c.json"})
     assert [option.flag for option in hydra] == ["config=::bs", "$C::bs", "c.json::bs"]
+
+
+def test_an_argument_names_the_last_of_its_files() -> None:
+    words = ["fit", "--config", "base.yaml", "--config", "exp.yaml"]
+    base, exp = (
+        [one.flag for one in flags.fields(file, "bs: 4", words, {})]
+        for file in ("base.yaml", "./exp.yaml")
+    )
+    assert base == ["base.yaml::bs"]
+    assert exp == ["--config::bs", "./exp.yaml::bs"]
 
 
 READER = """

@@ -52,6 +52,12 @@ class BatchSettings:
         """Return knob -> its setting, or the first one of several."""
         return {**self.flags, **{k: next(iter(parts)) for k, parts in self.in_proportion.items()}}
 
+    @property
+    def shared_by_ranks(self) -> tuple[str, ...]:
+        """Return the knobs of which each rank has less, the more ranks there are."""
+        derived = [knob for knob in COUNTED if knob not in self.settings_by_knob]
+        return self.over_all_ranks or (tuple(derived) if self.keeps_global_batch else ())
+
 
 def find_batch_settings(
     run: RunScript, seen: SurveyResult, workers: int, say: Callable[[str], None]

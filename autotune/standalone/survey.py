@@ -17,7 +17,6 @@ from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
-from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.named_options import OtherWord
@@ -177,7 +176,7 @@ def _study_of(
     acting = _outside(runner, seen, facts, own, searching)
     if found.columns:
         seen = dataclasses.replace(seen, micro_batch=seen.columns)
-    seen = _of_all_nodes(seen, found, launched)
+    seen = of_all_nodes(seen, found, launched.nodes)
     workers, device = launcher.ranks * launched.nodes, launcher.site.device
     study = write(Findings(seen, workers, device, launched, facts, found, own, acting))
     if launched.nodes == 1:
@@ -278,11 +277,26 @@ def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
     )
 
 
-def _of_all_nodes(seen: SurveyResult, found: BatchSettings, launched: Launched) -> SurveyResult:
-    """Return the survey of one rank of the whole job, from ranks of one node."""
-    if MICRO_BATCH not in found.over_all_ranks or not seen.micro_batch:
-        return seen
-    return dataclasses.replace(seen, micro_batch=max(1, seen.micro_batch // launched.nodes))
+def of_all_nodes(seen: SurveyResult, found: BatchSettings, nodes: int) -> SurveyResult:
+    """Return the survey of one rank of the whole job, from ranks of one node.
+
+    Args:
+        seen: training of the ranks of one node.
+        found: settings of its batch.
+        nodes: of the job.
+
+    Raises:
+        BadInput: what the ranks share is not the same for each of them there.
+    """
+    parts = {}
+    for knob in found.shared_by_ranks:
+        parts[knob], rest = divmod(getattr(seen, knob), nodes)
+        if rest:
+            raise BadInput(
+                f"{knob} is {getattr(seen, knob)} for the ranks of one node, and what makes it up is "
+                f"divided by the ranks of all {nodes}: give a number that leaves no remainder there"
+            )
+    return dataclasses.replace(seen, **parts)
 
 
 class _Runner:

@@ -3,8 +3,11 @@ makes of their answers."""
 
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from autotune.errors import BadInput
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
+from autotune.standalone.survey import of_all_nodes
 from autotune.worker.survey_result import Option, SurveyResult
 
 Script = Callable[[dict[str, int]], tuple[int, int]]
@@ -152,3 +155,32 @@ def test_gradient_in_proportion_to_the_accumulation_steps_is_that_of_summed_loss
         {"--accum": 2, "--size": 16},
         lambda _, steps: 0.2 * steps,
     ).sums
+
+
+OF_ALL = ("accumulation_steps",)
+BOTH = {"micro_batch": "--b", "accumulation_steps": "--a"}
+DERIVED = BatchSettings({"micro_batch": "--b"}, keeps_global_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (BatchSettings(BOTH), (6, 10)),
+        (BatchSettings(BOTH, over_all_ranks=OF_ALL), (6, 5)),
+        (BatchSettings(BOTH, over_all_ranks=("micro_batch",)), (3, 10)),
+        (DERIVED, (6, 5)),
+        (BatchSettings(in_proportion={"micro_batch": {"--b": 6}}, keeps_global_batch=True), (6, 5)),
+        (BatchSettings({"accumulation_steps": "--a"}, keeps_global_batch=True), (3, 10)),
+    ],
+)
+def test_ranks_of_more_nodes_share_what_counts_all_of_them(
+    found: BatchSettings, expected: tuple[int, int]
+) -> None:
+    seen = of_all_nodes(SurveyResult(micro_batch=6, accumulation_steps=10), found, 2)
+    assert (seen.micro_batch, seen.accumulation_steps) == expected
+
+
+@pytest.mark.parametrize("found", [DERIVED, BatchSettings(BOTH, over_all_ranks=OF_ALL)])
+def test_what_more_nodes_cannot_share_evenly_is_refused(found: BatchSettings) -> None:
+    with pytest.raises(BadInput, match=r"accumulation_steps is 5 .* of all 2: give a number"):
+        of_all_nodes(SurveyResult(micro_batch=6, accumulation_steps=5), found, 2)

@@ -2,14 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.config.python_options import refused
 from autotune.errors import BadInput
 from autotune.standalone import interpreters, wrappers
 from autotune.standalone.launched import Launched, NoScript
-from autotune.standalone.rank_launchers import LAUNCHERS, MODULES
+from autotune.standalone.rank_launchers import LAUNCHERS, MODULES, launched_by
 from autotune.worker.python_command import is_python, parsed
 
 __all__ = ["Launched", "NoScript", "taken_apart"]
@@ -55,31 +55,34 @@ def taken_apart(command: Sequence[str]) -> Launched:
     return launched
 
 
-def _of_program(words: Sequence[str], env: dict[str, str]) -> Launched:
+def _of_program(words: Sequence[str], env: Mapping[str, str]) -> Launched:
     program, rest = words[0], words[1:]
     name = Path(program).name
     if launcher := LAUNCHERS.get(name):
         interpreter = interpreters.of_launcher(program, env)
-        return dataclasses.replace(launcher(rest), interpreter=interpreter)
+        return dataclasses.replace(launched_by(launcher, rest, env), interpreter=interpreter)
     if is_python(name):
-        return _of_python(rest, (program,))
+        return _of_python(rest, (program,), env)
     path = interpreters.found(program, env)
     if path is None and Path(program).is_file():
         path = Path(program)  # which its owner may have to make executable
     if path is not None and (python := interpreters.of_file(path)):
         typed = program if "/" in program else str(path)  # as the shell passes it on
-        return _of_python([*python[1:], typed, *rest], python[:1])
+        return _of_python([*python[1:], typed, *rest], python[:1], env)
     if name.endswith(".py"):
         return Launched(program, False, tuple(rest))
     raise wrappers.unknown(words)
 
 
-def _of_python(words: Sequence[str], interpreter: tuple[str, ...]) -> Launched:
+def _of_python(
+    words: Sequence[str], interpreter: tuple[str, ...], env: Mapping[str, str]
+) -> Launched:
     python = parsed(words)
     if python is None:
         raise BadInput("the command gives python no script to run")
     if python.is_module and (launcher := MODULES.get(python.target)):
-        return dataclasses.replace(launcher(python.args), interpreter=interpreter)
+        found = launched_by(launcher, python.args, env)
+        return dataclasses.replace(found, interpreter=interpreter)
     if problem := refused(python.options):
         raise BadInput(f"the options of python {problem}")
     return Launched(

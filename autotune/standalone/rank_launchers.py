@@ -16,10 +16,28 @@ from autotune.errors import BadInput
 from autotune.standalone.launched import Launched, by_torchrun
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 
+RankLauncher = Callable[[Sequence[str]], Launched]
 _MATPLOTLIB = "MPLCONFIGDIR"
 """Variable that names the folder of matplotlib's caches."""
 _OTHER_PROCESSES = ("no_python", "run_path", "virtual_local_rank", "numa_binding")
 """Options of torchrun that make the ranks' processes differ from those of trials."""
+
+
+def launched_by(
+    launcher: RankLauncher, words: Sequence[str], variables: Mapping[str, str]
+) -> Launched:
+    """Return what a launcher makes of its arguments.
+
+    Args:
+        launcher: one of those below.
+        words: its arguments.
+        variables: that the command sets for it; launchers read some, and keep them.
+
+    Raises:
+        BadInput: it refuses them, or trials cannot follow it.
+    """
+    with _environment(variables):
+        return launcher(words)
 
 
 def of_torchrun(words: Sequence[str]) -> Launched:
@@ -219,23 +237,28 @@ def of_fabric(words: Sequence[str]) -> Launched:
 @contextlib.contextmanager
 def _without_font_cache() -> Iterator[None]:
     """Let matplotlib, which lightning imports, write its font cache into a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        before = os.environ.get(_MATPLOTLIB)
-        os.environ[_MATPLOTLIB] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(_MATPLOTLIB)
-            if before is not None:
-                os.environ[_MATPLOTLIB] = before
+    with (
+        tempfile.TemporaryDirectory(prefix="autotune-") as folder,
+        _environment({_MATPLOTLIB: folder}),
+    ):
+        yield
 
 
 def _set_by(action: Callable[[], object]) -> dict[str, str]:
     """Return the variables that an action sets in this process, and restore the environment."""
-    before = dict(os.environ)
-    try:
+    with _environment({}):
+        before = dict(os.environ)
         action()
         return {name: text for name, text in os.environ.items() if before.get(name) != text}
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and restore its environment afterwards."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -277,14 +300,14 @@ def _parsed(
             raise BadInput(f"{launcher} does not take that: {last[-1] if last else ''}") from None
 
 
-LAUNCHERS: dict[str, Callable[[Sequence[str]], Launched]] = {
+LAUNCHERS: dict[str, RankLauncher] = {
     "torchrun": of_torchrun,
     "accelerate": of_accelerate,
     "accelerate-launch": of_accelerate_launch,
     "deepspeed": of_deepspeed,
     "fabric": of_fabric,
 }
-MODULES: dict[str, Callable[[Sequence[str]], Launched]] = {
+MODULES: dict[str, RankLauncher] = {
     "torch.distributed.run": of_torchrun,
     "torch.distributed.launch": of_torch_launch,
     "accelerate.commands.launch": of_accelerate_launch,

@@ -104,6 +104,23 @@ def test_fabric_sets_its_variables_and_starts_ranks_as_torchrun(tmp_path):
     assert "LT_DEVICES" not in os.environ
 
 
+@pytest.mark.parametrize("launcher", ["accelerate launch --cpu", "fabric run --accelerator cpu"])
+def test_launcher_keeps_the_variables_of_the_command(launcher, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script = tmp_path / "a.py"
+    script.touch()
+    found = taken_apart(["env", "OMP_NUM_THREADS=3", *launcher.split(), str(script)])
+    assert found.env["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "python -m torch.distributed.run"])
+def test_launcher_takes_its_arguments_from_variables_of_the_command(launcher):
+    found = taken_apart(["env", "PET_NPROC_PER_NODE=8", *launcher.split(), "a.py"])
+    assert found.workers == 8
+    assert "PET_NPROC_PER_NODE" not in os.environ
+
+
 @pytest.mark.parametrize(
     ("command", "instead"),
     [

@@ -154,7 +154,6 @@ def _more_than_ddp(args: Namespace, file: Mapping[str, Any]) -> Iterator[str]:
 def of_deepspeed(words: Sequence[str]) -> Launched:
     """Return what deepspeed makes of its arguments."""
     try:
-        from deepspeed.accelerator import get_accelerator
         from deepspeed.launcher.runner import parse_args
     except ImportError:
         raise _not_installed("deepspeed") from None
@@ -162,11 +161,7 @@ def of_deepspeed(words: Sequence[str]) -> Launched:
     odd = ("no_python", "bind_cores_to_rank", "elastic_training", "autotuning")
     if more := [f"--{name}" for name in odd if getattr(args, name, None)]:
         raise _unlike("deepspeed", more)
-    nodes = max(1, args.num_nodes)
-    ranks = args.num_gpus if args.num_gpus > 0 else get_accelerator().device_count() or None
-    workers = nodes * ranks if ranks else None
-    if args.include or args.exclude:
-        workers = _included(args.include, args.exclude)
+    nodes, workers = _of_hostfile(args) or _of_this_host(args)
     launched = Launched(
         args.user_script,
         bool(args.module),
@@ -182,6 +177,43 @@ def of_deepspeed(words: Sequence[str]) -> Launched:
             f"does by itself: leave it out if the script takes that, or give `{instead}`"
         )
     return launched
+
+
+def _of_hostfile(args: Namespace) -> tuple[int, int] | None:
+    """Return the nodes and ranks of deepspeed's file of hosts; None where there is none.
+
+    Raises:
+        BadInput: deepspeed refuses it, or the hosts differ.
+    """
+    from deepspeed.launcher import runner
+
+    try:
+        with _quiet():
+            if not (slots := runner.fetch_hostfile(args.hostfile)):
+                return None
+            hosts = runner.parse_inclusion_exclusion(slots, args.include, args.exclude)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"deepspeed does not take {args.hostfile}: {error}") from None
+    few = [*hosts.values()][: args.num_nodes if args.num_nodes > 0 else None]
+    each = {args.num_gpus if args.num_gpus > 0 else len(devices) for devices in few}
+    if len(each) != 1:
+        numbers = ", ".join(map(str, sorted(each))) or "no"
+        raise BadInput(
+            f"deepspeed starts {numbers} ranks on the hosts of {args.hostfile}, and trials have the "
+            "same number on each: give --num_nodes and --num_gpus"
+        )
+    return len(few), len(few) * each.pop()
+
+
+def _of_this_host(args: Namespace) -> tuple[int, int | None]:
+    """Return the nodes and ranks without a file of hosts; no ranks: one per device."""
+    from deepspeed.accelerator import get_accelerator
+
+    nodes = max(1, args.num_nodes)
+    if args.include or args.exclude:
+        return nodes, _included(args.include, args.exclude)
+    ranks = args.num_gpus if args.num_gpus > 0 else get_accelerator().device_count() or None
+    return nodes, nodes * ranks if ranks else None
 
 
 def _included(include: str, exclude: str) -> int:

@@ -71,6 +71,38 @@ def test_nodes_of_a_command_are_kept(command):
     assert (found.workers, found.nodes, found.workers_per_node) == (8, 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", (8, 2)),
+        ("--num_gpus 2", (4, 2)),
+        ("--num_nodes 1", (4, 1)),
+        ("--include a", (4, 1)),
+        ("--exclude a:0@b:3", (6, 2)),
+    ],
+)
+def test_hosts_of_deepspeed_are_those_of_its_file(tmp_path, options, expected):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# ours\na slots=4\nb slots=4\n")
+    words = ["deepspeed", "--hostfile", str(hosts), *options.split(), "a.py"]
+    found = taken_apart(words)
+    assert (found.workers, found.nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a slots=4\nb slots=2\n", r"starts 2, 4 ranks on the hosts of .*: give --num_nodes"),
+        ("a 4\n", r"deepspeed does not take .*: Hostfile contains a bad entry"),
+    ],
+)
+def test_hosts_of_deepspeed_that_differ_are_refused(tmp_path, text, told):
+    hosts = tmp_path / "hosts"
+    hosts.write_text(text)
+    with pytest.raises(BadInput, match=told):
+        taken_apart(["deepspeed", "--hostfile", str(hosts), "a.py"])
+
+
 def test_arguments_are_kept_as_they_are():
     odd = ["--text", "a\nb", "$(id)", "'\"", "--", "-x", ""]
     assert taken_apart(["python", "train.py", *odd]).args == tuple(odd)

@@ -1,5 +1,6 @@
 """Programs in front of a script or its launcher in a command, and how each is handled."""
 
+import itertools
 import os
 import re
 import shlex
@@ -57,6 +58,20 @@ _STARTS_RANKS = {
 """Programs that start several processes of a script, and their options for the number."""
 _NODES, _TASKS = ("-N", "--nodes"), ("-n", "--ntasks")
 """Options of srun for the number of nodes and of processes."""
+_OWN_FOLDER = "change to that folder before you type autotune"
+_VARIABLES = "say the variables under `env` of study.yaml, or set them before autotune"
+_UNLIKE_TRIALS = {
+    "--env-file": _VARIABLES,
+    "--export": _VARIABLES,
+    "--container": "run autotune in that container",
+    "--chdir": _OWN_FOLDER,
+    "--cwd": _OWN_FOLDER,
+    "--directory": _OWN_FOLDER,
+    "-D": _OWN_FOLDER,
+}
+"""Beginnings of options of srun and of managers that trials cannot follow -> what to do instead."""
+_EXPORT_ALL = re.compile("--export[= ]all", re.IGNORECASE)
+"""Option of srun that changes nothing."""
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 
 
@@ -151,15 +166,26 @@ def _manager(words: Sequence[str]) -> Passed:
     place = _program_place(words)
     if place == len(words):
         raise unknown(words)
-    if named := next((word for word in words[:place] if word.startswith("--env-file")), None):
-        raise BadInput(
-            f"{words[0]} is told {named}: say the variables of that file under `env` of study.yaml, or "
-            "set them before autotune, and leave it out of the command"
-        )
+    _check_options(words[:place])
     before, behind = words[:place], words[place:]
     if behind[0] in ("-m", "--module") or behind[0].endswith(".py"):
         behind = ("python", *behind)  # as `uv run` takes them
     return Passed(tuple(behind), (*before, "python"))
+
+
+def _check_options(words: Sequence[str]) -> None:
+    """Check a program and its options.
+
+    Raises:
+        BadInput: one makes the script's process another one than that of trials.
+    """
+    for word, value in itertools.pairwise([*words, ""]):
+        instead = next((_UNLIKE_TRIALS[one] for one in _UNLIKE_TRIALS if word.startswith(one)), "")
+        if instead and not _EXPORT_ALL.fullmatch(word if "=" in word else f"{word} {value}"):
+            raise BadInput(
+                f"{words[0]} is told {word}, which trials cannot follow: {instead}, and leave it out of "
+                "the command"
+            )
 
 
 def _srun(words: Sequence[str]) -> Passed:
@@ -167,6 +193,7 @@ def _srun(words: Sequence[str]) -> Passed:
     if place == len(words):
         raise unknown(words)
     options, command = words[:place], words[place:]
+    _check_options(options)
     nodes = _number(options, _NODES) or _of_allocation(options, _NODES, "SLURM_NNODES")
     nodes = nodes or "1"
     tasks = _number(options, _TASKS)

@@ -30,6 +30,7 @@ from autotune.standalone.launch_command import NoScript, taken_apart
         ("uv run --with x torchrun --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
         ("poetry run python a.py run", ("a.py", False, ("run",), 1)),
         ("srun -n 1 python a.py", ("a.py", False, (), 1)),
+        ("srun --export=ALL --export all -n1 python a.py", ("a.py", False, (), 1)),
         ("deepspeed --num_gpus 4 a.py --steps", ("a.py", False, ("--steps",), 4)),
         ("deepspeed --include localhost:0,1 a.py", ("a.py", False, (), 2)),
     ],
@@ -225,6 +226,13 @@ def test_size_of_a_step_that_is_not_a_number_is_refused(option):
         ("env -u A python a.py", "env is told -u"),
         ("env CUDA_VISIBLE_DEVICES=1 python a.py", "CUDA_VISIBLE_DEVICES=1 autotune init"),
         ("uv run --env-file .env python a.py", "uv is told --env-file"),
+        ("uv --directory /p run python a.py", "uv is told --directory, "),
+        ("conda run --cwd /p -n x python a.py", "conda is told --cwd"),
+        ("srun -D /scratch python a.py", "cannot follow: change to that folder"),
+        ("srun --chdir=/scratch python a.py", "srun is told --chdir=/scratch"),
+        ("srun --export NONE python a.py", "cannot follow: say the variables under"),
+        ("srun --export=ALL,A=1 python a.py", "srun is told --export=ALL,A=1"),
+        ("srun --container-image=x.sqsh python a.py", "follow: run autotune in that container"),
     ],
 )
 def test_what_is_no_launch_of_a_script_is_told(command, told):

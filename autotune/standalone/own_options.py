@@ -71,11 +71,12 @@ class OwnOptions:
 
         Args:
             knob: name of it.
-            usual: values that are tried from outside; without any, those that were seen.
+            usual: values that are tried from outside; without any, or where the option says values
+                in another way, as it is clamped or divided, those that were seen.
         """
         own, named = self.turned[knob], CATALOGUE[knob].named
         as_usual = knob != LOG_INTERVAL and named is not None and named.is_number
-        wanted = usual if as_usual and usual else own.values
+        wanted = usual if as_usual and usual and not own.words else own.values
         return [value for value in wanted if value not in own.refused]
 
     def fitting(self, device: str) -> "OwnOptions":

@@ -169,6 +169,13 @@ def test_options_of_the_script_are_written_with_their_words() -> None:
     assert "# Not here: precision" not in text
 
 
+def test_option_that_is_clamped_has_words_for_every_value_of_the_study() -> None:
+    own = OwnOptions({"loader_workers": Turned("-j", 2, (0, 2), {"2": 8, "0": 0})})
+    _, spec = written(own=own)
+    assert spec.values()["loader_workers"] == [0, 2]
+    assert spec.full_baseline()["loader_workers"] == 2
+
+
 def test_fused_update_is_not_offered_to_a_model_with_sparse_gradients() -> None:
     _, spec = written(optimizer="SGD")
     assert spec.values()["optimizer_kernels"] == ["default", "fused"]

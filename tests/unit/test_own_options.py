@@ -176,6 +176,13 @@ def test_workers_that_a_script_refuses_are_not_offered() -> None:
     assert found.values("loader_workers", [0, 1, 2, 4]) == [1, 2, 4]
 
 
+def test_workers_that_a_script_clamps_have_the_values_that_were_seen() -> None:
+    found = searched(Option("-j", "workers", 8), {"loader_workers": 0}, loader_workers=2)
+    turned = found.turned["loader_workers"]
+    assert (turned.today, turned.words) == (2, {"2": 8, "0": 0})
+    assert found.values("loader_workers", [0, 1, 2, 4]) == [0, 2]
+
+
 def test_refused_are_values_of_the_knob_and_all_of_them() -> None:
     option = Option("--dtype", "dtype", "float32")
     tried = {

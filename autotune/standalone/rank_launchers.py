@@ -103,6 +103,8 @@ def of_accelerate_launch(words: Sequence[str]) -> Launched:
     try:
         with _quiet():
             args, _, _ = launch._validate_launch_command(args)
+            if more := [*_more_than_ddp(args, {})]:  # what the file adds
+                raise _unlike("accelerate launch", more)
             several = bool(args.multi_gpu and not args.cpu)
             env = (
                 prepare_multi_gpu_env(args) if several else prepare_simple_launcher_cmd_env(args)[1]

@@ -335,3 +335,11 @@ def test_what_torchrun_would_not_do_is_refused(words, kind, told, tmp_path):
     file.write_text(ACCELERATE.format(kind=kind, precision="no"))
     with pytest.raises(BadInput, match=told):
         taken_apart(["accelerate", "launch", "--config_file", str(file), *words.split(), "a.py"])
+
+
+def test_mpirun_in_the_file_of_accelerate_is_refused(tmp_path):
+    file = tmp_path / "accelerate.yaml"
+    text = ACCELERATE.format(kind="MULTI_CPU", precision="no")
+    file.write_text(f"{text}use_cpu: true\nmpirun_config: {{mpirun_hostfile: {tmp_path}/hosts}}\n")
+    with pytest.raises(BadInput, match="accelerate launch is told --mpirun_hostfile"):
+        taken_apart(["accelerate", "launch", "--config_file", str(file), "a.py"])

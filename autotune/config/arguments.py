@@ -15,7 +15,8 @@ _CONSTRUCTED = re.compile(r"[A-Z]\w*\([a-z_]\w*(=[0-9]+)?\)")
 _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """Name in front of a value in a word."""
-_LETTER = re.compile(r"-[A-Za-z]")
+_ATTACHED = re.compile(r"(-[A-Za-z])([0-9]+)")
+"""Option of one letter and its number in one word."""
 _OPTION = re.compile(r"-[A-Za-z-]")
 """Beginning of an option: that of a negative number is another one."""
 _SWITCH = re.compile(r"(-{1,2}[^\s=/:]+)?/(-{1,2}[^\s=/:]+)")
@@ -116,7 +117,7 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def typed(arguments: Sequence[str]) -> Iterator[tuple[str, KnobValue]]:
-    """Yield every value among the arguments, `--flag 8`, `--flag=8`, `key=8`, with its flag.
+    """Yield every value among the arguments, `--flag 8`, `--flag=8`, `-f8`, `key=8`, with its flag.
 
     The flag has the form that `changed` takes; whole numbers, true and false are no texts. No parser
     is involved: a script may have one of its own.
@@ -127,6 +128,8 @@ def typed(arguments: Sequence[str]) -> Iterator[tuple[str, KnobValue]]:
             yield name + sign, _read(value)
         elif before.startswith("-") and _NAME.fullmatch(before) and not word.startswith("-"):
             yield before, _read(word)
+        elif attached := _ATTACHED.fullmatch(word):
+            yield attached[1], _read(attached[2])
 
 
 def _read(text: str) -> KnobValue:
@@ -137,7 +140,8 @@ def _read(text: str) -> KnobValue:
 
 def _is_attached(word: str, flag: str) -> bool:
     """Return whether a number follows an option of one letter in the same word: `-b16`."""
-    return bool(_LETTER.fullmatch(flag)) and word.startswith(flag) and word[2:].isdecimal()
+    found = _ATTACHED.fullmatch(word)
+    return found is not None and found[1] == flag
 
 
 def truth(text: str | None) -> bool | None:

@@ -29,6 +29,10 @@ def tried(found, knob, workers=1):
     return [other.option.flag for other in candidates(found, workers).get(knob, ())]
 
 
+def test_option_of_one_letter_is_tried_as_it_is_typed():
+    assert tried(typed("train.py -b8 -vv"), MICRO_BATCH) == ["-b"]
+
+
 def test_names_of_frameworks_are_tried_first():
     found = seen(
         ("lr", 8),

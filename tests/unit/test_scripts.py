@@ -32,6 +32,7 @@ SCRIPT = {
     [
         (["--n", "1"], "--n", 2, ["--n", "2"]),
         (["--n=1", "x"], "--n", 2, ["--n=2", "x"]),
+        (["-n1", "x"], "-n", 2, ["-n2", "x"]),
         (["--n", "1", "--n", "3"], "--n", 2, ["--n", "2", "--n", "2"]),
         (["x"], "--n", 2, ["x", "--n", "2"]),
         (["--nn", "1"], "--n", 2, ["--nn", "1", "--n", "2"]),
@@ -86,6 +87,11 @@ def test_variables_are_no_arguments() -> None:
 )
 def test_arguments_are_read(given: list[str], flag: str, value: str | None) -> None:
     assert arguments.given(given, flag) == value
+
+
+def test_number_behind_one_letter_is_its_value() -> None:
+    words = ["-b16", "-vv", "-1", "-abc", "-b8x", "-xb8", "--b8"]
+    assert list(arguments.typed(words)) == [("-b", 16)]
 
 
 def study(folder: Path, workload: dict[str, Any], **changes: Any) -> Path:

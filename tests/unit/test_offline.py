@@ -21,6 +21,13 @@ told = {"repo_id": "me/model", "path_or_fileobj": b"x", "path_in_repo": "x"}
 assert api.upload_file(**told).oid
 assert api.upload_file(**told, run_as_future=True).result().oid
 assert huggingface_hub.upload_folder(repo_id="me/model", folder_path=".").oid
+part = huggingface_hub.CommitOperationAdd("x", b"x")
+assert api.preupload_lfs_files("me/model", [part]) is None
+huggingface_hub.create_branch("me/model", branch="b", exist_ok=True)
+api.create_tag("me/model", tag="v1")
+api.super_squash_history("me/model")
+api.delete_repo("me/model")
+assert api.create_commit("me/model", [part], commit_message="x").oid
 """
 
 

@@ -22,6 +22,20 @@ OFFLINE = {
 _COMMIT = "0" * 40
 _UPLOADS = ("create_commit", "upload_file", "upload_folder", "upload_large_folder")
 
+_CHANGES = (
+    "preupload_lfs_files",
+    "create_branch",
+    "create_tag",
+    "delete_branch",
+    "delete_tag",
+    "delete_repo",
+    "move_repo",
+    "super_squash_history",
+    "update_repo_settings",
+    "batch_bucket_files",
+)
+"""Functions that change repositories or buckets, and return nothing."""
+
 
 def begin() -> None:
     """Send nothing from now on."""
@@ -29,7 +43,7 @@ def begin() -> None:
 
 
 def _change(module: Any) -> None:
-    """Replace the functions that make repositories and commits."""
+    """Replace the functions that make and change repositories."""
 
     def create_repo(_original: Any, self: Any, repo_id: str, **_: Any) -> Any:
         return module.RepoUrl(f"{self.endpoint}/{repo_id}", endpoint=self.endpoint)
@@ -50,7 +64,11 @@ def _change(module: Any) -> None:
         )
         return self.run_as_future(lambda: made) if run_as_future else made
 
-    replaced = {"create_repo": create_repo} | dict.fromkeys(_UPLOADS, commit)
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    replaced = dict.fromkeys(_UPLOADS, commit) | dict.fromkeys(_CHANGES, nothing)
+    replaced |= {"create_repo": create_repo}
     for name, replacement in replaced.items():
         if hasattr(module.HfApi, name):
             wrapping(module.HfApi, name)(replacement)

@@ -1,6 +1,7 @@
 """Protection of the user's files on this node while a trial's ranks run."""
 
 import contextlib
+import errno
 import json
 import multiprocessing.process
 import os
@@ -31,6 +32,11 @@ _MAY_BE_REFUSED = (
     "cannot open file",
 )
 """Errors of programs and libraries that do not pass on the message of the kernel."""
+_LOOP = os.strerror(errno.ELOOP)
+_OF_AUTOMOUNTS = (
+    "; an automounter cannot mount a folder in a trial that has begun: have an argument or a variable "
+    "of the job name it, or use it (`ls`) before"
+)
 _MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
@@ -109,7 +115,7 @@ class Sandbox:
         place, on_disk = scratch.place(list(self._wanted))
         self._scratch = scratch.Scratch(place)
         self._layers, self._problem = str(self._scratch.folder), ""
-        view = View(self._wanted, self._kept, self._layers, not on_disk)
+        view = View(self._wanted, self._kept, self._layers, not on_disk, _named(request))
         self.ticket = Ticket(self._layers, view)
 
     def settle(self, maker: int, problem: str) -> bool:
@@ -153,7 +159,7 @@ class Sandbox:
             output: the error of the script and what it has printed.
         """
         if not self._problem:
-            return ""
+            return _OF_AUTOMOUNTS if _LOOP in output else ""
         refused = next((line for line in output.splitlines() if _REFUSED in line), "")
         if not refused and not any(sign in output for sign in _MAY_BE_REFUSED):
             return ""
@@ -214,6 +220,15 @@ def _wanted(request: TrialRequest) -> tuple[str, ...]:
     if request.command:
         several += [(workdir / word).parent for word in request.command.argv if "/" in word]
     return writable(several)
+
+
+def _named(request: TrialRequest) -> tuple[str, ...]:
+    """Return what may be paths in a job's arguments and variables, from its working directory on."""
+    script, command = request.script, request.command
+    words = [*(script.args if script else ()), *(command.argv if command else ())]
+    words += request.env.values()
+    values = [part for word in words for part in (word, word.partition("=")[2])]
+    return tuple(str(Path(request.workdir, value)) for value in values if value)
 
 
 def writable(folders: Iterable[str | Path]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ NEW_MOUNTS = 0x00020000
 NEW_USERS = 0x10000000
 """CLONE_NEWUSER of unshare(2) and setns(2)."""
 
-_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 32, 4096, 16384, 1 << 19
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _KEPT_FLAGS = {
     os.ST_NOSUID: 2,
     os.ST_NODEV: 4,
@@ -98,12 +98,12 @@ def make_read_only(target: str) -> None:
 
 
 def keep_mounts_here() -> None:
-    """Make later mounts visible in this namespace alone.
+    """Make later mounts visible in this namespace alone, and those of others not in it.
 
     Raises:
         OSError: the kernel refuses that.
     """
-    _flagged("none", "/", _MS_REC | _MS_SLAVE)
+    _flagged("none", "/", _MS_REC | _MS_PRIVATE)
 
 
 def _flagged(source: str, target: str, flags: int) -> None:

@@ -36,12 +36,14 @@ class View:
         kept: folders that it really writes: output of the trial, caches of compilers.
         layers: folder for what it writes elsewhere.
         in_memory: whether that is kept in memory, as no local disk has room.
+        named: paths in the words of the job.
     """
 
     wanted: tuple[str, ...]
     kept: tuple[str, ...]
     layers: str
     in_memory: bool = False
+    named: tuple[str, ...] = ()
 
 
 def enter(view: View) -> None:
@@ -53,6 +55,7 @@ def enter(view: View) -> None:
     if "/" in view.wanted:
         raise OSError(errno.EINVAL, "no overlay can cover / itself, which the job works in")
     here = os.getcwd()  # noqa: PTH109
+    _use(view.named)
     planned = covers(mounted(), view.wanted, "" if view.in_memory else view.layers)
     hidden = {c.path: any(holds(o.path, c.path) for o in planned if o != c) for c in planned}
     again = [*view.kept, *sockets([cover.path for cover in planned])]
@@ -111,6 +114,15 @@ def _unshare() -> bool:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         return True
     return False
+
+
+def _use(paths: Iterable[str]) -> None:
+    """Use paths, so that an automounter mounts now what they lie on.
+
+    What it mounts once there is a view cannot be covered, and so does not appear in it.
+    """
+    for path in paths:
+        os.path.isdir(f"{path}/")  # noqa: PTH112 (without the slash it would not be mounted)
 
 
 @contextlib.contextmanager

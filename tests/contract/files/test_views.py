@@ -1,5 +1,6 @@
 """A view of the machine in which everything can be written and nothing is changed, seen from within."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.worker.node.sandbox import Sandbox
+from autotune.worker.protocol import Script
 from autotune.worker.sandbox import scratch
 from autotune.worker.sandbox.mounts import AS_IT_IS, MEMORY, OVERLAY, Cover, Mount, covers, mounted
+from tests.support.trials import trial
 
 ROOT = Path(__file__).parents[3]
 DISK = Mount("/", "ext4", True)
@@ -72,6 +76,113 @@ def test_socket_of_another_program_is_reached(within, tmp_path: Path) -> None:
         listening.bind(str(tmp_path / "socket"))
         listening.listen()
         within("socket.socket(socket.AF_UNIX).connect('socket')")
+
+
+# Mounts that come later
+
+
+@pytest.fixture
+def beside(tmp_path: Path):
+    """Runs code in a process that has the mounts of this machine for itself, as another machine has.
+
+    It can fork a process that enters a view, and mount something itself, which does not come here.
+    """
+
+    def run(code: str) -> str:
+        begin = f"""
+            import os, subprocess, sys
+            from pathlib import Path
+            from autotune.worker.sandbox import kernel, overlay, scratch
+            kernel.unshare(kernel.NEW_MOUNTS)
+            for change in ("--make-rprivate", "--make-rshared"):
+                subprocess.run(["mount", change, "/"], check=True)
+            layers = scratch.Scratch(scratch.place([{str(tmp_path)!r}])[0])
+            view = overlay.View(({str(tmp_path)!r},), (), str(layers.folder))
+        """
+        program = textwrap.dedent(begin) + textwrap.dedent(code)
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if "Operation not permitted" in found.stderr or "No such device" in found.stderr:
+            pytest.skip("that cannot be mounted here")
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    yield run
+    scratch.sweep()
+
+
+def test_what_is_mounted_below_a_folder_that_is_as_it_is_is_not_written(beside) -> None:
+    told = beside(
+        """
+        Path("fixed").mkdir()
+        kernel.mount("t", "fixed", "tmpfs", {})
+        Path("fixed/later").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", "fixed"], check=True)
+        (entered, enters), (mounted, mounts) = os.pipe(), os.pipe()
+        if not os.fork():
+            overlay.enter(view)
+            os.write(enters, b"x")
+            os.read(mounted, 1)
+            try:
+                Path("fixed/later/a").touch()
+            except OSError as error:
+                print(error.strerror, flush=True)
+            os._exit(0)
+        os.read(entered, 1)
+        kernel.mount("t", "fixed/later", "tmpfs", {})
+        os.write(mounts, b"x")
+        os.wait()
+        print(os.listdir("fixed/later"))
+        """
+    )
+    assert told.splitlines() == ["Read-only file system", "[]"]
+
+
+def test_what_an_automounter_mounts_at_its_first_use_is_not_written(beside) -> None:
+    told = beside(
+        """
+        import dataclasses
+        Path("auto").mkdir()
+        command = [sys.executable, "-m", "tests.support.automounter", "auto"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as automounter:
+            assert automounter.stdout.readline()
+            if not os.fork():
+                overlay.enter(dataclasses.replace(view, named=("auto/named",)))
+                for name in ("named", "other"):
+                    try:
+                        Path("auto", name, "a").touch()
+                        print(sorted(os.listdir(f"auto/{name}")), flush=True)
+                    except OSError as error:
+                        print(error.strerror, flush=True)
+                os._exit(0)
+            os.wait()
+            print([os.listdir(f"auto/{name}") for name in ("named", "other")])
+            automounter.kill()
+        """
+    )
+    within = ["['a', 'before']", "Too many levels of symbolic links"]
+    assert told.splitlines() == [*within, "[['before'], ['before']]"]
+
+
+def test_words_of_a_job_may_name_what_an_automounter_mounts(tmp_path: Path) -> None:
+    script = Script("train.py", args=("--out=/a/run1", "data"))
+    asked = trial(tmp_path, script=script, env={"LOGS": "/b/c"})
+    sandbox = Sandbox(asked)
+    try:
+        assert sandbox.ticket.view is not None
+        assert {"/a/run1", f"{tmp_path}/data", "/b/c"} <= {*sandbox.ticket.view.named}
+        assert "use it (`ls`) before" in sandbox.advice(
+            f"[Errno 40] {os.strerror(errno.ELOOP)}: '/a'"
+        )
+        assert sandbox.advice("[Errno 2] No such file or directory: '/a'") == ""
+    finally:
+        sandbox.close()
 
 
 def test_folder_of_layers_is_covered_in_memory_and_what_is_wanted_below_on_disk() -> None:

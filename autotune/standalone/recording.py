@@ -28,6 +28,7 @@ from launchers.replay.tables import (
     STATE,
     THROUGHPUT,
     parsed,
+    read_origin,
     shown_rate,
     shown_value,
     write_table,
@@ -81,7 +82,9 @@ class Journal:
         self._columns = [_PASS, *names, THROUGHPUT, SECONDS, STATE]
         self.runs: list[Run] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self._whole_lines():
+        content = path.read_bytes() if path.exists() else b""
+        self._check_columns(content)
+        if self._whole_lines(content):
             self.runs = list(self._read(names))
         else:
             self._append(self._columns)
@@ -94,11 +97,23 @@ class Journal:
         )
         self.runs.append(run)
 
-    def _whole_lines(self) -> bool:
+    def _check_columns(self, content: bytes) -> None:
+        """Check the first line, which a crash may have left incomplete.
+
+        Raises:
+            BadInput: it is that of another file.
+        """
+        first, newline, _ = content.decode(errors="replace").partition("\n")
+        own, first = ",".join(self._columns), first.rstrip("\r")
+        if first == own or (not newline and own.startswith(first)):
+            return
+        raise BadInput(
+            f"{self._path} has the columns {', '.join(first.split(',')) or 'none'}; this study records "
+            f"{', '.join(self._columns)}; choose another output or move it away"
+        )
+
+    def _whole_lines(self, content: bytes) -> bool:
         """Cut off an incomplete last line, left by a crash; return whether any line remains."""
-        if not self._path.exists():
-            return False
-        content = self._path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             write_text(self._path, whole.decode())
@@ -106,13 +121,7 @@ class Journal:
 
     def _read(self, names: list[str]) -> Iterator[Run]:
         with self._path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if reader.fieldnames != self._columns:
-                raise BadInput(
-                    f"{self._path} has the columns {', '.join(reader.fieldnames or ['none'])}; this "
-                    f"study records {', '.join(self._columns)}; choose another output or move it away"
-                )
-            for row in reader:
+            for row in csv.DictReader(file):
                 rate = float(row[THROUGHPUT]) if row[THROUGHPUT] else None
                 params = {name: parsed(row[name]) for name in names}
                 yield Run(int(row[_PASS]), params, rate, float(row[SECONDS]), row[STATE])
@@ -152,11 +161,12 @@ def record(
         The output.
 
     Raises:
-        BadInput: the journal belongs to another space, the space has nothing to vary, or the objective
-            is energy or has a power limit.
+        BadInput: another file is where one would be written, the journal belongs to another space, the
+            space has nothing to vary, or the objective is energy or has a power limit.
     """
     if spec.objective.reads_energy:
         raise BadInput(NO_ENERGY)
+    _check_free(output)
     with (
         tempfile.TemporaryDirectory() as logs,
         launcher_of(spec, Path(logs)) as launcher,
@@ -167,7 +177,7 @@ def record(
         if not names:
             raise BadInput("search_space: nothing varies; give at least one knob two values")
         chosen = configurations(space, spec, names, most)
-        journal = Journal(output.with_suffix(".runs.csv"), names)
+        journal = Journal(_journal_of(output), names)
         _check_origin(output, spec, launcher, journal.runs)
         recorder = _Recorder(one_off, space, journal)
         for number in range(passes + refine):
@@ -194,6 +204,27 @@ def configurations(
         chosen = {name: knobs[name] for name in names}
         found.setdefault(key(chosen), chosen)
     return list(found.values())
+
+
+def _journal_of(output: Path) -> Path:
+    return output.with_suffix(".runs.csv")
+
+
+def _check_free(output: Path) -> None:
+    """Check that no other files are where a recording without a journal would write its own.
+
+    Raises:
+        BadInput: there is one, or the table would have the name of the file that tells its origin.
+    """
+    origin, journal = output.with_suffix(".json"), _journal_of(output)
+    if output == origin:
+        raise BadInput(f"{output}: a .json beside the table tells its origin; name the table *.csv")
+    if journal.exists() and journal.stat().st_size:
+        return
+    if taken := next(filter(Path.exists, (output, origin)), None):
+        raise BadInput(
+            f"{taken} exists, and no {journal} that recorded it; name another output, or move it away"
+        )
 
 
 class _Recorder:
@@ -285,11 +316,11 @@ def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
     """Record the origin of a new journal, or check that of an old one.
 
     Raises:
-        BadInput: its runs are of another study.
+        BadInput: its runs are of another study, or the file is none that tells an origin.
     """
     path = output.with_suffix(".json")
     if runs and path.exists():
-        began = json.loads(path.read_text("utf-8"))["study"]
+        began = read_origin(output).study
         wanted = withheld.kept(spec, all_fields=False)
         if withheld.kept(StudySpec.model_validate(began), all_fields=False) != wanted:
             raise BadInput(

@@ -106,6 +106,25 @@ def test_a_journal_of_another_space_is_left_alone(folder: Path) -> None:
     assert (folder / "t.runs.csv").read_text() == "pass,other,throughput,trial_seconds,state\n"
 
 
+@pytest.mark.parametrize("name", ["gpt2.csv", "gpt2.json"])
+def test_files_of_the_user_are_not_replaced(folder: Path, name: str) -> None:
+    write_study(folder, search_space=SPACE)
+    (folder / name).write_text("hidden: 768\n")
+    before = {path.name for path in folder.iterdir()}
+    done = ask("record", "study.yaml", "-o", "gpt2.csv", cwd=folder)
+    assert done.returncode == 2
+    assert f"{name} exists" in done.stderr
+    assert (folder / name).read_text() == "hidden: 768\n"
+    assert {path.name for path in folder.iterdir()} == before
+
+
+def test_table_and_origin_are_two_files(folder: Path) -> None:
+    write_study(folder, search_space=SPACE)
+    done = ask("record", "study.yaml", "-o", "t.json", cwd=folder)
+    assert done.returncode == 2
+    assert "name the table *.csv" in done.stderr
+
+
 @pytest.mark.parametrize("objective", [{"metric": "samples_per_joule"}, {"power_limit": 100.0}])
 def test_study_of_energy_or_power_is_not_recorded(folder: Path, objective: dict) -> None:
     write_study(folder, search_space=SPACE, objective={**objective, "global_batch": "free"})

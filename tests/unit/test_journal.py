@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import BadInput
 from autotune.standalone.recording import Journal, Run
 
 RUNS = [Run(0, {"micro_batch": 2**n}, 10.0 + n, 1.0, "COMPLETE") for n in range(20)]
@@ -47,3 +48,18 @@ def test_a_full_disk_meanwhile_costs_nothing(torn: Path) -> None:
         Journal(torn, ["micro_batch"])
     assert torn.read_bytes() == before
     assert Journal(torn, ["micro_batch"]).runs == RUNS
+
+
+@pytest.mark.parametrize("text", ["name,score\nann,1", "one line of notes", "micro_batch"])
+def test_a_file_of_others_keeps_its_last_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "table.runs.csv").write_text(text)
+    with pytest.raises(BadInput, match="choose another output"):
+        Journal(tmp_path / "table.runs.csv", ["micro_batch"])
+    assert (tmp_path / "table.runs.csv").read_text() == text
+
+
+def test_a_first_line_that_a_crash_has_cut_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / "table.runs.csv").write_text("pass,micro_b")
+    assert Journal(tmp_path / "table.runs.csv", ["micro_batch"]).runs == []
+    first = "pass,micro_batch,throughput,trial_seconds,state\n"
+    assert (tmp_path / "table.runs.csv").read_text() == first

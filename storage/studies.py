@@ -67,7 +67,7 @@ class Studies:
             owner: account that submits it.
 
         Raises:
-            BadInput: a study of that name exists already.
+            BadInput: a study of that name exists already, here or among Optuna's others.
         """
         try:
             with self._transactions.writing() as session:
@@ -83,6 +83,7 @@ class Studies:
                 )
                 session.add(row)
                 session.flush()
+                self._refuse_trials_of_others(session, name)
                 session.add(leases.free(leases.key_of(row.id)))
                 self._events.add(session, row, EventKind.SUBMITTED)
         except IntegrityError:
@@ -336,6 +337,18 @@ class Studies:
                 .where(StudyModel.study_name == name, TrialUserAttributeModel.key == SUGGESTED_BY)
             )
             return {number: str(json.loads(value)) for number, value in rows}
+
+    def _refuse_trials_of_others(self, session: Session, name: str) -> None:
+        """Refuse a new study whose trials would be told to a study of another program.
+
+        Raises:
+            BadInput: Optuna has a study of that name.
+        """
+        if session.scalar(select(StudyModel.study_id).where(StudyModel.study_name == name)):
+            raise BadInput(
+                f"{self._database} has a study named {name!r} that another program has made with "
+                "Optuna, which stays as it is; name this one otherwise"
+            )
 
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, queue: str) -> bool:
         """Put a study into another queue; return False if a daemon runs it.

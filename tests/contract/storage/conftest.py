@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from optuna.storages._rdb.models import BaseModel
 
 from storage import Claim, Database, Lease, LeaseHolder, Repository, StoredStudy
 from storage.models import Base
@@ -11,7 +12,7 @@ from tests.contract.storage.making import CLUSTER, LONG, submit, taken
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database of each kind for all tests here; each test finds our tables empty."""
+    """One database of each kind for all tests here; each test finds it empty."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path_factory.mktemp('storage')}/autotune.db"
     server = request.getfixturevalue("postgres_server")
@@ -28,8 +29,9 @@ def database(url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def repository(database: Database) -> Repository:
+    optunas = [t for t in BaseModel.metadata.sorted_tables if t.name != "version_info"]
     with database.writing() as connection:
-        for table in reversed(Base.metadata.sorted_tables):
+        for table in reversed([*optunas, *Base.metadata.sorted_tables]):
             connection.execute(table.delete())
     return Repository(database)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import optuna
 import pytest
 from sqlalchemy import event, text, update
 
@@ -71,6 +72,15 @@ class TestStudies:
         assert (found.stop_requested, found.error, found.verdict) == (False, None, None)
         assert found.elapsed == 0.0
         assert before <= found.created <= after
+
+    def test_study_of_optuna_keeps_its_name_and_its_trials(self, repository: Repository) -> None:
+        theirs = optuna.create_study(storage=repository.database.optuna(), study_name="a")
+        theirs.enqueue_trial({"x": 1.0})
+        with pytest.raises(BadInput, match="a study named 'a' that another program has made"):
+            submit(repository, "a")
+        assert repository.studies.all() == []
+        assert [trial.state.name for trial in theirs.trials] == ["WAITING"]
+        submit(repository, "b")
 
     def test_studies_are_listed_oldest_first(self, repository: Repository) -> None:
         assert repository.studies.all() == []

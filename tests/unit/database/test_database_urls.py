@@ -103,8 +103,8 @@ class TestUrl:
         folder.mkdir()
         monkeypatch.chdir(folder)
         with opened("sqlite:///x.db") as database:
-            TrialLedger(database, "first")
             Repository(database).studies.submit("first", "c", {}, "/w")
+            TrialLedger(database, "first")
         assert {path.name.split("-")[0] for path in folder.iterdir()} == {"x.db", "x.db.lock"}
         assert [path.name for path in tmp_path.iterdir()] == [name]
         with raw(f"sqlite:///{folder}/x.db".replace("%", "%25").replace("?", "%3F")) as engine:

@@ -22,8 +22,8 @@ class TestSchema:
         self, storage_url: str
     ) -> None:
         with opened(storage_url) as database:
-            TrialLedger(database, "first")
             Repository(database).studies.submit("first", "c", {}, "/w")
+            TrialLedger(database, "first")
         found = tables(storage_url)
         assert {table.name for table in Base.metadata.sorted_tables} <= found
         assert {"studies", "trials", "alembic_version", VERSION_TABLE} <= found
@@ -81,8 +81,8 @@ class TestSchema:
         theirs = optuna.create_study(storage=url, study_name="theirs")
         theirs.add_trial(optuna.trial.create_trial(value=1.0))
         with opened(storage_url) as database:
-            TrialLedger(database, "ours")
             Repository(database).studies.submit("ours", "c", {}, "/w")
+            TrialLedger(database, "ours")
         assert len(optuna.load_study(storage=url, study_name="theirs").trials) == 1
 
     def test_one_of_a_newer_program_is_read_and_left_as_it_is(self, storage_url: str) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from autotune.config import StudySpec
-from autotune.errors import NotHere
+from autotune.errors import LauncherError
 from autotune.runs.plan import OpenLauncher
 from launchers import Busy, Launcher, Rival, Tenant, layout
 
@@ -43,6 +43,11 @@ def load_of_others() -> str:
 
 
 def _on_gpus(visible: list[str]) -> str:
+    """Return which process uses these devices; empty if none does.
+
+    Raises:
+        LauncherError: the driver does not tell at present.
+    """
     query = ["nvidia-smi", f"--id={','.join(visible)}", "--query-compute-apps=pid,process_name"]
     try:
         found = subprocess.run(
@@ -53,7 +58,7 @@ def _on_gpus(visible: list[str]) -> str:
             timeout=_SMI_SECONDS,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotHere(f"--idle-only: nvidia-smi does not tell what runs: {error}") from None
+        raise LauncherError(f"--idle-only: nvidia-smi does not tell what runs: {error}") from None
     running = [line.strip() for line in found.stdout.splitlines() if line.strip()]
     return f"process {running[0]} uses the devices" if running else ""
 

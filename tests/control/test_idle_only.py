@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.service import daemon as daemons
 from autotune.service import idleness
 from autotune.service.daemon import Daemon
 from autotune.service.queues import this_queue
@@ -48,13 +49,40 @@ def test_processors_count_as_loaded_above_a_share_of_their_time(
     assert bool(idleness._on_processors()) == loaded
 
 
+def on_two_devices(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
+    """A machine whose driver answers by this shell script."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(layout, "visible_devices", lambda: ["0", "1"])
+    return program
+
+
+def test_study_stays_in_the_queue_while_the_driver_does_not_answer(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failing = tmp_path / "failing"
+    failing.touch()
+    on_two_devices(monkeypatch, tmp_path, f"test ! -e '{failing}'")
+    monkeypatch.setattr(daemons, "FIRST_SECONDS", 0.05)
+    played.submit(**SHORT)
+    daemon = Daemon(played.repository, this_queue(), idleness.when_idle(played.machine.open))
+    thread = threading.Thread(target=daemon.serve, kwargs={"idle_seconds": 0.0})
+    thread.start()
+    wait_for(
+        lambda: "tried again in" in played.said() or played.study().error,
+        "the study has been tried",
+    )
+    failing.unlink()
+    thread.join(120)
+    assert "nvidia-smi does not tell what runs" in played.said()
+    played.assert_complete(trials=2)
+
+
 @pytest.mark.parametrize("printed", ["", "77, python\n"])
 def test_devices_are_idle_without_a_compute_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\nprintf '{printed}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(layout, "visible_devices", lambda: ["0", "1"])
+    on_two_devices(monkeypatch, tmp_path, f"printf '{printed}'")
     assert bool(idleness.load_of_others()) == bool(printed)

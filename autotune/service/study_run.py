@@ -4,14 +4,15 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import duration
+from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec, withheld
+from autotune.errors import LauncherError
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan
@@ -29,6 +30,8 @@ from storage.disk import full, is_full, make
 from storage.holders import started, this_host
 
 _ROOM_POLL_SECONDS = 0.5
+_SAME = ("device", "world_size", "capability")
+"""Facts on which all figures of a study depend."""
 _MAY_WRITE = " Trials may change your files: `workload.may_write` is true."
 
 
@@ -132,8 +135,9 @@ class StudyRun:
 
     def _tune(self, plan: Plan) -> Verdict:
         self._signals.check()
-        self._say_where(plan.launcher)
         facts = dataclasses.asdict(plan.facts)
+        self._check_same(facts)
+        self._say_where(plan.launcher)
         self._repository.claims.record_facts(self._lease, self._study.id, facts)
         job = StudyContext(
             self._study,
@@ -154,6 +158,24 @@ class StudyRun:
         if verdict.trial is not None:
             self._export(verdict, plan.launcher)
         return verdict
+
+    def _check_same(self, facts: Mapping[str, Any]) -> None:
+        """Check that a study which has figures goes on with such ranks as it had.
+
+        Raises:
+            LauncherError: it has others here at present.
+        """
+        stored = self._study.facts or {}
+        known = {name: stored[name] for name in _SAME if stored.get(name) is not None}
+        before = {**facts, **known}
+        if _ranks_on(before) == _ranks_on(facts):
+            return
+        attempts = self._repository.attempts.of(self._study.id)
+        if any(one.result.throughput is not None for one in attempts):
+            raise LauncherError(
+                f"its figures are of {_ranks_on(before)}, and here are {_ranks_on(facts)}: it goes on "
+                "where it has the same"
+            )
 
     def _say_where(self, launcher: Launcher) -> None:
         site = launcher.site
@@ -208,3 +230,9 @@ class StudyRun:
         self._repository.messages.say(
             self._lease, self._study.id, f"{target} is not written ({why}); {elsewhere}."
         )
+
+
+def _ranks_on(facts: Mapping[str, Any]) -> str:
+    """Return '2 ranks on cuda 9.0'."""
+    capability = ".".join(map(str, facts["capability"] or ()))
+    return f"{counted(facts['world_size'], 'rank')} on {facts['device']} {capability}".rstrip()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from autotune.errors import AutotuneError, LauncherError, NotHere
 from autotune.service import daemon as service
@@ -14,8 +15,11 @@ from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
+from launchers.replay.behaviours import where
 from storage import EVERY_OWNER, Database, Quota, Repository
+from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.support.waiting import wait_for
 
@@ -82,6 +86,41 @@ def test_meanwhile_another_study_runs_and_everybody_is_told(
     assert "no Ray cluster at head:6379" in table([first])
     after = status_of(played.repository, "played")
     assert (after["waiting"], after["retry_at"], after["error"]) == (None, None, None)
+
+
+@dataclasses.dataclass
+class Shrunken(Machine):
+    """A machine that has one device less the first time."""
+
+    def open(self, *_: object) -> ReplayLauncher:
+        self.options = {"workers": 2 if self.opened else 1}
+        return super().open()
+
+
+@pytest.mark.parametrize("of_an_older_study", [False, True])
+def test_a_study_waits_for_the_ranks_that_its_figures_are_of(
+    played: Replayed, of_an_older_study: bool
+) -> None:
+    played.run(**SHORT)
+    if of_an_older_study:
+        facts = {"device": "cpu", "world_size": 2}
+        with played.repository.database.writing() as connection:
+            connection.execute(update(StudyRow).values(facts=facts))
+    played.machine = Shrunken()
+    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.serve()
+    told = "its figures are of 2 ranks on cpu, and here are 1 rank on cpu: it goes on where it"
+    assert played.said().count(told) == 1
+    assert played.study().facts["world_size"] == 2
+    played.assert_complete(trials=5)
+
+
+def test_study_without_figures_takes_what_there_is(played: Replayed) -> None:
+    broken = where(PLAIN, lambda _: True, outcome=Outcome.ERROR, cause="rank 0: planted error")
+    played.on(broken).run_until_it_fails(**SHORT)
+    played.on(PLAIN, workers=1).submit(**SHORT)
+    played.serve()
+    played.assert_complete(trials=3)
 
 
 class Slow(Down):

@@ -50,14 +50,27 @@ class ObjectiveValues:
             self._name(attempts)
         if not self._ledger.objective.startswith(self._over):
             return told.throughput
-        return told.throughput / _reference(attempts)[1]
+        return told.throughput / self._rate(attempts)
+
+    def _rate(self, attempts: Attempts) -> float:
+        """Return the rate of the trial that the objective's name tells.
+
+        The first one by the records is another one where the clock was set back since it was named.
+        """
+        name = self._ledger.objective.removeprefix(self._over)
+        measured = attempts.searched().measured()
+        named = (one for one in measured if name == _name_of(one.trial, attempts))
+        first = next(named, None)
+        if first is None or first.result.throughput is None:
+            return _first(attempts)[1]
+        return first.result.throughput
 
     def _are_rates(self, attempts: Attempts) -> bool:
         """Return whether values were told that are rates.
 
         The name of the objective does not tell it: optuna-dashboard loses it when it renames a study.
         """
-        trial, rate = _reference(attempts)
+        trial, rate = _first(attempts)
         value = self._ledger.value(trial)
         return value is not None and math.isclose(value, rate)
 
@@ -72,18 +85,21 @@ class ObjectiveValues:
         return self._ledger.objective == self._over + _YOURS and value <= 1
 
     def _name(self, attempts: Attempts) -> None:
-        trial, _ = _reference(attempts)
-        own = attempts.baseline()
-        yours = own is not None and own.trial == trial
-        self._ledger.name_objective(self._over + (_YOURS if yours else f"trial {trial}"))
+        trial, _ = _first(attempts)
+        self._ledger.name_objective(self._over + _name_of(trial, attempts))
 
 
-def _reference(attempts: Attempts) -> tuple[int, float]:
+def _name_of(trial: int, attempts: Attempts) -> str:
+    own = attempts.baseline()
+    return _YOURS if own is not None and own.trial == trial else f"trial {trial}"
+
+
+def _first(attempts: Attempts) -> tuple[int, float]:
     """Return trial and rate of the result that was recorded first: the records alone decide."""
-    return attempts.derived(_find_reference)
+    return attempts.derived(_find_first)
 
 
-def _find_reference(attempts: Attempts) -> tuple[int, float]:
+def _find_first(attempts: Attempts) -> tuple[int, float]:
     measured = attempts.searched().measured()
     first = min(measured, key=lambda one: (one.ended or 0.0, one.id))
     assert first.result.throughput is not None

@@ -160,6 +160,11 @@ class Costs:
         return seen[math.ceil(MEASUREMENT.slow_launch * len(seen)) - 1]
 
     @property
+    def longest_startup(self) -> float:
+        """Return the longest time before the first step in new processes."""
+        return max(self._launches or [self._looked])
+
+    @property
     def _launches(self) -> list[float]:
         """Return the launches seen, without those in which something may have been compiled.
 

@@ -226,10 +226,14 @@ def _replacement(proof: Proof) -> float:
     """Return the longest time in seconds that a launch has waited for new processes.
 
     A study that goes on waits so once more: after its first run, processes that have imported what the
-    script imports take the place of those of the launcher.
+    script imports take the place of those of the launcher. That is at most the longest launch: more was
+    the sleep of the machine. Runs that take turns wait for each other, and do not tell.
     """
-    ended = ((a, a.ended) for a in proof.attempts.complete() if a.ended is not None)
-    return max((end - a.started - a.result.wall_seconds for a, end in ended), default=0.0)
+    attempts = proof.attempts
+    several = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).complete()
+    alone = [(a, a.ended) for a in several if attempts.paired_baseline_of(a) is None]
+    waited = [end - a.started - a.result.wall_seconds for a, end in alone if end is not None]
+    return min(max([0.0, *waited]), proof.costs.longest_startup)
 
 
 def _asked(seconds: float) -> float:

@@ -19,10 +19,12 @@ RUN = 5.0
 LEFT = WallTime(40.0, 15.0)
 
 
-def trial(number: int, knobs: dict[str, object], waited: float = 0.0) -> StoredAttempt:
-    result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number, wall_seconds=RUN)
+def trial(
+    number: int, knobs: dict[str, object], waited: float = 0.0, run: float = RUN
+) -> StoredAttempt:
+    result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number, wall_seconds=run)
     return StoredAttempt(
-        number + 1, number, Purpose.SEARCH, 0, 1, knobs, 0.0, waited + RUN, result, 1
+        number + 1, number, Purpose.SEARCH, 0, 1, knobs, 0.0, waited + run, result, 1
     )
 
 
@@ -42,13 +44,42 @@ def test_time_asked_for_a_rival_pays_another_trial_before_its_proof() -> None:
 
 
 def test_time_asked_for_pays_the_wait_for_new_processes() -> None:
-    at_once = asked(trial(0, BASELINE), trial(1, RIVAL))
-    assert asked(trial(0, BASELINE), trial(1, RIVAL, waited=20.0)) == at_once + 20.0
+    first = trial(0, BASELINE, run=25.0)
+    at_once = asked(first, trial(1, RIVAL))
+    assert asked(first, trial(1, RIVAL, waited=20.0)) == at_once + 20.0
 
 
 def test_time_asked_for_without_a_rival_pays_the_wait_for_new_processes() -> None:
-    at_once = asked(trial(0, BASELINE), trial(1, BASELINE))
-    assert asked(trial(0, BASELINE), trial(1, BASELINE, waited=20.0)) >= at_once + 20.0
+    first = trial(0, BASELINE, run=25.0)
+    at_once = asked(first, trial(1, BASELINE))
+    assert asked(first, trial(1, BASELINE, waited=20.0)) >= at_once + 20.0
+
+
+def test_time_asked_for_pays_no_sleep_of_the_machine() -> None:
+    at_once = asked(trial(0, BASELINE), trial(1, RIVAL))
+    assert asked(trial(0, BASELINE), trial(1, RIVAL, waited=28_800.0)) <= at_once + 2 * RUN
+
+
+def test_time_asked_for_pays_no_turns_of_other_runs() -> None:
+    def asked_after(seconds: float) -> float:
+        searched = [trial(0, BASELINE), trial(1, RIVAL)]
+        several = [trial(one.trial, one.knobs, run=60.0) for one in searched]
+        in_turn = [
+            replace(one, id=9 + one.trial, purpose=Purpose.CONFIRM, round=1, ended=seconds)
+            for one in several
+        ]
+        return asked(*searched, *in_turn)
+
+    assert asked_after(120.0) == asked_after(60.0)
+
+
+def test_time_asked_for_pays_no_turns_of_a_pair() -> None:
+    def asked_after(seconds: float) -> float:
+        first, rival = trial(0, BASELINE, run=25.0), trial(1, RIVAL, run=25.0)
+        paired = replace(first, id=8, purpose=Purpose.PAIRED, round=1, ended=seconds)
+        return asked(first, paired, replace(rival, id=9, ended=seconds))
+
+    assert asked_after(50.0) == asked_after(25.0)
 
 
 def finals(observed: dict[str, Any], *others: StoredAttempt) -> float:

@@ -6,6 +6,7 @@ Peers of PostgreSQL that died are noticed, and locks do not outlive their holder
 import contextlib
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,9 +78,9 @@ def written_aside(path: Path) -> Iterator[Path]:
 
     A writer that fails, or is killed, leaves nothing of this name that looks complete.
     """
-    unfinished = path.with_name(path.name + ".new")
-    _remove(unfinished)  # what a writer has left that was killed
-    unfinished.touch(OF_USER, exist_ok=False)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # OF_USER
+    os.close(descriptor)
+    unfinished = Path(name)
     try:
         yield unfinished
         unfinished.replace(path)

@@ -227,6 +227,17 @@ def test_backup_that_fails_half_way_leaves_no_file(
     assert content(tmp_path) == {}
 
 
+def test_files_of_the_user_beside_a_backup_are_left_alone(source: Path, tmp_path: Path) -> None:
+    beside = [f"copy.db.new{ending}" for ending in ("", "-wal", "-shm", "-journal")]
+    for name in beside:
+        (tmp_path / name).write_text("mine")
+    commands.backup(tmp_path / "copy.db", url(source))
+    commands.restore(tmp_path / "copy.db", url(tmp_path / "copy.db.new.db"))
+    found = content(tmp_path)
+    assert {found[name] for name in beside} == {b"mine"}
+    assert [name for name in found if name.startswith(".")] == []
+
+
 def test_backup_that_is_killed_half_way_leaves_no_file_that_looks_like_one(
     source: Path, tmp_path: Path
 ) -> None:

@@ -79,7 +79,7 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
     return {
         flag.removeprefix(ENVIRONMENT): written(knobs[name])
         for name, flag in named.items()
-        if flag.startswith(ENVIRONMENT) and FIELD not in flag
+        if is_variable(flag)
     }
 
 
@@ -116,6 +116,22 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
     return values[-1] if values else None
 
 
+def is_variable(flag: str) -> bool:
+    """Return whether a flag is a variable of the environment."""
+    return flag.startswith(ENVIRONMENT) and FIELD not in flag
+
+
+def today(arguments: Sequence[str], variables: Mapping[str, str], flag: str) -> str | None:
+    """Return the text of a flag in the arguments or the variables; None if there is none.
+
+    Args:
+        variables: of the script's environment, as the study sets them.
+    """
+    if is_variable(flag):
+        return variables.get(flag.removeprefix(ENVIRONMENT))
+    return given(arguments, flag)
+
+
 def typed(arguments: Sequence[str]) -> Iterator[tuple[str, KnobValue]]:
     """Yield every value among the arguments, `--flag 8`, `--flag=8`, `-f8`, `key=8`, with its flag.
 
@@ -142,6 +158,16 @@ def _is_attached(word: str, flag: str) -> bool:
     """Return whether a number follows an option of one letter in the same word: `-b16`."""
     found = _ATTACHED.fullmatch(word)
     return found is not None and found[1] == flag
+
+
+def truth_today(flag: str, text: str | None) -> bool | None:
+    """Return the meaning of the text of a flag for yes or no; None if it is none.
+
+    A variable is written as true or false, whatever it was before, so that it has no other words.
+    """
+    if is_variable(flag) and (text or "").lower() not in ("true", "false"):
+        return None
+    return truth(text)
 
 
 def truth(text: str | None) -> bool | None:

@@ -83,17 +83,10 @@ def _given_value(
     knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]
 ) -> KnobValue | None:
     wanted, text = kind(knob.values[0]), _text(knob, given, variables)
-    value = _truth(knob, text) if wanted == "boolean" else _parsed(wanted, text)
+    is_boolean = wanted == "boolean"
+    value = arguments.truth_today(knob.flag or "", text) if is_boolean else _parsed(wanted, text)
     # The word behind a switch is an argument of its own.
     return True if value is None and _is_switch(knob) and knob.flag in given else value
-
-
-def _truth(knob: OwnKnobSpec, text: str | None) -> bool | None:
-    # A variable is written as true or false, whatever it was before.
-    is_variable = (knob.flag or "").startswith(arguments.ENVIRONMENT)
-    if is_variable and (text or "").lower() not in ("true", "false"):
-        return None
-    return arguments.truth(text)
 
 
 def _is_switch(knob: OwnKnobSpec) -> bool:
@@ -109,9 +102,7 @@ def _is_field(flag: str | None) -> bool:
 def _text(knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
     if knob.flag is None or _is_field(knob.flag):
         return None
-    if knob.flag.startswith(arguments.ENVIRONMENT):
-        return variables.get(knob.flag.removeprefix(arguments.ENVIRONMENT))
-    return arguments.given(given, knob.flag)
+    return arguments.today(given, variables, knob.flag)
 
 
 def _parsed(wanted: str, text: str | None) -> KnobValue | None:

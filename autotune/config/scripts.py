@@ -224,10 +224,10 @@ class ScriptWorkload(ForeignWorkload):
             return None
         return next((name for name in COUNTED if name not in self.settings_by_knob), None)
 
-    def present(self) -> dict[str, Any]:
+    def present(self, variables: Mapping[str, str]) -> dict[str, Any]:
         present: dict[str, Any] = {}
         for name, flag in self.flags.items():
-            text = arguments.given(self.arguments, flag)
+            text = arguments.today(self.arguments, variables, flag)
             if name not in CATALOGUE or name in self.over_all_ranks or fields.parted(flag):
                 continue
             if words := self.words.get(name):
@@ -236,7 +236,7 @@ class ScriptWorkload(ForeignWorkload):
                 present[name] = option_words.meant(words, name, text)
                 continue
             is_boolean = isinstance(CATALOGUE[name].default, bool)
-            value = arguments.truth(text) if is_boolean else _value(text)
+            value = arguments.truth_today(flag, text) if is_boolean else _value(text)
             if text is not None:
                 present[name] = text if CATALOGUE[name].domain.problem(value) else value
             # The word behind a switch is an argument of its own.
@@ -252,7 +252,7 @@ class ScriptWorkload(ForeignWorkload):
         problems = keeping.proportion_of_baseline(self.in_proportion, knobs.given)
         space = {name: tried for name, tried in knobs.values.items() if name not in knobs.own}
         problems |= option_words.of_space(self.words, space, knobs.baseline)
-        present = self.present()
+        present = self.present(knobs.variables)
         for name, values in space.items():
             problems |= self._of_searched(name, values, knobs, present)
         if self.keeps_global_batch:
@@ -261,13 +261,27 @@ class ScriptWorkload(ForeignWorkload):
             )
         else:
             problems |= self._of_split(space, knobs)
-        for name, value in knobs.given.items():
-            if name in present and present[name] != value:
-                problems["baseline", name] = (
-                    f"is {mistakes.in_yaml(value)}, but workload.args say "
-                    f"{mistakes.in_yaml(present[name])}; make them agree"
-                )
-        return problems
+        return problems | self._contradicted(knobs, "workload.args say", {})
+
+    def variable_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        return self._contradicted(knobs, "env says", knobs.variables)
+
+    def _contradicted(
+        self, knobs: StudyKnobs, said: str, variables: Mapping[str, str]
+    ) -> mistakes.Problems:
+        """Return values of the baseline that another part of the study contradicts.
+
+        Args:
+            said: what says otherwise, for the message.
+            variables: of the environment; empty: only the arguments count.
+        """
+        present = self.present(variables)
+        return {
+            ("baseline", name): f"is {mistakes.in_yaml(value)}, but {said} "
+            f"{mistakes.in_yaml(present[name])}; make them agree"
+            for name, value in knobs.given.items()
+            if name in present and present[name] != value
+        }
 
     def _of_searched(
         self, name: str, values: Sequence[Any], knobs: StudyKnobs, present: Collection[str]
@@ -289,6 +303,7 @@ class ScriptWorkload(ForeignWorkload):
             return {}
         apart = fields.parted(flag) or arguments.is_constructed(flag)
         source = "it does not" if apart else "workload.args do not"
+        source = "env does not" if arguments.is_variable(flag) else source
         text = (
             f"{source} say what {flag} is today; add it there, or say under baseline "
             f"what the script takes without it"

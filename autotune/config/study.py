@@ -312,6 +312,7 @@ class StudySpec(Section):
             baseline=self.full_baseline(),
             fixed_batch=self.objective.global_batch != FREE,
             counts=self.counts,
+            variables=self.env,
         )
 
     @property
@@ -348,7 +349,7 @@ class StudySpec(Section):
 
     def full_baseline(self) -> dict[str, Any]:
         """Return the baseline with a value for every knob, including those in a script's arguments."""
-        known = {**defaults(), **self.workload.present(), **self.baseline}
+        known = {**defaults(), **self.workload.present(self.env), **self.baseline}
         return known | own_knobs.today(self.knobs, self.workload.arguments, self.env, self.baseline)
 
 
@@ -401,6 +402,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
+        problems |= spec.workload.variable_problems(spec.taken)
         if not problems:
             return spec
     except mistakes.Inconsistent as inconsistent:

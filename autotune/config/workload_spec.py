@@ -27,6 +27,7 @@ class StudyKnobs:
         baseline: value of every knob in the baseline.
         fixed_batch: whether only configurations with the baseline's global batch compete.
         counts: unit that is counted per second: samples, tokens or steps.
+        variables: of the environment, as the study sets them.
     """
 
     values: Mapping[str, Sequence[Any]]
@@ -36,6 +37,7 @@ class StudyKnobs:
     baseline: Mapping[str, Any]
     fixed_batch: bool
     counts: str
+    variables: Mapping[str, str]
 
     def differing(self, knobs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the knobs of a configuration that differ from the baseline."""
@@ -118,6 +120,13 @@ class WorkloadSpec(Section, ABC):
         """Return mistakes: knobs that nothing can set, and unknown present values."""
         return {}
 
+    def variable_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        """Return mistakes: present values that the variables contradict.
+
+        A study that an earlier version has stored may have some, and can be read.
+        """
+        return {}
+
     @staticmethod
     def flag_problem(flag: str) -> str | None:
         """Return the mistake in the setting of a knob."""
@@ -141,8 +150,12 @@ class WorkloadSpec(Section, ABC):
         """Return knob -> setting that sets it, or the first one of several."""
         return {}
 
-    def present(self) -> dict[str, Any]:
-        """Return the values of catalogue knobs that its arguments have."""
+    def present(self, variables: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of catalogue knobs that its arguments or its environment have.
+
+        Args:
+            variables: of the environment, as the study sets them.
+        """
         return {}
 
     def rules(self, baseline: Mapping[str, Any]) -> Iterator[str]:

@@ -29,7 +29,7 @@ def content_of(
         text: the verdict in words.
         world_size: ranks that it was measured with.
     """
-    own = {*spec.values(), *spec.baseline, *spec.workload.present()}
+    own = {*spec.values(), *spec.baseline, *spec.workload.present(spec.env)}
     knobs = verdict.knobs or {}
     script = script_of(spec, verdict.knobs, Path(study.workdir), world_size)
     if script is not None:  # which sets all others by itself

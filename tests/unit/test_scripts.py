@@ -11,6 +11,7 @@ import torch
 
 from autotune.config import StudySpec, arguments, load
 from autotune.config.scripts import ScriptWorkload
+from autotune.config.withheld import as_stored
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of
@@ -153,7 +154,17 @@ def test_what_follows_a_switch_is_no_value_of_it(
         (
             {"script": "train.py", "flags": {"pin_memory": "$PIN"}},
             {"search_space": {"pin_memory": [False, True]}},
-            "workload.args do not say what $PIN is today",
+            "env does not say what $PIN is today",
+        ),
+        (
+            {"script": "train.py", "flags": {"pin_memory": "$PIN"}},
+            {"search_space": {"pin_memory": [False, True]}, "env": {"PIN": "1"}},
+            "env does not say what $PIN is today",
+        ),
+        (
+            {"script": "train.py", "flags": {"micro_batch": "$BS"}},
+            {"baseline": {"micro_batch": 8}, "env": {"BS": "16"}},
+            "baseline.micro_batch: is 8, but env says 16; make them agree",
         ),
         (
             {"script": "train.py", "flags": {"pin_memory": "data.pin="}},
@@ -186,6 +197,26 @@ def test_what_cannot_be_is_refused(
         load(study(tmp_path, workload, **changes))
     assert told in str(refused.value)
     assert "study.yaml:" in str(refused.value)
+
+
+def test_present_value_is_that_of_the_variable(tmp_path: Path) -> None:
+    workload = {"script": "train.py", "flags": {"micro_batch": "$BS", "pin_memory": "$PIN"}}
+    changes = {"env": {"BS": "16", "PIN": "True"}, "objective": {"global_batch": "free"}}
+    spec = load(study(tmp_path, workload, search_space={"micro_batch": [16, 32]}, **changes))
+    assert spec.full_baseline()["micro_batch"] == 16
+    assert spec.full_baseline()["pin_memory"] is True
+
+
+def test_stored_study_whose_variable_says_otherwise_is_read() -> None:
+    stored = {
+        "name": "a",
+        "workload": {"script": "train.py", "flags": {"micro_batch": "$BS"}},
+        "search_space": {"micro_batch": [8, 32]},
+        "baseline": {"micro_batch": 8},
+        "objective": {"global_batch": "free"},
+        "env": {"BS": "16"},
+    }
+    assert as_stored(stored).full_baseline()["micro_batch"] == 8
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ def study(folder: Path, **changes: Any) -> StudySpec:
 
 
 def test_present_values_are_read_in_the_words_of_options(tmp_path: Path) -> None:
-    told = study(tmp_path).workload.present()
+    told = study(tmp_path).workload.present({})
     assert told == {"precision": "fp32", "pin_memory": True}
     typed = {**WORKLOAD, "args": ["--dtype", "bfloat16", "--no-compile", "--ckpt", "x"]}
-    told = study(tmp_path, workload=typed, baseline={}).workload.present()
+    told = study(tmp_path, workload=typed, baseline={}).workload.present({})
     assert told["precision"] == "bf16"
     assert told["compile"] == "none"
     assert told["activation_checkpointing"] == 1

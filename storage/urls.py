@@ -74,6 +74,7 @@ def _checked_file(url: URL) -> URL:
     if not url.database or url.database == ":memory:":
         raise BadInput("a study outlives its process: use sqlite:///FILE, not a database in memory")
     path = _where(Path(url.database).expanduser().absolute())
+    check_text("storage:", path)
     kind = file_system(path.parent)
     if not is_local(kind):
         raise BadInput(
@@ -95,6 +96,24 @@ def _where(path: Path) -> Path:
         if not folder.is_dir():
             raise BadInput(f"storage {path}: the folder {folder} does not exist; create it first")
     return real
+
+
+def check_text(what: str, path: Path) -> None:
+    """Check that a path is text, so that URLs and databases can hold it.
+
+    Args:
+        what: words before the path in the message.
+
+    Raises:
+        BadInput: it has bytes that are no UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise BadInput(
+            f"{what} {path}, whose name is not UTF-8, so that no database can hold it: rename it, or "
+            "work in another folder"
+        ) from None
 
 
 def is_local(kind: str) -> bool:

@@ -26,6 +26,7 @@ from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 from storage.holders import user_name
+from storage.urls import check_text
 
 _CHANGEABLE = (
     "budget",
@@ -58,10 +59,14 @@ def submit(
         file: file with the settings; values that are not stored are read there again.
 
     Raises:
-        BadInput: the study was started with other settings, or nothing can be exported.
+        BadInput: the study was started with other settings, nothing can be exported, or a path is no
+            text.
     """
+    where = str(file.resolve()) if file else None
+    for path in filter(None, (str(workdir), spec.folder, where)):
+        check_text("the study needs", Path(path))
     _check_export(workdir / spec.export)
-    stored, where = withheld.kept(spec), str(file.resolve()) if file else None
+    stored = withheld.kept(spec)
     try:
         known = repository.studies.named(spec.name)
     except StudyNotFound:

@@ -22,7 +22,7 @@ from storage import (
     Repository,
     StoredStudy,
 )
-from tests.support.steering import processes_in, write_study
+from tests.support.steering import ask, processes_in, write_study
 from tests.support.waiting import wait_for
 
 
@@ -46,6 +46,27 @@ def test_a_study_whose_folder_was_moved_goes_on_in_the_new_one(
         submission.DaemonSupervisor(repository, repository.studies.named("tiny"), "sqlite://")()
     assert not old.exists()
     assert submission.submit(repository, spec(tmp_path, trials=5), new).workdir == str(new)
+
+
+@pytest.fixture
+def nameless(tmp_path: Path) -> Path:
+    """A folder whose name is no UTF-8."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    write_study(folder)
+    return folder
+
+
+@pytest.mark.parametrize("storage", ["sqlite:///autotune.db", "elsewhere"])
+def test_a_folder_whose_name_is_no_text_is_refused_in_words(
+    nameless: Path, tmp_path: Path, storage: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/autotune.db" if storage == "elsewhere" else storage
+    told = ask("start", "study.yaml", "--detach", "--storage", url, cwd=nameless)
+    assert told.returncode == 2
+    assert "caf\\udce9" in told.stderr
+    assert "is not UTF-8" in told.stderr
+    assert "Traceback" not in told.stderr
 
 
 def test_one_whose_folder_is_still_there_stays_in_it(

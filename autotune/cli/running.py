@@ -197,11 +197,16 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
     """Return the study file, which comes first if it is given, and the command that follows.
 
     A single word is a file, whatever its name, unless it is a script or a program.
+
+    Raises:
+        BadInput: there is an option that is none.
     """
     is_file = len(words) == 1 and not (words[0].endswith(".py") or shutil.which(words[0]))
-    if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
-        return Path(words[0]), words[1:]
-    return Path("study.yaml"), words
+    has_file = bool(words) and (is_file or Path(words[0]).suffix in (".yaml", ".yml"))
+    for word in words[: 1 + has_file]:
+        if word.startswith("-"):
+            raise BadInput(f"there is no option {word}; --help lists those that there are")
+    return (Path(words[0]), words[1:]) if has_file else (Path("study.yaml"), words)
 
 
 def _refuse_both(foreground: bool, detach: bool) -> None:

@@ -8,6 +8,7 @@ from autotune.cli.results import best_in
 from autotune.cli.running import _path_and_command, resume, start
 from autotune.errors import BadInput
 from autotune.export.best import read
+from tests.support.steering import ask
 
 
 @pytest.mark.parametrize("word", ["my_study", "other.yaml", "folder/study"])
@@ -23,6 +24,25 @@ def test_single_word_that_runs_is_a_command(
     program.touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert _path_and_command([word]) == (Path("study.yaml"), [word])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["study.yaml", "--forground"],
+        ["--forground", "study.yaml"],
+        ["--forground"],
+        ["--forground", "--", "python", "train.py"],
+    ],
+)
+@pytest.mark.parametrize("command", ["start", "init"])
+def test_option_that_there_is_not_is_named(tmp_path: Path, command: str, words: list[str]) -> None:
+    told = ask(command, *words, cwd=tmp_path)
+    assert told.returncode == 2
+    assert (
+        told.stderr == "error: there is no option --forground; --help lists those that there are\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_best_yaml_is_named_once(tmp_path: Path) -> None:

@@ -75,17 +75,32 @@ def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: K
 
     Shards of a gradient are not compared with whole ones, so parallelism must be equal.
     """
-    both = list(itertools.product(run.gradients, base.gradients))
-    if not both or not is_other_split(knobs, today) or knobs["parallelism"] != today["parallelism"]:
+    both = _compared(run, base, knobs, today)
+    expected = _factor(knobs, today)
+    if not both or not all(is_in_proportion(ratio, expected) for ratio in both):
         return ""
-    expected = knobs["accumulation_steps"] / today["accumulation_steps"]
-    if not all(is_in_proportion(mine / yours, expected) for mine, yours in both):
-        return ""
-    typical = statistics.geometric_mean(mine / yours for mine, yours in both)
+    typical = statistics.geometric_mean(both)
     return (
         f"its first gradient is {typical:.2g} times yours: the script does not divide its loss by the "
         "accumulation steps"
     )
+
+
+def is_sum(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> bool:
+    """Return whether first gradients lie apart by just the factor that a sum of losses makes."""
+    both, expected = _compared(run, base, knobs, today), _factor(knobs, today)
+    return bool(both) and all(_departure(r, expected) < PROOF.surely_summed for r in both)
+
+
+def _compared(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> list[float]:
+    """Return the ratios of the first gradients, of every pair of runs; none where they tell nothing."""
+    if not is_other_split(knobs, today) or knobs["parallelism"] != today["parallelism"]:
+        return []
+    return [mine / yours for mine, yours in itertools.product(run.gradients, base.gradients)]
+
+
+def _factor(knobs: Knobs, today: Knobs) -> float:
+    return float(knobs["accumulation_steps"] / today["accumulation_steps"])
 
 
 def is_other_split(knobs: Knobs, today: Knobs) -> bool:
@@ -101,4 +116,9 @@ def _least_factor(mine: Sequence[float], yours: Sequence[float]) -> float:
 
 def is_in_proportion(ratio: float, expected: float) -> bool:
     """Return whether a ratio is nearer to the expected one than to 1, as ratios lie apart."""
-    return abs(math.log(ratio) / math.log(expected) - 1) < PROOF.summed_losses
+    return _departure(ratio, expected) < PROOF.summed_losses
+
+
+def _departure(ratio: float, expected: float) -> float:
+    """Return how far a ratio lies from the expected one; 1: it is 1."""
+    return abs(math.log(ratio) / math.log(expected) - 1)

@@ -16,6 +16,7 @@ from autotune.analysis.first_updates import (
     FirstUpdates,
     grows_with_gradient,
     is_other_split,
+    is_sum,
     other_gradient,
     other_rate,
 )
@@ -30,6 +31,10 @@ from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
+_OF_SAME_ROWS = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.EPOCHS)
+"""Purposes of runs with the seed of the search."""
+_TELLING = (*_OF_SAME_ROWS, Purpose.CONFIRM)
+"""Purposes of runs with the configuration of their trial, in its own number formats."""
 _ALLOW = "objective.batch_dependent: allow would recommend it all the same"
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
@@ -90,6 +95,9 @@ class Rules:
 class Seen:
     """Observations of the runs of one configuration.
 
+    Rows and first updates are those of runs with the seed of the search: rounds of the confirmation draw
+    other rows.
+
     Attributes:
         consumed: the rows of each run's first steps, of those that told it; see
             autotune.worker.inject.rows.together.
@@ -115,16 +123,19 @@ class Seen:
     @classmethod
     def of(cls, runs: Iterable[StoredAttempt], blocks: Blocks) -> "Seen":
         """Return what these runs show."""
-        observed = [block.observed for run in runs for block in blocks(run.id)]
+        told = [(run.purpose, block.observed) for run in runs for block in blocks(run.id)]
+        observed = [one for _, one in told]
         known = [one for one in observed if "unused_parameters" in one]
+        of_same_rows = (one for purpose, one in told if purpose in _OF_SAME_ROWS)
+        same_rows = [one for one in of_same_rows if "unused_parameters" in one]
         return cls(
-            consumed=tuple(one["consumed"] for one in known if "consumed" in one),
+            consumed=tuple(one["consumed"] for one in same_rows if "consumed" in one),
             unused=max((one.get("unused_parameters", 0) for one in known), default=0),
             spread=max((one.get("replica_spread", 0.0) for one in known), default=0.0),
             batch_dependent=next(filter(None, (o.get("batch_dependent") for o in observed)), ""),
             epochs=max((one.get("epochs", 0) for one in observed), default=0),
             stale=next((tuple(one["stale"]) for one in observed if one.get("stale")), ()),
-            updates=FirstUpdates.of(known),
+            updates=FirstUpdates.of(same_rows),
             of_script=bool(known),
         )
 
@@ -145,8 +156,8 @@ class Comparison:
         self._blocks = blocks
         self._today = today
         self._rules = rules
-        runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.CONFIRM)
-        own = itertools.islice(runs.of_baseline().recorded(), PROOF.runs_read)
+        runs = attempts.of(*_TELLING).of_baseline().recorded()
+        own = itertools.islice(runs, PROOF.runs_read)
         self._base = Seen.of(own, blocks)
 
     def refused(self) -> dict[int, str]:
@@ -199,7 +210,7 @@ class Comparison:
         yield self._of_kind(ChangeKind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
         yield Objection(self._drift(seen))
         yield self._of_kind(ChangeKind.PROMISE, knobs, self._without_gradient(knobs))
-        yield self._of_kind(ChangeKind.SPLIT, knobs, self._updates(seen, knobs))
+        yield self._updates(seen, knobs)
 
     def _of_kind(self, kind: ChangeKind, knobs: Knobs, reason: str) -> Objection:
         return Objection(reason, kind if kind.includes(knobs, self._today) else None)
@@ -260,14 +271,21 @@ class Comparison:
             return ""
         return f"the model has {what}, and {', '.join(names)} changes its statistics; {_ALLOW}"
 
-    def _updates(self, seen: Seen, knobs: Knobs) -> str:
-        """Return why its updates are not the baseline's; empty if they are, or the study allows it."""
+    def _updates(self, seen: Seen, knobs: Knobs) -> Objection:
+        """Return why its updates are not the baseline's, unless the study allows it.
+
+        Gradients of other rows may lie apart by chance: only if they do so as losses that are summed
+        make them, no other split is worth a trial.
+        """
         if not self._rules.refuse_batch_dependent:
-            return ""
-        reason = self._other_rate(seen, knobs)
-        if not reason and grows_with_gradient(seen.updates.optimizer):
-            reason = self._other_gradient(seen, knobs)
-        return reason and f"{reason}; {_ALLOW}"
+            return Objection("")
+        if reason := self._other_rate(seen, knobs):
+            return self._of_kind(ChangeKind.SPLIT, knobs, f"{reason}; {_ALLOW}")
+        reason = self._other_gradient(seen, knobs)
+        if not (reason and grows_with_gradient(seen.updates.optimizer)):
+            return Objection("")
+        surely = is_sum(seen.updates, self._base.updates, knobs, self._today)
+        return Objection(f"{reason}; {_ALLOW}", ChangeKind.SPLIT if surely else None)
 
     def _other_rate(self, seen: Seen, knobs: Knobs) -> str:
         return other_rate(seen.updates, self._base.updates, knobs, self._today)
@@ -307,7 +325,7 @@ class Comparison:
         return ""
 
     def _seen(self, trial: int) -> Seen:
-        return Seen.of(self._attempts.of_trial(trial).recorded(), self._blocks)
+        return Seen.of(self._attempts.of(*_TELLING).of_trial(trial).recorded(), self._blocks)
 
 
 _KINDS = (DATA, GRAPH, STATISTICS)

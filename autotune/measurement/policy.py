@@ -536,6 +536,12 @@ class ProofPolicy:
         "log ratio",
         "of the number of accumulation steps by which a gradient in proportion to it may lie off",
     )
+    surely_summed: float = judgement(
+        0.1,
+        "log ratio",
+        "the same, so close that no other split of the batch is tried",
+        "with the same rows a sum of losses gives the factor itself",
+    )
 
     # Ablation
     idle_gain: float = judgement(

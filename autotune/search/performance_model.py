@@ -54,6 +54,7 @@ class Prediction:
             the rate.
         surprise: mean square of the standardised residuals, each measurement predicted from all
             others; 1 where the model holds.
+        measured: number of these measurements.
     """
 
     params: dict[str, Any]
@@ -62,6 +63,7 @@ class Prediction:
     gain: float
     draws: Vector
     surprise: float
+    measured: int
 
     @property
     def left(self) -> float:
@@ -247,6 +249,7 @@ class PerformanceModelSampler(BaseSampler):
             gain=0.0 if next_one is None else float(promise[next_one]),
             draws=model.left(likely[list(rivals)], finalists),
             surprise=model.surprise(),
+            measured=len(seen.times),
         )
 
     def _telling(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:

@@ -8,7 +8,7 @@ the trials alone, so a later daemon decides the same.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -133,7 +133,11 @@ class ExpectedGainStopping:
         self._predict = predict
 
     def why_not(
-        self, trials: Sequence[FrozenTrial], seconds: float, sigma: float
+        self,
+        trials: Sequence[FrozenTrial],
+        seconds: float,
+        sigma: float,
+        barred: Container[int] = (),
     ) -> SearchEnd | None:
         """Return why another trial is not worth its cost; None if it may be.
 
@@ -141,9 +145,10 @@ class ExpectedGainStopping:
             trials: trials of the study; none of them waits.
             seconds: expected time of another trial.
             sigma: relative standard deviation between equal runs.
+            barred: numbers of trials that may not be recommended: their speeds do not count.
         """
         ended = sorted(
-            (trial for trial in trials if trial.state.is_finished()),
+            (t for t in trials if t.state.is_finished() and t.number not in barred),
             key=lambda trial: (trial.datetime_complete or trial.datetime_start, trial.number),
         )
         if self._economics.least_gain == 0:
@@ -193,7 +198,7 @@ class ExpectedGainStopping:
             return None
         worth, tolerable = self._limits(seconds, sigma)
         much = found.gain >= worth or found.chance_of_more(tolerable) > SEARCH.chance_of_more
-        return None if much or not _holds(found, trials) else found
+        return None if much or not _holds(found) else found
 
     def _brought_little(self, ended: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
         """Return why the later half of many trials has brought too little; empty if it has not.
@@ -216,7 +221,7 @@ class ExpectedGainStopping:
         )
 
 
-def _holds(prediction: Prediction, trials: Sequence[FrozenTrial]) -> bool:
+def _holds(prediction: Prediction) -> bool:
     """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
-    told = max(1, sum(value_of(trial) is not None for trial in trials))
+    told = prediction.measured
     return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise)) / told

@@ -2,7 +2,7 @@
 
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
@@ -30,7 +30,6 @@ from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import Budget, ExpectedGainStopping, SearchEnd, TrialEconomics
 from autotune.study.time_budget import TimeBudget
 from search_spaces.constraints import refused_global_batch
-from search_spaces.words import Knobs
 from storage import (
     AttemptResult,
     Attempts,
@@ -293,15 +292,13 @@ class Tuner:
     def _launch_next(self, executor: TrialExecutor) -> SearchEnd | None:
         """Launch the next trial; return why none is launched."""
         trials, attempts = self._ledger.trials(), self._context.attempts()
-        self._sampler.doubt(errors_of_early(attempts))
+        barred = self._inform_sampler(attempts)
         spent = self._budget.why_enough(trials, attempts)
         if end := spent or self._time.why_enough_searched(attempts):
             return end
         if self._follow_ups.enqueue(trials, attempts):
             trials = self._ledger.trials()
-        barred = self._time.proof(attempts).barred
-        self._sampler.restrict(self._provable(attempts, barred), barred.trials)
-        if end := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
+        if end := self._why_enough(trials, attempts, barred):
             return end
         if not self._sampler.has_more(trials):
             untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
@@ -314,20 +311,26 @@ class Tuner:
         self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
         return None
 
-    def _provable(self, attempts: Attempts, barred: Barred) -> Callable[[Knobs], bool]:
-        """Return the function that tells whether a trial of a configuration could lead to a gain."""
-        affordable, today = self._time.affordable(attempts), self._plan.baseline
-        return lambda knobs: not barred.covers(knobs, today) and affordable(knobs)
+    def _inform_sampler(self, attempts: Attempts) -> Barred:
+        """Tell the sampler what the records show by now; return what may not be recommended."""
+        barred, today = self._time.proof(attempts).barred, self._plan.baseline
+        affordable = self._time.affordable(attempts)
+        self._sampler.doubt(errors_of_early(attempts))
+        self._sampler.restrict(
+            lambda knobs: not barred.covers(knobs, today) and affordable(knobs), barred.trials
+        )
+        return barred
 
     def _why_enough(
-        self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float
+        self, trials: list[FrozenTrial], attempts: Attempts, barred: Barred
     ) -> SearchEnd | None:
         """Return why another trial is not worth it; None if it is."""
         if any(trial.state == TrialState.WAITING for trial in trials):
             return None
         if not self._sampler.has_model:
             return None
-        return self._stopping.why_not(trials, _usual_seconds(attempts), sigma_run)
+        sigma_run = self._planner.noise.sigma_run
+        return self._stopping.why_not(trials, _usual_seconds(attempts), sigma_run, barred.trials)
 
     def _end_search(self, end: SearchEnd | None) -> None:
         """Say once why the search ended and what the model expects by now.
@@ -342,6 +345,7 @@ class Tuner:
 
     def _expectation(self) -> Iterator[NewMessage]:
         """Yield what the sampler's model expects by now, if it has one."""
+        self._inform_sampler(self._context.attempts())
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
             changed = difference(knobs, self._plan.baseline)

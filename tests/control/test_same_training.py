@@ -89,6 +89,23 @@ def test_after_a_refused_split_no_other_one_is_tried(played: Replayed) -> None:
     assert played.said().count("no other of its kind is tried: the model has BatchNorm") == 1
 
 
+def test_refused_trial_is_not_said_to_be_expected_as_the_best(played: Replayed) -> None:
+    told = {**SEEN, "batch_dependent": "BatchNorm"}
+    played.on(where(PLAIN, lambda _: True, first_steps=told)).run(
+        search_space={
+            "micro_batch": [2, 8],
+            "accumulation_steps": [1, 4],
+            "loader_workers": [0, 1],
+        },
+        baseline={"micro_batch": 2, "accumulation_steps": 4},
+        objective={"batch_dependent": "refuse"},
+        sampler="model",
+        budget={"trials": 3},
+    )
+    assert played.recorded("search")[1].knobs["micro_batch"] == 8
+    assert "micro_batch=8" not in played.said().partition("The model takes")[2]
+
+
 def test_rest_of_a_refused_bundle_is_tried(played: Replayed) -> None:
     told = {**SEEN, "batch_dependent": "BatchNorm"}
     played.on(where(PLAIN, lambda _: True, first_steps=told)).run(

@@ -1,10 +1,11 @@
 """Which finalists train something else than the baseline, by what ranks have reported."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from autotune.analysis.sameness import Comparison, Rules
+from autotune.analysis.sameness import ChangeKind, Comparison, Rules
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -18,15 +19,24 @@ def seen(**changes: Any) -> dict[str, Any]:
     return {**usual, **changes}
 
 
+Later = tuple[int, Purpose, dict[str, Any], dict[str, Any]]
+
+
 def comparison(
-    today: dict[str, Any], *trials: tuple[dict[str, Any], dict[str, Any]], **rules: bool
+    today: dict[str, Any],
+    *trials: tuple[dict[str, Any], dict[str, Any]],
+    later: Sequence[Later] = (),
+    **rules: bool,
 ) -> Comparison:
-    """Of trials 1 to n, each with its changes and what was observed of it."""
-    runs = [({}, today), ({}, today), *trials]
+    """Compare trials 1 to n, each with its changes and what was observed of it.
+
+    Args:
+        later: further runs: trial, purpose, changes and observations.
+    """
+    searched = [(n, Purpose.SEARCH, *trial) for n, trial in enumerate(trials, 1)]
+    base = [(0, Purpose.SEARCH, {}, today), (0, Purpose.CALIBRATE, {}, today)]
     attempts, observed = [], {}
-    for number, (knobs, told) in enumerate(runs, 1):
-        trial = max(0, number - 2)
-        purpose = Purpose.CALIBRATE if number == 2 else Purpose.SEARCH
+    for number, (trial, purpose, knobs, told) in enumerate([*base, *searched, *later], 1):
         result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number)
         attempts.append(
             StoredAttempt(number, trial, purpose, 0, 1, {**TODAY, **knobs}, 0.0, 1.0, result)
@@ -190,3 +200,35 @@ def test_an_allowed_split_with_other_updates_stays_a_risk() -> None:
         said = " ".join(found.open(1, configuration))
         assert word in said
         assert "learning rate" in said
+
+
+def test_runs_of_other_rounds_or_other_knobs_do_not_hide_that_losses_are_summed() -> None:
+    """Rounds draw other rows, and the ablation of a winner runs it without its split."""
+    later = [
+        (0, Purpose.CONFIRM, {}, updates(5.0, SLOW)),
+        (1, Purpose.CONFIRM, SPLIT, updates(1.0, SLOW)),
+        (1, Purpose.ATTRIBUTE, {}, updates(1.0, SLOW)),
+    ]
+    refused = comparison(updates(1.0, SLOW), (SPLIT, updates(8.0, SLOW)), later=later)
+    assert list(refused.refused()) == [1]
+    allowed = comparison(
+        updates(1.0, SLOW, "AdamW"), (SPLIT, updates(8.0, SLOW, "AdamW")), later=later
+    )
+    assert "does not divide its loss" in " ".join(allowed.open(1, {**TODAY, **SPLIT}))
+
+
+def test_rows_of_other_rounds_are_not_compared() -> None:
+    other = [
+        (0, Purpose.CONFIRM, {}, seen(consumed={"contents": "c"})),
+        (1, Purpose.CONFIRM, WORKERS, seen(consumed={"contents": "d"})),
+    ]
+    found = comparison(seen(), (WORKERS, seen(consumed={"contents": "b"})), later=other)
+    assert "other rows than yours" in " ".join(found.open(1, {**TODAY, **WORKERS}))
+
+
+@pytest.mark.parametrize(("gradient", "kind"), [(8.1, ChangeKind.SPLIT), (5.0, None)])
+def test_only_a_gradient_of_just_the_factor_speaks_against_all_splits(
+    gradient: float, kind: ChangeKind | None
+) -> None:
+    found = comparison(updates(1.0, SLOW), (SPLIT, updates(gradient, SLOW))).objections()
+    assert found[1].kind is kind

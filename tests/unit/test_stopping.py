@@ -21,7 +21,7 @@ DAY = 24.0
 def expecting(gain=0.0, left=0.0, surprise=1.0):
     """A prediction that nine draws in ten have so much left."""
     draws = np.where(np.arange(100) < 90, left, 0.0)
-    return Prediction({}, 1.0, (), gain, draws, surprise)
+    return Prediction({}, 1.0, (), gain, draws, surprise, 10)
 
 
 def trials(rates) -> list[FrozenTrial]:
@@ -167,3 +167,10 @@ def test_search_whose_trials_all_end_in_an_error_ends_for_that():
     end = budget.why_enough(failed, Attempts([], {}, ()))
     assert end is not None and end.cause == SearchEndCause.ALL_FAIL
     assert budget.why_enough(failed[1:], Attempts([], {}, ())) is None
+
+
+def test_speed_of_a_trial_that_may_not_be_recommended_hides_no_later_gains():
+    rates = [1.0, 2.0, *[1.0] * 29, *[1.0 + 0.01 * step for step in range(29)]]
+    rule = ExpectedGainStopping(TrialEconomics(168, 10), lambda _: None)
+    assert rule.why_not(trials(rates), 30.0, SIGMA) is not None
+    assert rule.why_not(trials(rates), 30.0, SIGMA, barred={1}) is None

@@ -1,6 +1,6 @@
 """Reasons why a configuration cannot run, or cannot follow another in warm processes. Pure functions."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE
@@ -25,6 +25,7 @@ class Conflict:
         reason: why.
         device: the only one on which they clash; empty: any.
         runs: they run together, only never faster: such a pair is not tried unless it is the user's own.
+        given: further knobs on which it depends.
     """
 
     first: str
@@ -33,6 +34,7 @@ class Conflict:
     reason: str
     device: str = ""
     runs: bool = False
+    given: tuple[str, ...] = ()
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -59,7 +61,8 @@ def _clash(knob: Knob, told: Clash) -> Conflict:
             and all(knobs[name] == value for name, value in told.given)
         )
 
-    return Conflict(knob.name, told.other, clash, told.reason, told.device, told.runs)
+    given = tuple(name for name, _ in told.given)
+    return Conflict(knob.name, told.other, clash, told.reason, told.device, told.runs, given)
 
 
 def conflicts_of(knobs: Iterable[Knob]) -> Iterator[Conflict]:
@@ -153,16 +156,21 @@ def runs_slowly(knobs: Values) -> bool:
     return any(conflict.runs for conflict in clashing(knobs))
 
 
-def conflicts(knobs: Values, device: str, *, slow_pairs: bool = False) -> Iterator[str]:
+def conflicts(
+    knobs: Values, device: str, *, slow_pairs: bool = False, among: Collection[str] | None = None
+) -> Iterator[str]:
     """Yield reasons that lie in two knobs together.
 
     Args:
         knobs: a value for every knob.
         device: 'cpu' or 'cuda'.
         slow_pairs: pairs that run together, only never faster, are no reason.
+        among: knobs that have these values for certain, without which nothing is a reason; None: all.
     """
     for conflict in clashing(knobs):
         if conflict.device not in ("", device) or (conflict.runs and slow_pairs):
+            continue
+        if among is not None and not {*conflict.pair, *conflict.given} <= {*among}:
             continue
         first, second = (f"{name}={written(knobs[name])}" for name in conflict.pair)
         place = f" on {conflict.device.upper()}" if conflict.device else ""

@@ -64,7 +64,10 @@ class SearchPolicy:
         0.05, "relative", "least standard deviation of a trial that was ended early"
     )
     look_ahead: int = judgement(
-        100_000, "configurations", "looked through for one that is new and allowed"
+        100_000,
+        "draws",
+        "from a space too large to enumerate, for a configuration that is new and allowed",
+        "seconds, in which a study does not stop",
     )
     startup_trials: int = judgement(8, "trials", "at random before Optuna's samplers model")
     patience: int = judgement(50, "proposals", "of TPE before a random configuration is taken")

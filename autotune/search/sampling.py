@@ -1,7 +1,6 @@
 """Optuna samplers that skip configurations that cannot run, were tried, or must run out of memory."""
 
 import functools
-import itertools
 import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from search_spaces.needs import SHARDED
 
 
 class Exhausted(Exception):
-    """Exhaustion of the space: every feasible configuration has been tried."""
+    """Exhaustion of the space: no feasible configuration was found that has not been tried."""
 
 
 class FeasibleSampler(BaseSampler):
@@ -46,9 +45,10 @@ class FeasibleSampler(BaseSampler):
         self._tries = tries
 
     def has_more(self, trials: list[FrozenTrial]) -> bool:
-        """Return whether any configuration is left to propose.
+        """Return whether any configuration may be left to propose.
 
         To be called before Optuna is asked for a trial: a trial that cannot be filled stays behind.
+        Of a space too large to enumerate only that trial shows it.
         """
         if any(trial.state == TrialState.WAITING for trial in trials):
             return True
@@ -119,7 +119,7 @@ class FeasibleSampler(BaseSampler):
         """Return a feasible configuration that has not been tried.
 
         Raises:
-            Exhausted: no configuration is left.
+            Exhausted: no configuration is left, or none is found in a space too large to enumerate.
         """
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         worth = self._worth(others)
@@ -132,7 +132,7 @@ class FeasibleSampler(BaseSampler):
             params = self._ask_inner(study, trial, search_space) | settled
             if worth(params):
                 return params
-        candidates = itertools.islice(self._space.feasible(self._random), SEARCH.look_ahead)
+        candidates = self._space.feasible(self._random)
         fitting = (params for params in candidates if params.items() >= settled.items())
         chosen = next((params for params in fitting if worth(params)), None)
         if chosen is None:
@@ -186,7 +186,8 @@ class WorthLaunching:
         worth, provable = self.at_any_price(trials), self.provable
         if provable is _any:
             return worth
-        return lambda params: worth(params) and provable(self._space.complete(params))
+        # What can be proven is soon known, and may be the same for a whole kind.
+        return lambda params: provable(self._space.complete(params)) and worth(params)
 
     def at_any_price(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
         """Return the same filter where it does not matter what can be proven."""

@@ -6,14 +6,14 @@ A fixed global batch is split into micro-batches and accumulation.
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from autotune.search.policy import SEARCH
 from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
-from search_spaces.constraints import unmet_needs
+from search_spaces.constraints import conflicts, unmet_needs
 from search_spaces.knob import written
 
 MICRO_BATCH, ACCUMULATION = "micro_batch", "accumulation_steps"
@@ -139,12 +139,40 @@ class Space:
             others = {n: given for n, given in values.items() if n != ACCUMULATION}
             values = {**others, MICRO_BATCH: sorted(self.splits.steps)}
         self._values = {name: self._usable(name, given) for name, given in values.items()}
+        self._shrink()
         for name, value in self._constants().items():
             other = next(given for given in self._values[name] if given != value)
             reason = self.problems({name: other})
-            why = reason[0] if reason else "none runs with the rest"
-            self.left_out.append(f"other values of {name} than {written(value)}: {why}")
-            self._values[name] = [value]
+            self._keep(name, [value], reason[0] if reason else "none runs with the rest")
+
+    def _keep(self, name: str, values: list[KnobValue], why: str) -> None:
+        """Leave out all other values of a knob."""
+        kept = ", ".join(map(written, values))
+        self.left_out.append(f"other values of {name} than {kept}: {why}")
+        self._values[name] = values
+
+    def _shrink(self) -> None:
+        """Leave out what no configuration can have, in a space too large to look through."""
+        while self.size > SEARCH.searched_for_constants:
+            fixed = self._baseline.keys() - {*self.varying}
+            found = {name: self._lonely(name, fixed) for name in self.distributions()}
+            if not any(found.values()):
+                return
+            for name, reasons in found.items():
+                if reasons:
+                    kept = [value for value in self._values[name] if value not in reasons]
+                    self._keep(name, kept, next(iter(reasons.values())))
+
+    def _lonely(self, name: str, fixed: Collection[str]) -> dict[KnobValue, str]:
+        """Return a knob's values that do not go with the only ones of fixed knobs, with reasons."""
+        today, facts, among = self.complete({}), self._facts, {*fixed, name}
+        reasons = {}
+        for value in self._values[name]:
+            knobs = {**today, name: value}
+            found = conflicts(knobs, facts.device, slow_pairs=facts.slow_pairs, among=among)
+            if value != today[name] and (reason := next(found, None)):
+                reasons[value] = reason
+        return reasons
 
     def _constants(self) -> dict[str, KnobValue]:
         """Return knobs with several values that are the same in all feasible configurations."""
@@ -230,8 +258,8 @@ class Space:
     def feasible(self, generator: random.Random) -> Iterator[dict[str, KnobValue]]:
         """Yield feasible sampled parameters in random order.
 
-        These are all, each once, where the space can be enumerated; otherwise independent draws
-        without end.
+        These are all, each once, where the space can be enumerated; otherwise those among many
+        independent draws.
         """
         names = list(self.distributions())
         if self.enumerable:
@@ -241,7 +269,7 @@ class Space:
         else:
             candidates = (
                 tuple(generator.choice(self._values[name]) for name in names)
-                for _ in itertools.count()
+                for _ in range(SEARCH.look_ahead)
             )
         for values in candidates:
             params = dict(zip(names, values, strict=True))

@@ -301,14 +301,14 @@ class Tuner:
         if end := self._why_enough(trials, attempts, barred):
             return end
         if not self._sampler.has_more(trials):
-            untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
-            if barred.kinds:
-                untried += ", or it is of a kind that a check refuses"
-            text = f"every feasible configuration has been tried{untried}"
-            return SearchEnd(SearchEndCause.ALL_TRIED, text)
+            return self._all_tried("every feasible configuration has been tried", barred)
         costs, resident = self._context.costs(), self._pool.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
-        self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
+        try:
+            trial = self._ledger.ask(self._space.distributions())
+        except Exhausted:
+            return self._all_tried("every feasible configuration that is found was tried", barred)
+        self._launch(executor, trial, attempts)
         return None
 
     def _inform_sampler(self, attempts: Attempts) -> Barred:
@@ -320,6 +320,13 @@ class Tuner:
             lambda knobs: not barred.covers(knobs, today) and affordable(knobs), barred.trials
         )
         return barred
+
+    def _all_tried(self, text: str, barred: Barred) -> SearchEnd:
+        if self._follow_ups.left_out:
+            text += ", or there is no time to compile it"
+        if barred.kinds:
+            text += ", or it is of a kind that a check refuses"
+        return SearchEnd(SearchEndCause.ALL_TRIED, text)
 
     def _why_enough(
         self, trials: list[FrozenTrial], attempts: Attempts, barred: Barred

@@ -51,6 +51,19 @@ def test_the_search_ends_when_nothing_is_left(played: Replayed) -> None:
     }
 
 
+@pytest.mark.long
+def test_the_search_ends_when_nothing_more_is_found_in_a_large_space(played: Replayed) -> None:
+    names = "micro_batch", "accumulation_steps", "log_interval", "bucket_cap_mb"
+    played.run(
+        budget={"trials": 100},
+        search_space={name: [*range(1, 23)] for name in names},
+        baseline=dict.fromkeys(names, 1),
+        constraints=[f"{name} == 1" for name in names],
+    )
+    assert "The search ends: every feasible configuration that is found was tried" in played.said()
+    assert [configuration(a) for a in played.attempts("search")] == [(1, 1)]
+
+
 def test_the_baseline_comes_first_then_what_experts_would_try(played: Replayed) -> None:
     parts = {"communication": 0.6, "compute": 0.4}
     played.on(where(PLAIN, lambda _: True, parts=parts)).run(budget={"trials": 3})

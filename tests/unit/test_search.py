@@ -1,5 +1,7 @@
 """The space of what can run here, and samplers that stay in it."""
 
+import dataclasses
+import itertools
 import random
 
 import optuna
@@ -121,6 +123,62 @@ def test_large_spaces_are_drawn_from_without_enumeration():
     space = Space(values, defaults(), CPU)
     drawn = space.feasible(random.Random(0))
     assert len({key(next(drawn)) for _ in range(50)}) > 40
+
+
+DDP = {
+    "bucket_cap_mb": [1, 5, 10, 25, 50, 100, 200],
+    "first_bucket_mb": [1, 2, 4, 8],
+    "gradient_as_bucket_view": [False, True],
+    "find_unused_parameters": [False, True],
+    "broadcast_buffers": [False, True],
+    "gradient_compression": ["none", "fp16", "bf16", "powersgd"],
+    "powersgd_rank": [1, 2, 4, 8, 16],
+    "nccl_algo": ["auto", "Ring", "Tree", "NVLS"],
+    "static_graph": [False, True],
+}
+
+
+def test_what_goes_with_no_value_of_the_others_is_no_parameter_of_a_large_space_either():
+    facts = Facts(device="cuda", world_size=1, capability=(9, 0), backend="nccl")
+    values = {"micro_batch": [8, 16, 32], "precision": ["fp32", "bf16"], **DDP}
+    space = Space(values, {**defaults(), "micro_batch": 8, "parallelism": "none"}, facts)
+    assert set(space.distributions()) == {"micro_batch", "precision"}
+    told = (
+        "other values of bucket_cap_mb than 25: bucket_cap_mb=1 does not go with parallelism=none"
+    )
+    assert any(reason.startswith(told) for reason in space.left_out)
+    spread = Space(
+        values, {**defaults(), "micro_batch": 8}, dataclasses.replace(facts, world_size=2)
+    )
+    assert spread.distributions().keys() == values.keys()
+
+
+def test_a_large_space_in_which_nothing_more_is_found_comes_to_its_end():
+    asked = itertools.count()
+
+    def refusal(knobs):
+        assert next(asked) < 1_000_000, "it is drawn from without end"
+        return "" if knobs["micro_batch"] * knobs["accumulation_steps"] == 1 else "too large"
+
+    values = {"micro_batch": list(range(1, 600)), "accumulation_steps": list(range(1, 600))}
+    space = Space(values, {**defaults(), "micro_batch": 1}, CPU, refusal)
+    chosen = sampler("random", space, 0)
+    study = optuna.create_study(direction="maximize", sampler=chosen)
+    study.enqueue_trial({"micro_batch": 1, "accumulation_steps": 1})
+    study.tell(study.ask(space.distributions()), 1.0)
+    assert chosen.has_more(study.get_trials())
+    with pytest.raises(Exhausted):
+        study.ask(space.distributions())
+
+
+def test_what_cannot_be_proven_is_not_looked_at_any_further():
+    looked = []
+    values = {"micro_batch": list(range(1, 600)), "accumulation_steps": list(range(1, 100))}
+    space = Space(values, defaults(), CPU, lambda knobs: looked.append(knobs) or "")
+    chosen = sampler("random", space, 0)
+    chosen.restrict(lambda knobs: False)
+    assert not chosen.has_more([])
+    assert not looked
 
 
 def test_a_space_knows_when_nothing_is_left():

@@ -237,6 +237,10 @@ class Space:
             return None
         return min(values, key=lambda value: abs(float(value) - float(wanted)))
 
+    def largest(self, name: str, most: float) -> KnobValue | None:
+        """Return the largest value of a knob of numbers up to this one; None if there is none."""
+        return max((v for v in self._values[name] if float(v) <= most), key=float, default=None)
+
     @property
     def size(self) -> int:
         """Number of combinations, infeasible ones included."""

@@ -8,7 +8,7 @@ from autotune.analysis.findings import Finding, findings
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.policy import SEARCH
-from autotune.search.space import Space
+from autotune.search.space import MICRO_BATCH, Space
 from autotune.study.context import BASELINE
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
@@ -174,11 +174,10 @@ def _promising(
         wanted: Any = CATALOGUE[name].promising
         if name not in space.distributions() or wanted is None:
             continue
-        if name == "micro_batch":
-            wanted = growth * int(baseline[name])
-        value = space.nearest(name, wanted)
-        if name == "micro_batch" and value is not None and float(value) > wanted:
-            continue  # the next smaller one is the baseline's, or below
+        if name == MICRO_BATCH:
+            value = space.largest(name, growth * int(baseline[name]))
+        else:
+            value = space.nearest(name, wanted)
         if value is not None and value != baseline[name]:
             yield name, value
 

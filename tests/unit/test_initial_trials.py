@@ -49,6 +49,10 @@ def test_the_micro_batch_grows_by_no_more_than_four_times():
     values = {"micro_batch": [8, 16, 32, 64, 128]}
     (only,) = experts(space(**values), defaults(), [])
     assert only.params == {"micro_batch": 32}
+    splits = Facts("cpu", 1, global_batch=36)
+    today = {**defaults(), "micro_batch": 4, "accumulation_steps": 9}
+    (only,) = experts(Space({"micro_batch": [4, 32]}, today, splits), today, [])
+    assert only.params == {"micro_batch": 12}
 
 
 def test_what_is_not_feasible_is_not_suggested():
@@ -126,6 +130,13 @@ def test_first_bundle_on_a_device_compiles_nothing():
 def test_micro_batch_grows_further_only_where_memory_is_known_to_hold_it():
     assert Room(140e9, 9e9).growth == 12
     assert Room(140e9, 100e9).growth == Room(140e9, 0).growth == 4
+
+
+@pytest.mark.parametrize(("peak", "size"), [(3, 128), (6, 64), (8, 64), (40, 32)])
+def test_micro_batch_grows_to_the_largest_that_memory_is_known_to_hold(peak, size):
+    sizes = Space({"micro_batch": [8, 16, 32, 64, 128, 256]}, defaults(), ON_DEVICE)
+    (bundle,) = experts(sizes, {**defaults(), "micro_batch": 8}, [], room=Room(100, peak))
+    assert bundle.params == {"micro_batch": size}
 
 
 def test_compile_comes_on_top_of_the_best_and_float8_after_it():

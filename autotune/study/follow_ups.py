@@ -6,7 +6,7 @@ refuses, the rest is tried.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -98,24 +98,14 @@ class FollowUps:
                 yield from halves(self._space, self._context.plan.baseline, params, cause)
 
     def _rest(self, trials: Sequence[FrozenTrial], barred: Barred) -> Iterator[Suggestion]:
-        """Yield what was suggested and is refused, without each change that is refused by itself."""
+        """Yield what was suggested and is refused, without the changes that are refused."""
         today = self._context.plan.baseline
         for trial in trials:
             if SUGGESTED_BY not in trial.user_attrs or trial.number not in barred.trials:
                 continue
-            params = {
-                name: today[name] if barred.covers(self._alone(name, value), today) else value
-                for name, value in trial.params.items()
-            }
-            changed = any(value != today[name] for name, value in params.items())
-            if changed and not self._space.problems(params):
+            params = rest(self._space, today, trial.params, barred)
+            if any(value != today[name] for name, value in params.items()):
                 yield Suggestion(params, f"trial {trial.number} without what a check refuses")
-
-    def _alone(self, name: str, value: KnobValue) -> dict[str, KnobValue]:
-        """Return the baseline with one change, and what follows from it."""
-        today = self._context.plan.baseline
-        params = {other: today[other] for other in self._space.distributions()}
-        return self._space.complete(params | {name: value})
 
     def _tell_what_is_refused(self, barred: Barred) -> None:
         """Say once, of each kind of configurations that is refused, why no other of it is tried."""
@@ -152,6 +142,29 @@ class FollowUps:
                 knobs = {**today, **compiling, name: value}
                 if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
+
+
+def rest(
+    space: Space,
+    baseline: Mapping[str, KnobValue],
+    refused: Mapping[str, KnobValue],
+    barred: Barred,
+) -> dict[str, KnobValue]:
+    """Return the baseline with every change of a refused trial that can run and is not refused.
+
+    Args:
+        space: what may be tried.
+        baseline: a value for every knob.
+        refused: values of the knobs that vary.
+        barred: what a check refuses.
+    """
+    params = {name: baseline[name] for name in space.distributions()}
+    names = sorted(params.keys() & refused.keys(), key=[*CATALOGUE, *params].index)
+    for name in 2 * names:  # a change may go only with a later one
+        changed = {**params, name: refused[name]}
+        if not space.problems(changed) and not barred.covers(space.complete(changed), baseline):
+            params = changed
+    return params
 
 
 def _values(space: Space, name: str) -> Sequence[KnobValue]:

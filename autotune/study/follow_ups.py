@@ -1,8 +1,8 @@
 """Suggestions that follow from what the first trials have shown.
 
 What has to be compiled is tried on top of the best configuration, as far as there is time for it. A
-bundle of changes that failed is split, until the change that fails is known; of one that a check
-refuses, the rest is tried.
+bundle of changes that failed is split, until the change that fails is known; a part that is bound to
+run out of memory is split without a trial. Of a bundle that a check refuses, the rest is tried.
 """
 
 import math
@@ -14,6 +14,7 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import ChangeKind
+from autotune.search.sampling import needs_more_memory
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
@@ -64,7 +65,9 @@ class FollowUps:
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
         self._tell_what_is_refused(proof.barred)
-        suggestions = self._next(trials, attempts, proof)
+        oom = [a.knobs for a in attempts.searched() if a.result.state == AttemptState.OOM]
+        every = self._next(trials, attempts, proof)
+        suggestions = fitting(self._space, self._context.plan.baseline, every, oom)
         new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
             self._ledger.enqueue(new.params, new.reason)
@@ -142,6 +145,29 @@ class FollowUps:
                 knobs = {**today, **compiling, name: value}
                 if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
+
+
+def fitting(
+    space: Space,
+    baseline: Mapping[str, KnobValue],
+    suggestions: Iterable[Suggestion],
+    too_large: Sequence[Mapping[str, KnobValue]],
+) -> Iterator[Suggestion]:
+    """Yield suggestions, and parts of those that are bound to run out of memory instead of these.
+
+    Args:
+        space: what may be tried.
+        baseline: a value for every knob.
+        suggestions: what is to be tried.
+        too_large: configurations that ran out of memory, a value for every knob.
+    """
+    for one in suggestions:
+        knobs = space.complete(one.params)
+        if any(needs_more_memory(knobs, known) for known in too_large):
+            parts = halves(space, baseline, one.params, AttemptState.OOM)
+            yield from fitting(space, baseline, parts, too_large)
+        else:
+            yield one
 
 
 def rest(

@@ -107,6 +107,18 @@ def test_bundle_that_fails_is_split_while_another_slot_is_busy(played: Replayed)
     assert "a part of what ended in CRASH" in reasons
 
 
+def test_part_of_a_bundle_that_must_run_out_of_memory_is_not_launched(played: Replayed) -> None:
+    def crowded(launch: Launch) -> bool:
+        return launch.knobs["micro_batch"] > 2
+
+    failing = where(PLAIN, crowded, outcome=Outcome.OOM, cause="rank 0: no memory")
+    space = {"micro_batch": [2, 8], "log_interval": [1, 50], "freeze_gc": [False, True]}
+    played.on(failing).run(budget={"trials": 6}, search_space=space)
+    reasons = {t.number: t.user_attrs.get("suggested_by", "") for t in played.trials()}
+    parts = [a for a in played.attempts("search") if reasons[a.trial].startswith("a part of")]
+    assert [a.result.state for a in parts] == ["COMPLETE"] * 2
+
+
 @pytest.mark.parametrize(("cores", "favoured"), [(2, False), (16, True)])
 def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
     played: Replayed, cores: int, favoured: bool

@@ -5,7 +5,8 @@ import pytest
 from autotune.analysis.barred import Barred
 from autotune.analysis.sameness import ChangeKind
 from autotune.search.space import Space
-from autotune.study.follow_ups import rest
+from autotune.study.follow_ups import fitting, rest
+from autotune.study.initial_trials import Suggestion, halves
 from search_spaces import Facts, defaults
 
 CPU = Facts("cpu", 1)
@@ -51,3 +52,21 @@ def test_a_change_that_goes_only_with_a_later_one_stays():
     today = {**TODAY, "loader_workers": 2, "persistent_workers": True}
     fewer = {"loader_workers": 0, "persistent_workers": False}
     assert rest(space_of(fewer, today), today, fewer, Barred()) == fewer
+
+
+def test_a_part_that_must_run_out_of_memory_is_split_without_a_trial():
+    bundle = {"micro_batch": 16, "log_interval": 50, "freeze_gc": True}
+    space = space_of(bundle, TODAY)
+    too_large = space.complete(bundle)
+    today = {name: TODAY[name] for name in bundle}
+    first, second = halves(space, TODAY, bundle, "OOM")
+    assert first.params == {**bundle, "freeze_gc": False}
+    found = list(fitting(space, TODAY, [first, second], [too_large]))
+    assert [one.params for one in found] == [{**today, "log_interval": 50}, second.params]
+
+
+def test_what_may_fit_is_suggested_as_it_is():
+    space = space_of(BUNDLE, TODAY)
+    suggestion = Suggestion({**BUNDLE, "precision": "fp32"}, "why")
+    assert list(fitting(space, TODAY, [suggestion], [])) == [suggestion]
+    assert list(fitting(space, TODAY, [suggestion], [space.complete(BUNDLE)])) == [suggestion]

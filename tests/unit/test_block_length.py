@@ -122,16 +122,22 @@ def test_a_profile_gives_way_to_long_steps(first, seconds, expected):
     assert affordable(8, first, seconds) == expected
 
 
-def test_where_trials_take_turns_it_is_learnt_from_the_whole_warm_up_and_stays_after_the_first_rest():
-    length = InterleavedBlockLength(BlockPlan(1.0, 2), 1)
-    length.learn(0, 30.0)
-    assert length.steps == 2
-    length.learn(1, 0.2)
+def test_where_trials_take_turns_it_is_that_of_warm_steps_and_stays_after_the_first_rest():
+    length = InterleavedBlockLength(BlockPlan(0.1, 1), 1)
+    for index, seconds in enumerate([30.0, 0.4, 0.3]):
+        length.learn(index, seconds)
+        assert length.steps == 1
+    length.learn(3, 0.01)
     assert length.steps == 10
-    length.learn(2, 3.0)
-    assert length.steps == 4, "12 steps took 3.2 s"
-    length.learn(3, 0.4)
-    assert length.steps == 5
-    length.learn(4, 50.0, rested=True)
-    length.learn(5, 50.0)
-    assert length.steps == 5
+    length.learn(4, 0.9)
+    assert length.steps == 10, "others disturbed that block"
+    length.learn(5, 50.0, rested=True)
+    length.learn(6, 50.0)
+    assert length.steps == 10
+
+
+def test_where_trials_take_turns_it_follows_steps_that_become_slower():
+    length = InterleavedBlockLength(BlockPlan(1.0, 2), 1)
+    for index, seconds in enumerate([30.0, 0.2, 3.0, 3.0, 3.0]):
+        length.learn(index, seconds)
+    assert length.steps == 4

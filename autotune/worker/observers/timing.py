@@ -4,8 +4,9 @@ import itertools
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -145,18 +146,19 @@ class InterleavedBlockLength(BlockLength):
     """Block length of interleaved trials, settled before the first switch to another trial.
 
     The operating system favours processes that train for a shorter time after each rest, so blocks
-    of different lengths would bias the comparison.
+    of different lengths would bias the comparison. The fastest of the latest blocks tells the length:
+    steps are slow while they warm up, or where the machine is disturbed.
     """
 
-    _steps: int = 0
-    _seconds: float = 0.0
+    _latest: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+    """Seconds of a step."""
     _settled: bool = False
 
     def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
         """Take in a block, unless the trial has rested since it began; see BlockLength."""
         self._settled |= rested
-        if index == 0:
-            self._adapt(self.steps, seconds)
-        elif not self._settled:
-            self._steps, self._seconds = self._steps + self.steps, self._seconds + seconds
-            self._adapt(self._steps, self._seconds)
+        if self._settled:
+            return
+        if index:
+            self._latest.append(seconds / self.steps)
+        self._adapt(1, min(self._latest, default=seconds / self.steps))

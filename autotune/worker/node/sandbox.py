@@ -6,7 +6,7 @@ import json
 import multiprocessing.process
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import TrialRequest
 from autotune.worker.sandbox import kernel, overlay, redirect, scratch
-from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, holds
+from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, disks_of_users, holds, mounted
 from autotune.worker.sandbox.overlay import View
 
 _USUAL = {
@@ -88,7 +88,7 @@ class Ticket:
         view: overlay that the first rank on the node has to mount; None: it is mounted, or cannot
             be.
         maker: process id of the rank that has mounted it.
-        free: folders that are written directly where there is no view.
+        free: folders and files that are written directly where there is no view.
     """
 
     layers: str
@@ -204,8 +204,10 @@ def _make(view: View, connection: Connection) -> None:
 
 def _write_copies(ticket: Ticket) -> None:
     rules = kernel.Landlock()
-    for folder in (ticket.layers, *ticket.free):
-        rules.allow(folder)
+    rules.allow(ticket.layers)
+    for path in ticket.free:
+        with contextlib.suppress(FileNotFoundError):  # a file of the system that is gone by now
+            rules.allow(path)
     _have_own_temporary(ticket)
     redirect.begin(ticket.layers, list(ticket.free))
     rules.begin()
@@ -244,10 +246,23 @@ def _kept(files: TrialFiles, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _free(wanted: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders that are written directly where no overlay can be mounted."""
+    """Return what is written directly where no overlay can be mounted: folders and single files."""
     temporary = [t for t in TEMPORARY if not any(holds(t, folder) for folder in wanted)]
-    several = (*kept, *OF_SYSTEM, *temporary)
-    return tuple(folder for folder in several if Path(folder).exists())
+    closed = {*wanted, *disks_of_users(mounted())} - {*OF_SYSTEM}
+    of_system = [path for folder in OF_SYSTEM for path in _around(folder, closed)]
+    several = (*kept, *of_system, *temporary)
+    return tuple(path for path in several if Path(path).exists())
+
+
+def _around(folder: str, closed: Collection[str]) -> Iterator[str]:
+    """Yield a folder, or of one that holds closed paths all that lies beside these."""
+    if not any(holds(folder, path) for path in closed):
+        yield folder
+    elif folder not in closed:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_symlink():
+                    yield from _around(entry.path, closed)
 
 
 def _have_own_temporary(ticket: Ticket) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OF_SYSTEM = ("/dev", "/proc", "/sys", "/run")
-"""Folders of devices, the kernel and sockets: no files of the user."""
+"""Folders of devices, the kernel and sockets: no files of the user but on disks mounted in /run."""
+_OF_DISKS = "/run"
+"""Folder of the system in which disks of users are mounted: /run/media/USER."""
 _OF_PACKAGES = re.compile("/(bin|boot|etc|lib[^/]*|lost[+]found|media|sbin|srv|usr|var)")
 """Top-level folders that hold no checkpoints: memory suffices, and is faster to set up."""
 TEMPORARY = ("/tmp", "/var/tmp")
@@ -15,6 +17,13 @@ TEMPORARY = ("/tmp", "/var/tmp")
 LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs"})
 """File systems that an upper layer may lie on: local, and with room for checkpoints."""
 _NO_FILES = frozenset({"autofs", "binfmt_misc", "cgroup", "cgroup2", "mqueue", "proc", "sysfs"})
+_OF_KERNEL = frozenset(
+    {
+        *("bpf", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl", "hugetlbfs"),
+        *("nsfs", "pstore", "rpc_pipefs", "securityfs", "tracefs", "fuse.portal"),
+    }
+)
+"""Other file systems without files of the user, as they are found in folders of the system."""
 OVERLAY, MEMORY, AS_IT_IS = "overlay", "overlay in memory", "as it is"
 _OF_MOMENT = frozenset({"overlay", "ramfs", "tmpfs"})
 """File systems of containers, which may be many, and in memory: memory suffices for them, too."""
@@ -76,6 +85,7 @@ def covers(mounts: list[Mount], wanted: Iterable[str], layers: str) -> list[Cove
     """Return every folder to cover, outer ones first.
 
     The whole machine is covered: each top-level folder and each mount, except those of the system.
+    Disks that are mounted in /run are covered as well.
 
     Args:
         mounts: of this machine.
@@ -85,7 +95,7 @@ def covers(mounts: list[Mount], wanted: Iterable[str], layers: str) -> list[Cove
     outer = [folder for folder in _top_level(mounts) if not _of_system(folder)]
     found = {folder: _how(folder, layers) for folder in outer}
     for mount in mounts:
-        if mount.path != "/" and not _of_system(mount.path):
+        if mount.path != "/" and (not _of_system(mount.path) or _is_disk_of_user(mount)):
             found[mount.path] = _how_mount(mount, layers)
     for folder in wanted:
         around = [path for path in found if holds(path, folder)]
@@ -107,6 +117,15 @@ def _how(folder: str, layers: str) -> str:
 
 def _of_system(path: str) -> bool:
     return any(holds(folder, path) for folder in OF_SYSTEM)
+
+
+def _is_disk_of_user(mount: Mount) -> bool:
+    return holds(_OF_DISKS, mount.path) and mount.kind not in _NO_FILES | _OF_MOMENT | _OF_KERNEL
+
+
+def disks_of_users(mounts: Iterable[Mount]) -> list[str]:
+    """Return the paths of disks that are mounted in folders of the system."""
+    return [mount.path for mount in mounts if _is_disk_of_user(mount)]
 
 
 def _top_level(mounts: list[Mount]) -> Iterator[str]:

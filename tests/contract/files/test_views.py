@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.node.sandbox import Sandbox
+from autotune.worker.node.sandbox import Sandbox, _around, _free
 from autotune.worker.protocol import Script
 from autotune.worker.sandbox import scratch
 from autotune.worker.sandbox.mounts import AS_IT_IS, MEMORY, OVERLAY, Cover, Mount, covers, mounted
@@ -209,6 +209,28 @@ def test_devices_and_the_like_are_not_covered() -> None:
     assert not [
         cover for cover in covers(mounts, [], "") if cover.path.startswith(("/dev", "/run"))
     ]
+
+
+def test_disk_that_is_mounted_below_run_is_covered() -> None:
+    mounts = [DISK, Mount("/run", "tmpfs", True), Mount("/run/media/a/SSD", "ext4", True)]
+    mounts += [Mount("/run/user/1", "tmpfs", True), Mount("/run/netns/b", "nsfs", True)]
+    found = covers(mounts, ["/home/a"], "/var/tmp/layers")
+    assert [c for c in found if c.path.startswith("/run")] == [Cover("/run/media/a/SSD", OVERLAY)]
+
+
+def test_system_folder_that_holds_the_project_is_not_written_past_copies() -> None:
+    found = _free(("/dev/shm/project",), ())
+    assert "/dev/null" in found
+    assert "/proc" in found
+    assert not {"/dev", "/dev/shm", "/dev/shm/project"} & {*found}
+    assert "/dev" in _free(("/home/a",), ())
+
+
+def test_what_lies_beside_a_closed_folder_is_free(tmp_path: Path) -> None:
+    for name in ("media/a/SSD", "media/a/other", "lock", "user"):
+        (tmp_path / name).mkdir(parents=True)
+    found = _around(str(tmp_path), {str(tmp_path / "media/a/SSD"), str(tmp_path / "lock")})
+    assert {*found} == {str(tmp_path / "media/a/other"), str(tmp_path / "user")}
 
 
 def test_layers_lie_outside_of_the_project(tmp_path: Path) -> None:

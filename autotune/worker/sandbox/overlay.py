@@ -156,7 +156,8 @@ def _cover(
     """Cover a folder.
 
     Some file systems support no overlay, nor do folders with mounts in them in a user namespace.
-    Such a folder becomes read-only, except for folders in it that the job is likely to write to.
+    Such a folder becomes read-only, except for folders in it that the job is likely to write to. A
+    folder for temporary files takes new ones all the same.
 
     Raises:
         OSError: it is such a folder, and the job is likely to write to it.
@@ -167,7 +168,9 @@ def _cover(
     except OSError:
         if cover.path in wanted:
             raise
-    if cover.path not in TEMPORARY:
+    if cover.path in TEMPORARY:
+        layers.lay_over_entries(origins[cover.path], cover.path, in_memory=cover.how == MEMORY)
+    else:
         _close(origins[cover.path], cover.path)
     for folder in wanted:
         if holds(cover.path, folder):
@@ -215,12 +218,9 @@ class _Layers:
         Raises:
             OSError: it cannot be mounted.
         """
-        self._made += 1
-        own = (self._in_memory() if in_memory else self._disk) / str(self._made)
-        upper, work = own / "upper", own / "work"
-        work.mkdir(parents=True)
-        upper.mkdir()
-        _be_like(origin, upper)
+        upper = self._upper(origin, in_memory=in_memory)
+        work = upper.with_name("work")
+        work.mkdir()
         layers = {"lowerdir": origin, "upperdir": str(upper), "workdir": str(work)}
         try:
             kernel.mount("overlay", path, "overlay", {**layers, **self._options, **_FAST})
@@ -228,6 +228,45 @@ class _Layers:
             if error.errno != errno.EINVAL:
                 raise
             kernel.mount("overlay", path, "overlay", {**layers, **self._options})
+
+    def lay_over_entries(self, origin: str, path: str, *, in_memory: bool) -> None:
+        """Put a new folder in the place of one, with an overlay over each folder in that.
+
+        What else is in it, and folders that cannot be covered either, becomes read-only.
+
+        Args:
+            origin: name of the folder.
+            path: at which the new one appears.
+            in_memory: whether what is written is in memory.
+
+        Raises:
+            OSError: it is not possible.
+        """
+        with os.scandir(origin) as found:
+            entries = list(found)
+        folder = self._upper(origin, in_memory=in_memory)
+        for entry in entries:
+            _make_place(entry, folder / entry.name)
+        kernel.bind(str(folder), path)
+        for entry in entries:
+            if not entry.is_symlink():
+                self._cover_entry(entry, f"{path}/{entry.name}", in_memory=in_memory)
+
+    def _cover_entry(self, entry: "os.DirEntry[str]", path: str, *, in_memory: bool) -> None:
+        with contextlib.suppress(OSError):
+            if entry.is_dir():
+                self.lay(entry.path, path, in_memory=in_memory)
+                return
+        if os.path.lexists(entry.path):  # others may have removed it meanwhile
+            _close(entry.path, path)
+
+    def _upper(self, origin: str, *, in_memory: bool) -> Path:
+        """Make a folder for what is written in another one."""
+        self._made += 1
+        upper = (self._in_memory() if in_memory else self._disk) / str(self._made) / "upper"
+        upper.mkdir(parents=True)
+        _be_like(origin, upper)
+        return upper
 
     def _in_memory(self) -> Path:
         if self._memory is None:
@@ -243,6 +282,16 @@ class _Layers:
         if self._memory is not None:
             kernel.unmount(str(self._memory))
             os.close(self._descriptor)
+
+
+def _make_place(entry: "os.DirEntry[str]", path: Path) -> None:
+    """Make something at which an entry of a folder can appear; of a link, make one."""
+    if entry.is_symlink():
+        path.symlink_to(os.readlink(entry.path))  # noqa: PTH115
+    elif entry.is_dir():
+        path.mkdir()
+    else:
+        path.touch()
 
 
 def _be_like(origin: str, upper: Path) -> None:

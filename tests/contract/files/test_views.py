@@ -170,6 +170,50 @@ def test_what_an_automounter_mounts_at_its_first_use_is_not_written(beside) -> N
     assert told.splitlines() == [*within, "[['before'], ['before']]"]
 
 
+def test_temporary_files_beside_a_mount_are_as_before(beside) -> None:
+    """A user who is not root has no overlay over a folder with a mount in it."""
+    told = beside(
+        """
+        import ctypes
+        from tests.support.stranger import USER
+        PR_SET_DUMPABLE = 4
+        kernel.mount("t", "/tmp", "tmpfs", {"mode": "1777"})
+        for folder in ("results", "mounted", "around/mounted", "project"):
+            Path("/tmp", folder).mkdir(parents=True)
+        for folder in ("mounted", "around/mounted"):
+            kernel.mount("t", f"/tmp/{folder}", "tmpfs", {})
+        files = [Path("/tmp", *to, "a") for to in ((), ("results",), ("mounted",), ("around",))]
+        for file in files:
+            file.write_text("mine")
+        Path("/tmp/link").symlink_to("results")
+        for path in (Path("/tmp"), *Path("/tmp").rglob("*")):
+            os.chown(path, USER, USER, follow_symlinks=False)
+        os.chdir("/tmp/project")
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)  # else /proc/self is root's until an exec
+        layers = scratch.Scratch(scratch.place(["/tmp/project"])[0])
+        if not os.fork():
+            overlay.enter(overlay.View(("/tmp/project",), (), str(layers.folder)))
+            for file in (*files, Path("/tmp/link/b"), Path("/tmp/new/c"), Path("/tmp/project/d")):
+                try:
+                    file.parent.mkdir(exist_ok=True)
+                    file.write_text("of the trial")
+                    print(file.read_text(), flush=True)
+                except OSError as error:
+                    print(error.strerror, flush=True)
+            os._exit(0)
+        os.wait()
+        print({file.read_text() for file in files}, os.path.exists("/tmp/new"))
+        print(os.listdir("/tmp/results"), os.listdir("/tmp/project"))
+        """
+    )
+    closed, written = "Read-only file system", "of the trial"
+    within = [closed, written, written, closed, written, written, written]
+    assert told.splitlines() == [*within, "{'mine'} False", "['a'] []"]
+
+
 def test_words_of_a_job_may_name_what_an_automounter_mounts(tmp_path: Path) -> None:
     script = Script("train.py", args=("--out=/a/run1", "data"))
     asked = trial(tmp_path, script=script, env={"LOGS": "/b/c"})

@@ -5,6 +5,7 @@ import errno
 import json
 import multiprocessing.process
 import os
+import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ _OF_AUTOMOUNTS = (
     "; an automounter cannot mount a folder in a trial that has begun: have an argument or a variable "
     "of the job name it, or use it (`ls`) before"
 )
+_READ_ONLY = re.compile(
+    rf"""['"‘](/[^/'"’]+)/?['"’]: {os.strerror(errno.EROFS)}|"""
+    rf"""{os.strerror(errno.EROFS)}: ['"](/[^/'"]+)/?['"]"""
+)
+"""Errors of programs and of Python about something directly in /."""
 _MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
@@ -159,7 +165,7 @@ class Sandbox:
             output: the error of the script and what it has printed.
         """
         if not self._problem:
-            return _OF_AUTOMOUNTS if _LOOP in output else ""
+            return _of_overlay(output)
         refused = next((line for line in output.splitlines() if _REFUSED in line), "")
         if not refused and not any(sign in output for sign in _MAY_BE_REFUSED):
             return ""
@@ -172,6 +178,17 @@ class Sandbox:
     def close(self) -> None:
         """Discard all that the trial has written. Its processes must be gone."""
         self._scratch.remove()
+
+
+def _of_overlay(output: str) -> str:
+    if _LOOP in output:
+        return _OF_AUTOMOUNTS
+    if met := _READ_ONLY.search(output):
+        return (
+            f"; a trial makes and changes nothing directly in /: if {met[1] or met[2]} is a folder of "
+            "the job, make it before, and what trials write in it is discarded"
+        )
+    return ""
 
 
 def enter(ticket: Ticket, connection: Connection) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from autotune.worker.sandbox import kernel
 from autotune.worker.sandbox.mounts import (
     AS_IT_IS,
     MEMORY,
+    OF_SYSTEM,
     TEMPORARY,
     Cover,
     covers,
@@ -56,7 +57,8 @@ def enter(view: View) -> None:
         raise OSError(errno.EINVAL, "no overlay can cover / itself, which the job works in")
     here = os.getcwd()  # noqa: PTH109
     _use(view.named)
-    planned = covers(mounted(), view.wanted, "" if view.in_memory else view.layers)
+    mounts = mounted()
+    planned = covers(mounts, view.wanted, "" if view.in_memory else view.layers)
     hidden = {c.path: any(holds(o.path, c.path) for o in planned if o != c) for c in planned}
     again = [*view.kept, *sockets([cover.path for cover in planned])]
     as_user = _unshare()
@@ -74,6 +76,7 @@ def enter(view: View) -> None:
         for path in again:
             _bind(origins[path], path)
         layers.close()
+        _close_root({mount.path for mount in mounts})
     os.chdir(here)
     if as_user:
         kernel.drop_capabilities()
@@ -188,6 +191,25 @@ def _close(origin: str, path: str) -> None:
         kernel.make_read_only(path)
     except OSError:
         if os.access(path, os.W_OK):
+            raise
+
+
+def _close_root(own: Collection[str]) -> None:
+    """Make / read-only: a new folder in it would be real. Folders of the system stay as they are.
+
+    Args:
+        own: paths at which file systems are mounted.
+
+    Raises:
+        OSError: it is not possible, and this user may write there.
+    """
+    for folder in OF_SYSTEM:
+        if folder not in own:
+            _bind(folder, folder)
+    try:
+        kernel.make_read_only("/")
+    except OSError:
+        if os.access("/", os.W_OK):
             raise
 
 

@@ -57,6 +57,39 @@ def test_folder_that_is_kept_is_written(within, tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "a").read_text() == "kept"
 
 
+def test_nothing_is_made_in_the_root_folder(within) -> None:
+    told = within(
+        """
+        try:
+            os.makedirs("/autotune-outputs/run")
+        except OSError as error:
+            print(error.strerror)
+        for folder in ("/dev/shm", "/run", "/tmp", "/var"):
+            print(os.access(folder, os.W_OK))
+        Path("/dev/null").write_text("a")
+        """
+    )
+    assert not Path("/autotune-outputs").exists()
+    assert told.splitlines() == ["Read-only file system", *4 * ["True"]]
+
+
+@pytest.mark.parametrize(
+    ("printed", "named"),
+    [
+        ("OSError: [Errno 30] Read-only file system: '/outputs'", "/outputs"),
+        ("mkdir: cannot create directory '/outputs': Read-only file system", "/outputs"),
+        ("OSError: [Errno 30] Read-only file system: '/data/fixed'", ""),
+    ],
+)
+def test_folder_to_make_before_is_named(tmp_path: Path, printed: str, named: str) -> None:
+    sandbox = Sandbox(trial(tmp_path))
+    try:
+        advice = sandbox.advice(printed)
+        assert (f"if {named} is a folder of the job, make it before" in advice) == bool(named)
+    finally:
+        sandbox.close()
+
+
 def test_every_writable_folder_of_the_machine_is_covered(within) -> None:
     told = within(
         """

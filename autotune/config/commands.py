@@ -12,6 +12,7 @@ from autotune.config import fields, mistakes
 from autotune.config.keeping import of_derived
 from autotune.config.sections import Section
 from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
+from autotune.worker import starters
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Command, TrialRequest
 from search_spaces import CATALOGUE
@@ -71,6 +72,13 @@ class CommandWorkload(ForeignWorkload):
                 text = "has a brace alone; placeholders are {knob}, and braces are {{ and }}"
                 problems["workload", "command", place] = text
         return problems
+
+    def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        """Return the mistake: ranks elsewhere change files, and the study does not allow that."""
+        program = "" if self.may_write else starters.elsewhere(self.command)
+        why = starters.UNPROTECTED.format(program)
+        text = f"{why}; if they may, say `may_write: true` under workload"
+        return {("workload", "command"): text} if program else {}
 
     @staticmethod
     def flag_problem(flag: str) -> str | None:

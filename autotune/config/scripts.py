@@ -263,7 +263,8 @@ class ScriptWorkload(ForeignWorkload):
             problems |= self._of_split(space, knobs)
         return problems | self._contradicted(knobs, "workload.args say", {})
 
-    def variable_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+    def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        """Return mistakes: present values that the variables contradict."""
         return self._contradicted(knobs, "env says", knobs.variables)
 
     def _contradicted(

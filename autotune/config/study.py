@@ -402,7 +402,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
-        problems |= spec.workload.variable_problems(spec.taken)
+        problems |= spec.workload.file_problems(spec.taken)
         if not problems:
             return spec
     except mistakes.Inconsistent as inconsistent:

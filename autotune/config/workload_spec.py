@@ -120,10 +120,10 @@ class WorkloadSpec(Section, ABC):
         """Return mistakes: knobs that nothing can set, and unknown present values."""
         return {}
 
-    def variable_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        """Return mistakes: present values that the variables contradict.
+    def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        """Return mistakes in a study file that studies stored by an earlier version may have.
 
-        A study that an earlier version has stored may have some, and can be read.
+        They can be read all the same.
         """
         return {}
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from autotune.errors import BadInput
 from autotune.standalone.flags import knob_named
 from autotune.views.catalogue import presets_listed
+from autotune.worker import starters
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
     from autotune.standalone.launch_command import Launched
@@ -105,8 +106,14 @@ def write_of_command(
     except NoScript as reason:
         if shutil.which(command[0]) is None:
             raise BadInput(f"{reason}; there is no program {command[0]} either") from None
+        may_write = allowed is not None and allowed.may_write
+        if not may_write and (program := starters.elsewhere(command)):
+            raise BadInput(
+                f"{starters.UNPROTECTED.format(program)}: if trials may do so, "
+                "`autotune init --may-write -- COMMAND` writes the study"
+            ) from None
         name = _free_name(name_of(command), storage, say)
-        if not _written(path, study(command, name)):
+        if not _written(path, study(command, name, may_write=may_write)):
             raise _exists(path) from None
         seen = f"a study over a command; fill in what is marked {TODO} there"
         return Written(seen, is_complete=False)
@@ -211,12 +218,13 @@ def _written(path: Path, text: str) -> bool:
     return True
 
 
-def study(command: Sequence[str], name: str) -> str:
+def study(command: Sequence[str], name: str, *, may_write: bool = False) -> str:
     """Return the text of study.yaml.
 
     Args:
         command: the user's own.
         name: of the study.
+        may_write: whether trials may change files.
     """
     words = [word.replace("{", "{{").replace("}", "}}") for word in command]
     today: dict[str, int] = {}
@@ -225,7 +233,12 @@ def study(command: Sequence[str], name: str) -> str:
             today[knob] = value
             words[place] = re.sub(r"[0-9]+$", f"{{{knob}}}", words[place])
     held = _global_batch(command) if today.keys() == {"micro_batch"} else None
-    parts = (_head(command, name), _workload(words, held), _space(today, held), _END)
+    parts = (
+        _head(command, name),
+        _workload(words, held, may_write=may_write),
+        _space(today, held),
+        _END,
+    )
     return "\n".join(line for part in parts for line in part)
 
 
@@ -263,7 +276,7 @@ def _head(command: Sequence[str], name: str) -> Iterator[str]:
     yield ""
 
 
-def _workload(words: Sequence[str], held: str | None) -> Iterator[str]:
+def _workload(words: Sequence[str], held: str | None, *, may_write: bool) -> Iterator[str]:
     yield "workload:"
     yield "  # Word by word; no shell sees it. {knob} stands for a knob's value, {folder} for a folder"
     yield "  # that each trial has anew; braces themselves are doubled."
@@ -276,6 +289,8 @@ def _workload(words: Sequence[str], held: str | None) -> Iterator[str]:
     yield f"  throughput: {TODO}"
     if held:
         yield f"  keeps_global_batch: true   # it has {held}, and accumulates as often as that asks for"
+    if may_write:
+        yield "  may_write: true   # trials change files as the job does: nothing is protected"
     yield ""
     yield "resources:"
     yield "  # Ranks that it starts, a whole number: a trial has the processors and devices of so many."

@@ -7,6 +7,7 @@ Linux only; standard library only.
 """
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -24,12 +25,22 @@ agent is killed that does not leave."""
 _POLL_SECONDS = 0.02
 _SLURM_SECONDS = 5.0
 """Timeout of a query to slurmctld."""
-_STARTERS = frozenset(
+_OF_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"})
+"""Programs that start ranks by themselves on this node, and elsewhere if they are told other hosts."""
+_ELSEWHERE = frozenset({"srun", "kubectl", "docker", "podman", "aprun", "jsrun", "flux"})
+_STARTERS = _OF_MPI | _ELSEWHERE
+_HOSTS = frozenset(
     {
-        *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"),
-        *("kubectl", "docker", "podman", "aprun", "jsrun", "flux"),
+        *("-H", "-host", "--host", "-hosts", "--hosts", "-hostfile", "--hostfile"),
+        *("-machinefile", "--machinefile", "--default-hostfile"),
     }
 )
+"""Options of mpirun and its like that name hosts."""
+UNPROTECTED = (
+    "`{}` starts processes outside of the trial, where nothing keeps them from changing files"
+)
+"""Reason to refuse a command with such a program, which the braces stand for."""
+_THIS_HOST = ("localhost", "127.0.0.1")
 _SLURM = "srun"
 _STEP_NAME = "--job-name="
 
@@ -44,6 +55,24 @@ def named(argv: Sequence[str]) -> list[str]:
     if place is not None:
         found.insert(place + 1, f"{_STEP_NAME}autotune-{secrets.token_hex(8)}")
     return found
+
+
+def elsewhere(argv: Sequence[str]) -> str:
+    """Return the program of a command that starts ranks outside of its own processes; empty: none.
+
+    Such ranks are not in the namespace of the command, nor do they inherit its restrictions.
+    """
+    words = [word for several in argv for word in several.split()]
+    names = [Path(word).name for word in words]
+    to_others = any(_names_others(*pair) for pair in itertools.pairwise([*words, ""]))
+    reaching = _STARTERS if to_others else _ELSEWHERE
+    return next((name for name in names if name in reaching), "")
+
+
+def _names_others(word: str, following: str) -> bool:
+    option, _, value = word.partition("=")
+    hosts = (value or following).split(",")
+    return option in _HOSTS and any(host.partition(":")[0] not in _THIS_HOST for host in hosts)
 
 
 def among(pids: Collection[int]) -> set[int]:

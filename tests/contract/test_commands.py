@@ -141,6 +141,12 @@ def test_ranks_that_srun_has_started_elsewhere_end_with_the_trial(
         assert slurm.running() == []
 
 
+def test_ranks_elsewhere_are_not_started_if_files_are_to_be_kept(bench: Bench) -> None:
+    report = bench.run("srun", "true", pattern="(a)", may_write=False)
+    assert report.outcome == Outcome.ERROR
+    assert "`srun` starts processes outside of the trial" in report.cause
+
+
 def test_a_command_that_says_nothing_hangs(bench: Bench) -> None:
     text = """echo '{"throughput": 3}' >> "$0/m"; sleep 87654"""
     report = bench.sh(text, json_lines="m", deadlines=Deadlines(startup=60, step=0.5))

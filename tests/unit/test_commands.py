@@ -48,6 +48,16 @@ def study(folder: Path, workload: dict[str, Any] | None = None, **changes: Any) 
     return load(write_study(folder, workload=given, **{**FIELDS, **changes}))
 
 
+def test_command_with_ranks_elsewhere_must_be_allowed_to_write(tmp_path: Path) -> None:
+    command = {"command": ["srun", *COMMAND["command"]]}
+    with pytest.raises(SpecError, match=r"workload.command: `srun` starts .*`may_write: true`"):
+        study(tmp_path, command)
+    spec = study(tmp_path, {**command, "may_write": True})
+    stored = spec.model_dump(mode="json")
+    stored["workload"]["may_write"] = False
+    assert StudySpec.model_validate(stored).workload.label.startswith("srun"), "of before"
+
+
 def test_placeholders_are_filled(tmp_path: Path) -> None:
     spec = study(tmp_path)
     assert isinstance(spec.workload, commands.CommandWorkload)

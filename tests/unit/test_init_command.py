@@ -7,6 +7,7 @@ import pytest
 from autotune.config import StudySpec, load
 from autotune.errors import BadInput, SpecError
 from autotune.standalone.starter import write_of_command
+from autotune.standalone.survey import Allowed
 
 FILLED = {
     "throughput: TODO": 'throughput: {pattern: "([0-9.]+) samples/s"}',
@@ -50,6 +51,15 @@ def test_options_are_knobs_by_their_names(tmp_path: Path) -> None:
     assert spec.search_space == {"micro_batch": [4, 8, 16]}
     assert spec.baseline == {"micro_batch": 8}
     assert spec.objective.global_batch == "free"
+
+
+def test_command_with_ranks_elsewhere_must_be_allowed_to_write(tmp_path: Path) -> None:
+    path, command = tmp_path / "study.yaml", ["printf", "docker", "--bs", "1"]
+    with pytest.raises(BadInput, match=r"`docker` starts processes outside.*--may-write"):
+        write_of_command(path, command)
+    assert not path.exists()
+    write_of_command(path, command, allowed=Allowed(may_write=True))
+    assert filled(path).workload.may_write
 
 
 def test_what_accumulates_keeps_the_global_batch(tmp_path: Path) -> None:

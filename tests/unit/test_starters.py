@@ -77,3 +77,19 @@ def test_only_a_step_of_slurm_gets_a_name(argv: list[str], place: int | None) ->
     found = starters.named(argv)
     assert [word for word in found if not word.startswith("--job-name=autotune-")] == argv
     assert found == argv if place is None else found[place].startswith("--job-name=autotune-")
+
+
+@pytest.mark.parametrize(
+    ("argv", "program"),
+    [
+        (["/usr/bin/srun", "-n2", "a"], "srun"),
+        (["bash", "-c", "docker run image"], "docker"),
+        (["mpirun", "-np", "2", "a"], ""),
+        (["mpirun", "-H", "localhost:2", "a"], ""),
+        (["mpirun", "-H", "localhost,b:2", "a"], "mpirun"),
+        (["env", "A=1", "mpiexec", "--hostfile=hosts", "a"], "mpiexec"),
+        (["./bench", "--host", "b"], ""),
+    ],
+)
+def test_program_that_starts_ranks_elsewhere_is_found(argv: list[str], program: str) -> None:
+    assert starters.elsewhere(argv) == program

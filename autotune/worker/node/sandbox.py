@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from autotune.worker import starters
 from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import TrialRequest
 from autotune.worker.sandbox import kernel, overlay, redirect, scratch
@@ -114,8 +115,9 @@ class Sandbox:
         """Make room for what the trial writes.
 
         Raises:
-            OSError: there is no room.
+            OSError: there is no room, or ranks would run outside of the sandbox.
         """
+        _refuse_ranks_elsewhere(request)
         self._files = TrialFiles(Path(request.log_dir).absolute())
         self._wanted, self._kept = _wanted(request), _kept(self._files, request.env)
         place, on_disk = scratch.place(list(self._wanted))
@@ -228,6 +230,14 @@ def _write_copies(ticket: Ticket) -> None:
     _have_own_temporary(ticket)
     redirect.begin(ticket.layers, list(ticket.free))
     rules.begin()
+
+
+def _refuse_ranks_elsewhere(request: TrialRequest) -> None:
+    program = starters.elsewhere(request.command.argv) if request.command else ""
+    if program:
+        raise OSError(
+            f"{starters.UNPROTECTED.format(program)}: say {_MAY_WRITE} if trials may do so"
+        )
 
 
 def _wanted(request: TrialRequest) -> tuple[str, ...]:

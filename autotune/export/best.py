@@ -137,8 +137,8 @@ def read(path: str | os.PathLike[str]) -> BestConfig:
 
 
 def is_best(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is meant as a best.yaml: it has a provenance."""
-    return "provenance" in mapping_in(path)
+    """Return whether a file is meant as a best.yaml: it has its format, knobs and a provenance."""
+    return mapping_in(path).keys() >= {"format", "knobs", "provenance"}
 
 
 def mapping_in(path: str | os.PathLike[str]) -> dict[Any, Any]:

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import math
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ _OF_A_WORKLOAD = "Load it with autotune.load(...)."
 _UNUSUAL = "# Names of knobs that differ from the defaults of PyTorch or of a plain script:"
 _WIDTH = 100
 """Width of a line that holds several knobs, in characters."""
+_NAME_CHARACTERS = 40
+"""Characters of a file's name in that of a temporary file beside it."""
 _HEAD_BYTES = 512
 """Bytes at the beginning of a file that tell its kind: longer than each mark of a kind."""
 _SQLITE_MARK = b"SQLite format 3\0"
@@ -144,21 +147,40 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file, whole or not at all.
+
+    A symbolic link stays, and what it leads to is written. A file that is there keeps its mode.
+    """
+    path = Path(os.path.realpath(path))
+    descriptor, temporary = _beside(path)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            Path(temporary).unlink()
+            temporary.unlink()
         raise
+
+
+def _beside(path: Path) -> tuple[int, Path]:
+    """Open a new file beside a path, with the mode that the file there has, or a new one would have.
+
+    Returns:
+        Its descriptor and its path.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        mode = None
+    temporary = path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666 if mode is None else 0o600)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return descriptor, temporary
 
 
 def not_ours(path: Path) -> str:

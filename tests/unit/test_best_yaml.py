@@ -180,6 +180,28 @@ def test_a_missing_folder_is_an_error(tmp_path):
     assert names(tmp_path) == []
 
 
+def test_a_link_stays_and_what_it_leads_to_is_written_with_its_mode(tmp_path):
+    (tmp_path / "shared").mkdir()
+    shared, link = tmp_path / "shared" / "of-all.yaml", tmp_path / "best.yaml"
+    writing.write(shared, content())
+    link.symlink_to(shared)
+    for mode in (0o600, 0o440):
+        shared.chmod(mode)
+        writing.write(link, content(str(mode)))
+        assert link.is_symlink()
+        assert autotune.load(shared).provenance["verdict"] == str(mode)
+        assert stat.S_IMODE(shared.stat().st_mode) == mode
+    assert names(tmp_path / "shared") == ["of-all.yaml"]
+
+
+def test_a_settings_file_with_a_provenance_is_not_taken_for_ours(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 3e-4\nprovenance: data set of May\n")
+    assert "no best.yaml of autotune's" in writing.not_ours(path)
+    writing.write(path, content())
+    assert writing.not_ours(path) == ""
+
+
 def test_a_reader_never_sees_a_part_of_a_file(tmp_path):
     path = tmp_path / "best.yaml"
     long = content()

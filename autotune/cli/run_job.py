@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,8 @@ def _become(
     for change in job.changes or ("nothing is changed: the study keeps your configuration",):
         print(f"autotune: {change}", file=sys.stderr)
     environment = {**os.environ, **job.environment, **variables}
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # this python ignores them, and its successor would
     try:
         os.execvpe(_found(job.command[0]), list(job.command), environment)
     except OSError as error:

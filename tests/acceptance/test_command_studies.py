@@ -1,6 +1,7 @@
 """Studies over a command that is no script of torch, as a user would give them."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import yaml
 
 from storage import Purpose
 from tests.support.steering import StudyFolder, quick_measurement
+from tests.unit.test_best_yaml import content
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "commands"
 BENCH = """
@@ -63,6 +65,14 @@ def test_a_command_is_tuned_and_run(tiny: StudyFolder) -> None:
     assert argv.startswith(f"{sys.executable} bench.py 64 0.01 ")
     assert tiny.run("run", "best.yaml").returncode == 0
     assert '"samples": 64' in (tiny.folder / "metrics.jsonl").read_text()
+
+
+def test_a_job_is_run_with_signals_as_a_shell_has_them(tiny: StudyFolder) -> None:
+    script = {"command": ["grep", "SigIgn", "/proc/self/status"], "turned": {}, "flags": {}}
+    best = {**content(), "script": {**script, "changes": []}}
+    (tiny.folder / "best.yaml").write_text(yaml.safe_dump(best))
+    ignored = int(tiny.run("run", "best.yaml").stdout.split()[-1], 16)
+    assert not ignored & sum(1 << number - 1 for number in (signal.SIGPIPE, signal.SIGXFSZ))
 
 
 @pytest.mark.errand

@@ -22,6 +22,12 @@ _PATIENCE_SECONDS = 30.0
 
 A process that waits for a disk or a file system dies when that answers, or never.
 """
+_REMOVERS = (b"multiprocessing.resource_tracker import", b"torch_shm_manager")
+"""Parts of the command lines of Python's and torch's processes that remove shared memory.
+
+Each ends by itself once all processes that use it have ended, after it has removed what they left."""
+_REMOVAL_SECONDS = 3.0
+"""Timeout for such a process to end by itself: Python's does at once, torch's after two seconds."""
 _START_TIME = 19
 """Index of the start time in /proc/PID/stat behind the name of the program; see proc_pid_stat(5).
 """
@@ -132,7 +138,8 @@ def kill_descendants(
 ) -> None:
     """SIGKILL every descendant of this process except `spare`, until none is left.
 
-    A program that starts ranks elsewhere is first given time to end them (`starters`).
+    A program that starts ranks elsewhere is first given time to end them (`starters`). Processes that
+    remove shared memory of the others are killed last.
 
     Args:
         spare: processes to leave alone; their descendants are killed.
@@ -144,18 +151,42 @@ def kill_descendants(
     """
     me = os.getpid()
     _end_starters(_living(descendants(me) - spare - _kept(keep)))
+    order = _Order()
     give_up = time.monotonic() + timeout
     while True:
         remaining = _living(descendants(me) - spare - _kept(keep))
         if remaining and time.monotonic() > give_up:
             raise Survivors(described(remaining))
-        for pid in remaining:
+        for pid in order.of(remaining):
             kill(pid)
         # A listed process may fork and die before it is signalled. Its child is in no list yet, but the
         # process remains as a zombie: hence none is left only when no zombie had to be reaped.
         if not _reap_adopted(spare) and not remaining:
             return
         time.sleep(_POLL_SECONDS)
+
+
+class _Order:
+    """Order in which processes are killed: first those that use shared memory, then its removers."""
+
+    def __init__(self) -> None:
+        self._alone_since: float | None = None
+
+    def of(self, pids: Collection[int]) -> Collection[int]:
+        """Return which of these processes are killed now."""
+        others = [pid for pid in pids if not _removes_segments(pid)]
+        now = time.monotonic()
+        if others or self._alone_since is None:
+            self._alone_since = now
+            return others
+        return pids if now - self._alone_since > _REMOVAL_SECONDS else ()
+
+
+def _removes_segments(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(part in command for part in _REMOVERS)
+    return False
 
 
 def _end_starters(pids: Collection[int]) -> None:
@@ -195,11 +226,11 @@ def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
     killed = living_of(agent_id)
     _end_starters(killed)
     give_up = time.monotonic() + timeout
-    quiet = 0
+    quiet, order = 0, _Order()
     # One pass may miss a child whose parent forks and dies meanwhile.
     while quiet < 2 and time.monotonic() < give_up:
         marked = living_of(agent_id)
-        for pid in marked:
+        for pid in order.of(marked):
             kill(pid)
         killed += [pid for pid in marked if pid not in killed]
         quiet = 0 if marked else quiet + 1

@@ -306,6 +306,41 @@ def test_what_cannot_be_killed_in_time_is_named():
     assert told["named"]
 
 
+def test_shared_memory_of_the_killed_is_removed():
+    told = play(
+        """
+        name = f"autotune-test-{os.getpid()}"
+        program = f'''
+        import time
+        from multiprocessing.shared_memory import SharedMemory
+        memory = SharedMemory("{name}", create=True, size=8)
+        print(flush=True)
+        time.sleep(60)
+        '''
+        command = [sys.executable, "-c", "\\n".join(map(str.strip, program.splitlines()))]
+        subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline()
+        there = name in os.listdir("/dev/shm")
+        processes._REMOVAL_SECONDS = 60
+        processes.kill_descendants(set())
+        tell(there=there, left=name in os.listdir("/dev/shm"))
+        """
+    )
+    assert told == {"there": True, "left": False}
+
+
+def test_remover_of_shared_memory_that_does_not_end_is_killed():
+    told = play(
+        """
+        command = [sys.executable, "-c", "# torch_shm_manager\\nimport time; time.sleep(60)"]
+        subprocess.Popen(command)
+        processes._REMOVAL_SECONDS = 0.1
+        processes.kill_descendants(set())
+        tell(alive=len(processes.descendants(os.getpid())))
+        """
+    )
+    assert told == {"alive": 0}
+
+
 def test_killing_one_that_is_gone_is_no_error():
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -109,6 +109,7 @@ def main() -> NoReturn:
         print(left, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
+    _let_go_of_shared_memory()
     try:
         processes.kill_descendants(set(), _FAREWELL_SECONDS)
     except processes.Survivors as survivors:
@@ -116,6 +117,14 @@ def main() -> NoReturn:
     scratch.finish(_FAREWELL_SECONDS)
     sys.stderr.flush()
     os._exit(status)  # an ordinary exit waits for ranks, which may not be able to die
+
+
+def _let_go_of_shared_memory() -> None:
+    """Let the process that removes shared memory of this one end by itself, once all others have."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        os.close(tracker._fd)
+        tracker._fd = None
 
 
 class Agent:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -317,6 +318,8 @@ def _become_a_rank(
     connection: Connection,
     ticket: Ticket | None,
 ) -> None:
+    # What the rank leaves in shared memory is removed as its trial ends, not as the agent does.
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
     # Before a second thread exists: only a single-threaded process may enter a user namespace.
     if ticket:
         enter(ticket, connection)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import launchers
+from autotune.worker import processes
 from autotune.worker.protocol import Deadlines, Outcome
 from launchers import Resources
 from tests.contract.scripts.bench import (
@@ -68,6 +69,21 @@ def test_a_script_on_processors_sees_no_device(
         tells = "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], file=open('seen', 'w'))\n"
         assert_well(bench.run(bench.write(tells + TRAINS)))
     assert (tmp_path / "seen").read_text() == "\n"
+
+
+def test_shared_memory_of_a_script_is_removed_by_a_process_of_its_trial(
+    bench: Bench, tmp_path: Path
+) -> None:
+    shares = """
+import os
+from multiprocessing import resource_tracker, shared_memory
+memory = shared_memory.SharedMemory(create=True, size=8)
+print(resource_tracker._resource_tracker._pid, file=open(f"by-{os.environ['RANK']}", "w"))
+"""
+    assert_well(bench.run(bench.write(shares + TRAINS)))
+    for rank in range(RANKS):
+        remover = int((tmp_path / f"by-{rank}").read_text())
+        assert processes.state(remover) == "?", "it has ended with the trial"
 
 
 def test_a_script_may_choose_how_its_processes_start(bench: Bench) -> None:

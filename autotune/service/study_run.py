@@ -11,7 +11,7 @@ from typing import Any
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, duration
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, stores, withheld
 from autotune.errors import LauncherError
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
@@ -188,6 +188,8 @@ class StudyRun:
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
             + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
+        if remote := stores.warning(stores.remote_stores(self._spec)):
+            self._repository.messages.say(self._lease, self._study.id, f"Note: {remote}.")
 
     def _export(self, verdict: Verdict, launcher: Launcher) -> None:
         content = publish.content_of(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.config import StudySpec
+from autotune.config import StudySpec, stores
 from autotune.config.keeping import COUNTED, split_otherwise
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken
@@ -228,13 +228,21 @@ def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
 
 
 def _protection(one_off: OneOffRuns) -> Iterator[CheckResult]:
-    """Yield how the user's files were protected from the baseline of a script or a command."""
+    """Yield how the user's files were protected from the baseline."""
     workload = one_off.plan.spec.workload
+    if text := stores.warning(stores.remote_stores(one_off.plan.spec)):
+        yield CheckResult("remote files", "warn", text)
+    if not (workload.discards_writes or workload.may_write):
+        text = (
+            "what the workload writes is really written; scripts and commands alone are protected"
+        )
+        yield CheckResult("files", "ok", text)
+        return
     if workload.may_write:
         yield CheckResult("files", "warn", "trials may change them: `workload.may_write` is true")
         return
     record = one_off.files("doctor").protection()
-    if not workload.discards_writes or not record.is_file():
+    if not record.is_file():
         return
     protection = json.loads(record.read_text())
     if protection["how"] == OVERLAY:

@@ -137,6 +137,7 @@ def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None
 def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
     tiny.write()
     found = tiny.ask("doctor", "study.yaml", "--json")
+    assert "what the workload writes is really written" in found.stdout
     checks = {check["name"]: check for check in json.loads(found.stdout)}
     assert found.returncode == 0, checks
     assert {"system", "packages", "storage", "local launcher", "baseline"} <= set(checks)

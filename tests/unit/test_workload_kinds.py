@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config import StudySpec
+from autotune.config import StudySpec, stores
 from autotune.config.commands import CommandWorkload
 from autotune.config.kinds import FactoryWorkload
 from autotune.config.mistakes import Inconsistent
@@ -108,3 +108,16 @@ def test_knob_is_passed_by_flag_or_placeholder_or_from_outside() -> None:
 def test_factory_needs_no_entry_in_best_yaml() -> None:
     spec = study(SAID["factory"])
     assert spec.workload.entry(spec.full_baseline(), spec.taken, 2) is None
+
+
+def test_remote_stores_of_a_job_are_named_without_passwords() -> None:
+    args = ["--out=s3://bucket/run", "--mixed", "a,hdfs://me:secret@host/b", "https://host/c"]
+    script = study({"script": "train.py", "args": args})
+    assert stores.remote_stores(script) == ["s3://bucket/run", "hdfs://host/b"]
+    command = study({"command": ["./bench", "gs://a/b", "{micro_batch}"], "may_write": False})
+    assert stores.remote_stores(command.model_copy(update={"env": {"OUT": "az://c/d"}})) == [
+        "gs://a/b",
+        "az://c/d",
+    ]
+    assert "s3://bucket/run" in stores.warning(stores.remote_stores(script))
+    assert stores.warning(stores.remote_stores(study({"script": "train.py"}))) == ""

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import subprocess
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of
 from autotune.runs.plan import resources
+from autotune.worker import inject
 from autotune.worker.inject.batch_samples import samples
 from autotune.worker.inject.job_order import Order, runs
 from search_spaces import defaults
@@ -447,3 +450,15 @@ def test_ranks_share_cpus_where_a_script_is_run_as_its_owner_runs_it(
     space = {"search_space": {"cpu_threads": [0, 2]}, "baseline": {}}
     spec = load(write_study(tmp_path, workload=workload, resources=asked, **space))
     assert resources(spec).shares_cpus == shares
+
+
+def test_python_without_autotune_starts_in_a_job_as_ever(tmp_path: Path) -> None:
+    venv.create(tmp_path / "other")
+    found = subprocess.run(
+        [tmp_path / "other/bin/python", "-c", "import sys; print('sitecustomize' in sys.modules)"],
+        env={"PYTHONPATH": str(Path(inject.__file__).parent / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (found.stdout, found.stderr) == ("True\n", "")

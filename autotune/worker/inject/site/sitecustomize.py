@@ -21,8 +21,11 @@ _users_own()
 if _HERE in sys.path:
     sys.path.remove(_HERE)
 
-from autotune.worker.inject.job_order import begin  # noqa: E402
-from autotune.worker.sandbox.redirect import inherited  # noqa: E402
-
-inherited()
-begin(sys.orig_argv)
+try:
+    from autotune.worker.inject.job_order import begin
+    from autotune.worker.sandbox.redirect import inherited
+except ImportError:
+    pass  # another python of the job, for which autotune is not installed
+else:
+    inherited()
+    begin(sys.orig_argv)

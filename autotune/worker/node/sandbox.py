@@ -6,6 +6,7 @@ import json
 import multiprocessing.process
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ _MAY_BE_REFUSED = (
     "cannot open file",
 )
 """Errors of programs and libraries that do not pass on the message of the kernel."""
+_NO_SPACE = os.strerror(errno.ENOSPC)
+_FULL_BYTES = 16 << 20
+"""Free bytes below which a disk counts as full once a write has failed on it."""
 _LOOP = os.strerror(errno.ELOOP)
 _OF_AUTOMOUNTS = (
     "; an automounter cannot mount a folder in a trial that has begun: have an argument or a variable "
@@ -166,6 +170,11 @@ class Sandbox:
         Args:
             output: the error of the script and what it has printed.
         """
+        if _NO_SPACE in output and shutil.disk_usage(self._layers).free < _FULL_BYTES:
+            return (
+                f"; the disk of {self._layers} is full, where all lies that a trial writes, wherever "
+                "the job wants it: make room there"
+            )
         if not self._problem:
             return _of_overlay(output)
         refused = next((line for line in output.splitlines() if _REFUSED in line), "")

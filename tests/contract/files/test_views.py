@@ -247,6 +247,26 @@ def test_temporary_files_beside_a_mount_are_as_before(beside) -> None:
     assert told.splitlines() == [*within, "{'mine'} False", "['a'] []"]
 
 
+def test_full_disk_of_what_trials_write_is_told_from_that_of_the_user(beside) -> None:
+    told = beside(
+        """
+        from autotune.worker.node.sandbox import Sandbox
+        from tests.support.trials import trial
+        sandbox = Sandbox(trial(Path("."), log_dir="logs"))
+        failure = "[Errno 28] No space left on device: '/data/checkpoint.pt'"
+        kernel.mount("t", str(sandbox._layers), "tmpfs", {"size": "64m"})
+        print(sandbox.advice(failure) == "")
+        Path(sandbox._layers, "written").write_bytes(bytes(60 << 20))
+        print(f"the disk of {sandbox._layers} is full," in sandbox.advice(failure))
+        print(sandbox.advice("another failure") == "")
+        kernel.unmount(str(sandbox._layers))
+        sandbox.close()
+        scratch.finish(60)
+        """
+    )
+    assert told.split() == ["True"] * 3
+
+
 def test_words_of_a_job_may_name_what_an_automounter_mounts(tmp_path: Path) -> None:
     script = Script("train.py", args=("--out=/a/run1", "data"))
     asked = trial(tmp_path, script=script, env={"LOGS": "/b/c"})

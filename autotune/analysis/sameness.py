@@ -208,7 +208,7 @@ class Comparison:
         seen = self._seen(trial)
         yield self._of_kind(ChangeKind.WORKERS, knobs, self._copies(seen, knobs))
         yield self._of_kind(ChangeKind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
-        yield Objection(self._drift(seen))
+        yield self._of_kind(ChangeKind.SPLIT, knobs, self._drift(seen))
         yield self._of_kind(ChangeKind.PROMISE, knobs, self._without_gradient(knobs))
         yield self._updates(seen, knobs)
 

@@ -5,14 +5,14 @@ import re
 from autotune.config.study import StudySpec
 
 _STORE = re.compile(
-    r"\b(?:s3[an]?|gs|gcs|r2|oss|cos|az|azure|abfss?|adl|wasbs?|hdfs|webhdfs)://[^\s'\",;\])}]+"
+    r"\b((?:s3[an]?|gs|gcs|r2|oss|cos|az|azure|abfss?|adl|wasbs?|hdfs|webhdfs)://)"
+    r"(?:[^/@\s]*@)?([^\s/?'\",;\])}]+)"
 )
-_ACCOUNT = re.compile("//[^/@]*:[^/@]*@")
-"""A name with a password, which is not shown."""
+"""Place in such a store: its scheme and its bucket or host. What surrounds them may be secret."""
 
 
 def remote_stores(spec: StudySpec) -> list[str]:
-    """Return the places in remote stores that a job's words and variables name.
+    """Return the buckets of remote stores that a job's words and variables name.
 
     A factory's are left out: nothing of what it writes is discarded.
     """
@@ -21,7 +21,7 @@ def remote_stores(spec: StudySpec) -> list[str]:
         return []
     words = (workload.label, *workload.arguments, *spec.env.values())
     found = _STORE.findall(" ".join(map(str, words)))
-    return list(dict.fromkeys(_ACCOUNT.sub("//", place) for place in found))
+    return list(dict.fromkeys(scheme + place for scheme, place in found))
 
 
 def warning(places: list[str]) -> str:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from autotune.config import StudySpec
-from autotune.errors import LauncherError
+from autotune.errors import LauncherError, NotHere
 from autotune.runs.plan import OpenLauncher
 from launchers import Busy, Launcher, Rival, Tenant, layout
 
@@ -47,6 +47,7 @@ def _on_gpus(visible: list[str]) -> str:
 
     Raises:
         LauncherError: the driver does not tell at present.
+        NotHere: there is no nvidia-smi.
     """
     query = ["nvidia-smi", f"--id={','.join(visible)}", "--query-compute-apps=pid,process_name"]
     try:
@@ -57,6 +58,8 @@ def _on_gpus(visible: list[str]) -> str:
             check=True,
             timeout=_SMI_SECONDS,
         )
+    except FileNotFoundError as error:
+        raise NotHere(f"--idle-only needs nvidia-smi, which tells what runs: {error}") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise LauncherError(f"--idle-only: nvidia-smi does not tell what runs: {error}") from None
     running = [line.strip() for line in found.stdout.splitlines() if line.strip()]

@@ -36,6 +36,7 @@ _CHANGEABLE = (
     "logs",
     "measurement.startup_deadline",
     "measurement.step_deadline",
+    "workload.may_write",
 )
 """Settings that may change when a study continues: they do not affect earlier figures."""
 _UNSAID = ("folder", "logs", "export")

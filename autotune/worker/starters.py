@@ -9,12 +9,13 @@ Linux only; standard library only.
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 GRACE_SECONDS = 5.0
@@ -32,10 +33,21 @@ _STARTERS = _OF_MPI | _ELSEWHERE
 _HOSTS = frozenset(
     {
         *("-H", "-host", "--host", "-hosts", "--hosts", "-hostfile", "--hostfile"),
-        *("-machinefile", "--machinefile", "--default-hostfile"),
+        *("-f", "-machinefile", "--machinefile", "--default-hostfile"),
     }
 )
 """Options of mpirun and its like that name hosts."""
+_WRAPPERS = frozenset(
+    {"env", "nice", "ionice", "time", "timeout", "nohup", "exec", "stdbuf", "numactl", "taskset"}
+)
+"""Programs that run the rest of their words."""
+_OF_WRAPPER = re.compile(r"\w+=.*|[\d.]+[smhd]?")
+"""Words of these before that: a variable, or a number as of `timeout` and `nice -n`."""
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_OF_TEXT = re.compile(r"-[a-z]*c")
+"""Option of a shell before the text of a command."""
+_BETWEEN = re.compile(r"[;&|()\n]+")
+"""Ends of the commands in such a text."""
 UNPROTECTED = (
     "`{}` starts processes outside of the trial, where nothing keeps them from changing files"
 )
@@ -60,19 +72,50 @@ def named(argv: Sequence[str]) -> list[str]:
 def elsewhere(argv: Sequence[str]) -> str:
     """Return the program of a command that starts ranks outside of its own processes; empty: none.
 
-    Such ranks are not in the namespace of the command, nor do they inherit its restrictions.
+    Such ranks are not in the namespace of the command, nor do they inherit its restrictions. Only what
+    a command begins with is a program: its arguments may have any name.
     """
-    words = [word for several in argv for word in several.split()]
-    names = [Path(word).name for word in words]
-    to_others = any(_names_others(*pair) for pair in itertools.pairwise([*words, ""]))
-    reaching = _STARTERS if to_others else _ELSEWHERE
-    return next((name for name in names if name in reaching), "")
+    return next(filter(None, map(_reaching, _commands(argv))), "")
 
 
-def _names_others(word: str, following: str) -> bool:
-    option, _, value = word.partition("=")
-    hosts = (value or following).split(",")
-    return option in _HOSTS and any(host.partition(":")[0] not in _THIS_HOST for host in hosts)
+def _commands(argv: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield a command without what it begins with, such as env, and those in the text of a shell."""
+    words = list(itertools.dropwhile(_goes_before, argv))
+    yield words
+    if not words or Path(words[0]).name not in _SHELLS:
+        return
+    pairs = itertools.pairwise(words)
+    text = next((text for option, text in pairs if _OF_TEXT.fullmatch(option)), "")
+    for part in _BETWEEN.split(text):
+        yield list(itertools.dropwhile(_goes_before, part.split()))
+
+
+def _goes_before(word: str) -> bool:
+    name = Path(word).name
+    return name in _WRAPPERS or word.startswith("-") or bool(_OF_WRAPPER.fullmatch(word))
+
+
+def _reaching(words: Sequence[str]) -> str:
+    """Return the program that these words begin with, if its ranks are elsewhere; else nothing."""
+    name = Path(words[0]).name if words else ""
+    if name in _ELSEWHERE:
+        return name
+    return name if name in _OF_MPI and _names_others(words[1:]) else ""
+
+
+def _names_others(words: Sequence[str]) -> bool:
+    """Return whether the options of mpirun, up to the program that follows them, name other hosts."""
+    for before, word, following in zip(("", *words), words, (*words[1:], ""), strict=False):
+        if not (word.startswith("-") or before.startswith("-")):
+            return False  # no value of an option: the program
+        option, _, value = word.partition("=")
+        joined = word[2:] if word.startswith("-H") and not word.startswith("--") else ""
+        hosts = (joined or value or following).split(",")
+        if (option in _HOSTS or joined) and any(
+            host.partition(":")[0] not in _THIS_HOST for host in hosts
+        ):
+            return True
+    return False
 
 
 def among(pids: Collection[int]) -> set[int]:

@@ -89,6 +89,14 @@ def test_only_a_step_of_slurm_gets_a_name(argv: list[str], place: int | None) ->
         (["mpirun", "-H", "localhost,b:2", "a"], "mpirun"),
         (["env", "A=1", "mpiexec", "--hostfile=hosts", "a"], "mpiexec"),
         (["./bench", "--host", "b"], ""),
+        (["bash", "train.sh", "--model", "flux"], ""),
+        (["./train", "--prompt", "a docker whale"], ""),
+        (["bash", "-c", "cd /data/docker && ./train"], ""),
+        (["bash", "-lc", "cd a; (srun x)"], "srun"),
+        (["timeout", "60", "/usr/bin/srun", "x"], "srun"),
+        (["mpirun", "-np", "2", "python", "x.py", "--host", "0.0.0.0"], ""),
+        (["mpirun", "-np", "2", "-Hb:2", "python", "x.py"], "mpirun"),
+        (["mpiexec", "-f", "hosts", "x"], "mpiexec"),
     ],
 )
 def test_program_that_starts_ranks_elsewhere_is_found(argv: list[str], program: str) -> None:

@@ -191,6 +191,20 @@ def test_changed_deadlines_and_variables_are_taken_over_and_recorded(
     assert "env.B (not set) -> 3" in message.text
 
 
+def test_trials_of_a_study_that_has_begun_may_be_allowed_to_change_files(
+    repository: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    kind = {"script": "train.py", "args": ["--batch", "2"], "flags": {"micro_batch": "--batch"}}
+    before = settings(tmp_path, workload=kind, baseline={}, search_space={"micro_batch": [2, 4]})
+    submission.submit(repository, before, tmp_path)
+    study = measured(repository)
+    workload = before.workload.model_copy(update={"may_write": True})
+    after = before.model_copy(update={"workload": workload})
+    found = submission.submit(repository, after, tmp_path)
+    assert (found.id, found.spec["workload"]["may_write"]) == (study.id, True)
+
+
 def test_settings_that_change_what_figures_mean_are_named(
     repository: Repository, tmp_path: Path
 ) -> None:

@@ -61,6 +61,14 @@ def test_a_recurrent_layer_without_dropout_goes_on_training() -> None:
     assert layer.dropout == 0.1
 
 
+def test_numbers_that_are_no_rate_stay() -> None:
+    block = Block()
+    block.dropout_keep_prob = 0.9
+    with without_dropout(block):
+        assert (block.dropout_keep_prob, block.training) == (0.9, False)
+    assert block.training
+
+
 def test_a_layer_that_does_not_train_stays_as_it_is() -> None:
     block = Block().eval()
     with without_dropout(block):

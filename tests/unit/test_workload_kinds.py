@@ -111,13 +111,13 @@ def test_factory_needs_no_entry_in_best_yaml() -> None:
 
 
 def test_remote_stores_of_a_job_are_named_without_passwords() -> None:
-    args = ["--out=s3://bucket/run", "--mixed", "a,hdfs://me:secret@host/b", "https://host/c"]
+    args = ["--out=s3://bucket/run?sig=secret", "a,hdfs://me:secret@host/b", "https://host/c"]
     script = study({"script": "train.py", "args": args})
-    assert stores.remote_stores(script) == ["s3://bucket/run", "hdfs://host/b"]
+    assert stores.remote_stores(script) == ["s3://bucket", "hdfs://host"]
     command = study({"command": ["./bench", "gs://a/b", "{micro_batch}"], "may_write": False})
     assert stores.remote_stores(command.model_copy(update={"env": {"OUT": "az://c/d"}})) == [
-        "gs://a/b",
-        "az://c/d",
+        "gs://a",
+        "az://c",
     ]
-    assert "s3://bucket/run" in stores.warning(stores.remote_stores(script))
+    assert "s3://bucket" in stores.warning(stores.remote_stores(script))
     assert stores.warning(stores.remote_stores(study({"script": "train.py"}))) == ""

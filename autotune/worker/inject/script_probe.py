@@ -36,6 +36,8 @@ _SOURCE = "_source_seen_by_autotune"
 """Attribute of a loader's iterator: a Source."""
 _MOST_OF_OTHERS = 128
 """Steps that others take for one of the leader; a critic takes 100 for one of its generator (WGAN)."""
+_MOST_OF_PASSES = 128
+"""Steps of the leader after the same backward passes that are one; ZeRO has one for each group."""
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -108,6 +110,7 @@ class ScriptProbe:
         self._overflows: Counter[int] = Counter()
         self._taken = False
         self._passes_of_step = 0
+        self._steps_of_passes = 0
         self._passes_of_others = 0
         self._steps_of_others = 0
         self._left_out = 0
@@ -197,15 +200,17 @@ class ScriptProbe:
         """Return whether a step that is over, or was skipped, is one of the training.
 
         Of the leader's steps after the same backward passes, only the first is: ZeRO steps group by
-        group, and a subclass calls the step of its base class. Where no backward pass is seen, all are.
+        group, and a subclass calls the step of its base class. Where no backward pass is seen, all are,
+        and again after many steps without another one: a CUDA graph replays passes that nothing sees.
         """
         passes = self.accumulation.passes
         if (self.leader or optimizer) is not optimizer:
             self._stand_in(optimizer, passes)
             return False
         if 0 < passes == self._passes_of_step:
-            return False
-        self._passes_of_step, self._steps_of_others = passes, 0
+            self._steps_of_passes += 1
+            return self._steps_of_passes > _MOST_OF_PASSES
+        self._passes_of_step, self._steps_of_others, self._steps_of_passes = passes, 0, 1
         return True
 
     def _stand_in(self, optimizer: Optimizer, passes: int) -> None:

@@ -179,9 +179,10 @@ class LeaderNorms:
 
     def first_taken(self) -> None:
         """Take in what the first step began with. Every rank must call it."""
-        if (rows := self._rows()) and not self.draws.seen:
+        if (rows := self._rows()) and not self.draws.on_device:
             # The gradient is that of later rows where a GradScaler has left steps out (inf, fp16).
             began = [rows, self._weights, self._probe.steps_left_out]
+            began += [self.draws.left] if self.draws.left else []
             start = hashlib.blake2b(json.dumps(began).encode(), digest_size=8)
             self._seen["start"] = start.hexdigest()
         else:

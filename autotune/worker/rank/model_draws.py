@@ -1,9 +1,12 @@
 """Random numbers that a model draws while it is run, such as the noise of a variational autoencoder.
 
 Other kernels draw others: compiled code has a generator of its own, and a tensor of another number
-format or memory layout is filled in another way. Gradients of such a model cannot be compared.
+format or memory layout is filled in another way. Gradients of such a model can be compared only where
+both runs have left the generators alike, which tells nothing on CUDA: there compiled code leaves them
+as any other.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +20,13 @@ class ModelDraws:
     """Observer of the global generators while the outermost modules are run.
 
     Attributes:
-        seen: True if one of them has drawn.
+        left: digest of how these left the generator of the CPU; empty as long as none has drawn.
+        on_device: True if one has drawn on a CUDA device.
     """
 
     def __init__(self) -> None:
-        self.seen = False
+        self.left = ""
+        self.on_device = False
         self._outermost: nn.Module | None = None
         self._before: list[Tensor] = []
 
@@ -30,7 +35,7 @@ class ModelDraws:
         """Watch every model that is run meanwhile."""
         hooks = (
             register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ended),
+            register_module_forward_hook(self._ended, always_call=True),
         )
         try:
             yield
@@ -39,20 +44,28 @@ class ModelDraws:
                 hook.remove()
 
     def _begins(self, module: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _is_captured():
             return
         if self._outermost is None:
             self._outermost, self._before = module, _states()
 
     def _ended(self, module: nn.Module, *_: Any) -> None:
-        if torch.compiler.is_compiling():
+        if module is not self._outermost or _is_captured():
             return
-        if module is self._outermost:
-            self._outermost = None
-            self.seen |= not all(map(torch.equal, self._before, _states()))
+        self._outermost, now = None, _states()
+        of_cpu, *of_devices = map(torch.equal, self._before, now)
+        self.on_device |= not all(of_devices)
+        if not of_cpu:
+            self.left = hashlib.blake2b(now[0].numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _is_captured() -> bool:
+    """Return whether code is compiled or a graph captured, in which generators have no state."""
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or capturing
 
 
 def _states() -> list[Tensor]:
-    """Return the states of the generators that models draw from."""
+    """Return the states of the generators that models draw from, that of the CPU first."""
     devices = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *devices]

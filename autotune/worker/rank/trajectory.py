@@ -27,6 +27,8 @@ from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
 
+_NO_RATE = ("keep", "scale", "temp")
+"""Parts of names of numbers that are no rate of what is dropped."""
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """Names that wrappers put into those of parameters."""
 
@@ -154,14 +156,17 @@ def _resume(silenced: Iterable[_Silenced]) -> None:
 
 
 def _dropping(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes by which a module drops something, and what they are."""
-    if isinstance(module, _DropoutNd):
-        return {"training": True}
-    return {
+    """Return the attributes by which a module drops something, and what they are.
+
+    A module with another number for it, such as the share that is kept, does not train meanwhile.
+    """
+    several = {
         name: value
         for name, value in vars(module).items()
         if "drop" in name and isinstance(value, float) and value > 0
     }
+    other = any(word in name for name in several for word in _NO_RATE)
+    return {"training": True} if other or isinstance(module, _DropoutNd) else several
 
 
 class _RankStep(NamedTuple):
@@ -253,7 +258,7 @@ class UpdateNorms:
     def observing(self, index: int) -> Iterator[Observed]:
         """Sketch a step if it is one of the first, and run it without dropout.
 
-        The gradient of a model that draws random numbers all the same is not told.
+        The gradient of a model that draws random numbers on a CUDA device all the same is not told.
         """
         seen = Observed()
         if index >= STEPS_WITHOUT_DROPOUT:
@@ -266,8 +271,10 @@ class UpdateNorms:
             yield seen
         self._sketches = False
         gradient = [one.as_row() for one in self._unclipped(self._sketcher.done())]
-        if not draws.seen:
+        if not draws.on_device:
             seen["gradient"] = gradient
+        if draws.left:
+            seen["start"] = draws.left
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
         """Return the gradients as they were before they were clipped."""

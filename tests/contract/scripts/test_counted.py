@@ -479,6 +479,19 @@ while True:
     assert not found.seen.uneven
 
 
+def test_steps_count_again_where_backward_passes_are_not_seen_any_more() -> None:
+    """As where a CUDA graph replays them."""
+    script = f"""{_SET_UP}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x in DataLoader(torch.randn(12, 8), 4):
+    train(x)
+while True:
+    for x in DataLoader(torch.randn(96, 8), 4):
+        optimizer.step()
+"""
+    assert len(look(script).samples) == 6
+
+
 def test_optimizer_that_is_built_anew_leads_after_some_steps() -> None:
     """As where folds are trained in turn, or layers are unfrozen."""
     script = f"""{_SET_UP}

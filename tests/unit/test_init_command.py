@@ -54,7 +54,7 @@ def test_options_are_knobs_by_their_names(tmp_path: Path) -> None:
 
 
 def test_command_with_ranks_elsewhere_must_be_allowed_to_write(tmp_path: Path) -> None:
-    path, command = tmp_path / "study.yaml", ["printf", "docker", "--bs", "1"]
+    path, command = tmp_path / "study.yaml", ["env", "docker", "--bs", "1"]
     with pytest.raises(BadInput, match=r"`docker` starts processes outside.*--may-write"):
         write_of_command(path, command)
     assert not path.exists()

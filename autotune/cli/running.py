@@ -204,7 +204,7 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
     is_file = len(words) == 1 and not (words[0].endswith(".py") or shutil.which(words[0]))
     has_file = bool(words) and (is_file or Path(words[0]).suffix in (".yaml", ".yml"))
     for word in words[: 1 + has_file]:
-        if word.startswith("-"):
+        if word.startswith("-") and not Path(word).exists():  # a file may have any name
             raise BadInput(f"there is no option {word}; --help lists those that there are")
     return (Path(words[0]), words[1:]) if has_file else (Path("study.yaml"), words)
 

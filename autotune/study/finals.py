@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import tells_longest
@@ -164,8 +163,7 @@ class Finals:
         self._context.say(NewMessage(said, MessageCode.FINALISTS))
 
     def _barred(self, attempts: Attempts) -> Mapping[int, str]:
-        rules = Rules.of(self._plan.spec)
-        return Barred.by(attempts, self._context.blocks, self._plan.baseline, rules).trials
+        return self._time.proof(attempts).barred.trials
 
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)

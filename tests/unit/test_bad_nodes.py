@@ -75,7 +75,7 @@ class RayDriver:
         return {node: {**SOFTWARE, "devices": [DEVICE]} for node in nodes}
 
     def _ask(self, **_: Any) -> None:
-        """As Ray would, it is granted at once."""
+        """Grant the request at once, as Ray does where there is room."""
 
     def _stands(self, group: int) -> str:
         return "CREATED"
@@ -154,7 +154,7 @@ class Step(Link):
 
 @pytest.fixture
 def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLauncher]:
-    """In a job of two nodes with a device each."""
+    """Put this process into a job of two nodes with a device each."""
     names = ("a1", "a2")
     job = "".join(f" Nodes={name} CPU_IDs=0-1 Mem=0 GRES=gpu:1\n" for name in names)
     nodes = "".join(f"NodeName={name} NodeAddr=10.0.0.9 State=MIXED\n" for name in names)

@@ -1,4 +1,4 @@
-"""What is tried after a bundle of changes that came to nothing."""
+"""Suggestions after a bundle of changes that failed or was refused."""
 
 import pytest
 

@@ -420,7 +420,7 @@ FOR_MPIRUN = {
     "PMIX_MCA_gds": "hash",
     "PRTE_MCA_plm_rsh_agent": "ssh",
 }
-"""What a user sets for mpirun of a command."""
+"""Variables that a user sets for the mpirun of a command."""
 
 
 def test_settings_of_mpirun_are_inherited():

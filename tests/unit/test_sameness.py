@@ -66,7 +66,7 @@ def test_more_copies_than_the_baseline_has_are_refused(
 
 
 def test_copies_of_labels_alone_are_not_judged() -> None:
-    """Of ten labels, all rows but ten repeat one, however many rows there are."""
+    """With ten labels, all rows but ten are copies, however many rows there are."""
     today = seen(consumed={"rows": 1536, "counted": 1536, "copies": 1526})
     trial = seen(consumed={"rows": 384, "counted": 384, "copies": 374})
     assert comparison(today, (WORKERS, trial)).refused() == {}

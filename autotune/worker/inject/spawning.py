@@ -13,12 +13,11 @@ import torch.distributed as dist
 import torch.multiprocessing  # with it comes the module that is looked up below
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from autotune.worker import python_command
 from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, Script
 
 _NUMBERS = ("RANK", "LOCAL_RANK")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed.run")
-_WITH_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of python whose value is a word of its own."""
 _NO_PLACE = -1
 """Rank or number of ranks that a script leaves to its environment."""
 _SPAWNS = (
@@ -145,19 +144,12 @@ def _why(
 def _program(typed: Sequence[str]) -> str:
     """Return the name of what a command runs: of python, that of its module or script."""
     program, *rest = typed
-    if not Path(program).name.startswith("python"):
+    if not python_command.is_python(program):
         return Path(program).name
-    words = iter(rest)
-    for word in words:
-        if word == "-m":
-            return next(words, "")
-        if word == "-c":
-            return ""
-        if word in _WITH_A_VALUE:
-            next(words, None)
-        elif not word.startswith("-"):
-            return Path(word).name
-    return ""
+    run = python_command.parsed(rest)
+    if run is None:
+        return ""
+    return run.target if run.is_module else Path(run.target).name
 
 
 def _by_torchrun(script: Script, ranks: str) -> str:

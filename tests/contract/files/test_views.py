@@ -20,6 +20,27 @@ ROOT = Path(__file__).parents[3]
 DISK = Mount("/", "ext4", True)
 
 
+def printed(begin: str, code: str, folder: Path, *unmountable: str) -> str:
+    """Return what two parts of a program print; skip the test where nothing can be mounted.
+
+    Args:
+        folder: working directory.
+        unmountable: parts of errors that say so.
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if any(error in found.stderr for error in unmountable):
+        pytest.skip("that cannot be mounted here")
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
 @pytest.fixture
 def within(tmp_path: Path):
     """Runs code in a process with a view, where `kept` is a folder that it really writes."""
@@ -34,18 +55,7 @@ def within(tmp_path: Path):
             kept = {str(tmp_path / "kept")!r}
             overlay.enter(overlay.View(({str(tmp_path)!r},), (kept,), str(layers.folder)))
         """
-        program = textwrap.dedent(begin) + textwrap.dedent(code)
-        found = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-        if "Operation not permitted" in found.stderr:
-            pytest.skip("no overlay can be mounted here")
-        assert found.returncode == 0, found.stderr
-        return found.stdout
+        return printed(begin, code, tmp_path, "Operation not permitted")
 
     yield run
     scratch.sweep()
@@ -132,19 +142,7 @@ def beside(tmp_path: Path):
             layers = scratch.Scratch(scratch.place([{str(tmp_path)!r}])[0])
             view = overlay.View(({str(tmp_path)!r},), (), str(layers.folder))
         """
-        program = textwrap.dedent(begin) + textwrap.dedent(code)
-        found = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        if "Operation not permitted" in found.stderr or "No such device" in found.stderr:
-            pytest.skip("that cannot be mounted here")
-        assert found.returncode == 0, found.stderr
-        return found.stdout
+        return printed(begin, code, tmp_path, "Operation not permitted", "No such device")
 
     yield run
     scratch.sweep()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.fault(25)
 
 
 class Enough(Exception):
-    """Somebody has asked to stop."""
+    """Request to stop."""
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_the_local_launcher_refuses_more_than_the_machine_has(
 
 
 class Enough(Exception):
-    """Somebody has asked to stop."""
+    """Request to stop."""
 
 
 def test_local_launcher_is_not_waited_for_while_its_agents_start(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ while True:
 @pytest.mark.parametrize("size", [1, 2, 10])
 @pytest.mark.parametrize("passes", [1, 4])
 def test_batches_that_a_thread_draws_ahead_are_no_variation(passes: int, size: int) -> None:
-    """As prefetch_generator's, BasicSR's and fairseq's loaders draw."""
+    """The loaders of prefetch_generator, BasicSR and fairseq draw in a thread of their own."""
     script = f"""{_SET_UP}{IN_A_THREAD}
 while True:
     loader = DataLoader(torch.randn(64 * 4, 8), 4)
@@ -465,7 +465,7 @@ step = own.step
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("steps", [_BY_GROUPS, _BY_BASE_CLASS], ids=["by groups", "by base class"])
 def test_steps_after_the_same_backward_passes_are_one(steps: str, passes: int) -> None:
-    """As DeepSpeed's ZeRO steps group by group, and a subclass the optimizer that it extends."""
+    """DeepSpeed's ZeRO steps group by group; a subclass calls the step of its base class."""
     script = f"""{_SET_UP}{steps}
 while True:
     for number, x in enumerate(DataLoader(torch.randn(96, 8), 4), 1):
@@ -480,7 +480,7 @@ while True:
 
 
 def test_steps_count_again_where_backward_passes_are_not_seen_any_more() -> None:
-    """As where a CUDA graph replays them."""
+    """A CUDA graph replays passes that no hook sees."""
     script = f"""{_SET_UP}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for x in DataLoader(torch.randn(12, 8), 4):
@@ -493,7 +493,7 @@ while True:
 
 
 def test_optimizer_that_is_built_anew_leads_after_some_steps() -> None:
-    """As where folds are trained in turn, or layers are unfrozen."""
+    """Scripts that train folds, or unfreeze layers, build another optimizer."""
     script = f"""{_SET_UP}
 for rows in (2, 200):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

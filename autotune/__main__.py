@@ -34,9 +34,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in {"autotune", *_OWN_PACKAGES}:
             raise
+        from autotune.worker.installing import pip_install
+
         print(
             f"error: autotune was installed without what its commands need ({error.name}); "
-            "autotune.load() works all the same. For the commands: pip install autotune",
+            f"autotune.load() works all the same. For the commands: {pip_install()}",
             file=sys.stderr,
         )
         sys.exit(2)

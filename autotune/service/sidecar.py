@@ -120,7 +120,9 @@ def _watch(lines: _Lines, folder: str, best: BestConfig, port: int, every: float
 
         watcher = Watcher(best, say, port, every)
     except ModuleNotFoundError as error:
-        problem = f"--watch needs {error.name}, which is not installed: pip install autotune"
+        from autotune.worker.installing import pip_install
+
+        problem = f"--watch needs {error.name}, which is not installed: {pip_install()}"
     except OSError as error:
         problem = f"--metrics-port {port}: {error.strerror}"
     os.write(lines.answer, json.dumps({"problem": problem}).encode())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.standalone.launched import Launched
+from autotune.worker.installing import pip_install
 from autotune.worker.python_command import is_python
 
 _LINE_BYTES = 4096
@@ -89,9 +90,9 @@ def check(launched: Launched) -> None:
     if Path(other.prefix).resolve() != Path(sys.prefix).resolve():
         raise BadInput(
             f"`{typed}` is Python {other.version} in {other.prefix}, and autotune runs in "
-            f"{sys.prefix}: trials would run another torch than the job. Install autotune there "
-            f"(`{typed} -m pip install autotune`) and type `{typed} -m autotune init -- ...`, or name "
-            f"this one in the command: {sys.executable}"
+            f"{sys.prefix}: trials would run another torch than the job. Name this one in the command, "
+            f"{sys.executable}, or type `{typed} -m autotune init -- ...` once autotune is there, too: "
+            f"{pip_install(pip=f'{typed} -m pip')}"
         )
 
 

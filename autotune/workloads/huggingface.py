@@ -1,6 +1,6 @@
 """Causal language model of Hugging Face transformers, built from a configuration.
 
-Nothing is downloaded. It needs `pip install 'torch-autotune[huggingface]'`.
+Nothing is downloaded. It needs what the extra `huggingface` installs.
 """
 
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.worker.installing import pip_install
 from autotune.worker.workload import Workload
 from autotune.workloads.text import Windows, byte_tokens
 
@@ -34,7 +35,7 @@ def build(
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "the huggingface workload needs transformers: pip install 'torch-autotune[huggingface]'"
+            f"the huggingface workload needs transformers: {pip_install('huggingface')}"
         ) from None
     if length < 2:
         raise ValueError(f"length {length}: a sample has at least two tokens, one to predict")

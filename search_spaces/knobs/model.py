@@ -347,7 +347,7 @@ KNOBS = (
         target=FLOAT8_LAYERS,
         inject=Via(ROOT, today="none"),
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
-        "of 16; extra: torch-autotune[float8]",
+        "of 16; extra: float8",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "
         "H100s: 1.11x rowwise, 1.25x tensorwise with weights gathered in FP8, over compiled bf16",
         parts=("compute", "communication"),

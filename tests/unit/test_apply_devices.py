@@ -127,7 +127,7 @@ def test_the_mode_is_told_to_torch(monkeypatch, limits_of_compilation, scope):
 
 def test_without_torchao_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(ValueError, match=r"pip install 'torch-autotune\[float8\]'"):
+    with pytest.raises(ValueError, match=r"pip install '.*\[float8\]'"):
         kernels.converted_to_float8(knobs(float8="rowwise"), stack())
 
 

@@ -47,6 +47,16 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_nothing_has_a_package_of_another_project_installed():
+    """Neither name is ours on an index: anybody may register what we do not publish."""
+    texts = [*PAGES, ROOT / "Makefile", *EXAMPLES]
+    for package in ("autotune", "launchers", "search_spaces", "storage"):
+        texts += [path for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".txt"}]
+    for path in texts:
+        told = re.findall(r"pip install [^`\n]*", path.read_text())
+        assert not [one for one in told if re.search(r"[ '\"](torch-)?autotune\b", one)], path
+
+
 def fields(model, prefix=""):
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from autotune.worker.effects.parallel import SHARDING, blocks, repeated
+from autotune.worker.installing import pip_install
 from autotune.worker.protocol import Knobs
 
 _ATTENTION = {
@@ -389,8 +390,8 @@ def _torchao() -> ModuleType:
         import torchao.float8
     except ImportError as error:
         raise ValueError(
-            f"float8 needs torchao, which could not be imported ({error}): "
-            "pip install 'torch-autotune[float8]', or take the knob out of the search space"
+            f"float8 needs torchao, which could not be imported ({error}): {pip_install('float8')}, or "
+            "take the knob out of the search space"
         ) from error
     found: ModuleType = torchao.float8
     return found

@@ -11,12 +11,15 @@ import pytest
 from packaging.requirements import Requirement
 
 from autotune.config import StudySpec, load
+from autotune.config.sections import MeasurementSpec
+from autotune.measurement.policy import MEASUREMENT
 from autotune.views.catalogue import knobs_page, recorded_effects
 from search_spaces import CATALOGUE
 from tests.support.fault_table import FAULTS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+STUDY_PAGE = ROOT / "docs" / "study.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -72,9 +75,27 @@ def kinds(annotation):
 
 
 def test_every_field_of_a_study_is_documented():
-    page = (ROOT / "docs" / "study.md").read_text()
+    page = STUDY_PAGE.read_text()
     missing = [name for name in fields(StudySpec) if f"`{name}`" not in page]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("name", "on_device"),
+    [
+        ("block_seconds", MEASUREMENT.block_on_device),
+        ("block_seconds", MEASUREMENT.energy_block),
+        ("min_steps", MEASUREMENT.steps_on_device),
+        ("warmup", MEASUREMENT.steady_blocks),
+    ],
+)
+def test_default_that_differs_on_devices_is_told_as_both(name, on_device):
+    [row] = re.findall(rf"^\| `measurement.{name}` \| (.*)$", STUDY_PAGE.read_text(), re.MULTILINE)
+    field = MeasurementSpec.model_fields[name]
+    default, _ = row.split(" | ")
+    for text in (default, str(field.description)):
+        assert "on CUDA" in text
+        assert {str(field.default), str(on_device)} <= set(re.findall(r"\d[\d.]*\d|\d", text))
 
 
 def test_the_table_of_knobs_is_fresh():

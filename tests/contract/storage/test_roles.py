@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, delete, func, select, text, update
 
 from autotune.errors import BadInput, StaleLease, StorageError
-from storage import Database, EventKind, LeaseHolder, Quota, Repository
+from storage import Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
 from storage.leases import key_of
+from storage.models import Base, ChoiceRow, NoiseRow
+from storage.records import ChoiceReason, FinalistChoice
 from storage.urls import parse
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
+OF_A_STUDY = [mapper.class_ for mapper in Base.registry.mappers if "study_id" in mapper.columns]
 HOLDER = LeaseHolder("here", 1, 60.0)
 
 
@@ -78,3 +81,35 @@ def test_role_cannot_act_in_the_name_of_another(tenants: dict[str, Repository]) 
         tenants["bob"].studies.submit("foreign", "host:here alice 0", {}, "/w", owner="alice")
     with pytest.raises(StorageError, match="permission denied"):
         tenants["bob"].quotas.set(Quota("bob", studies=100))
+
+
+@pytest.mark.parametrize("model", OF_A_STUDY, ids=lambda model: model.__tablename__)
+def test_table_of_studies_has_a_policy(tenants: dict[str, Repository], model: type[Base]) -> None:
+    assert {ChoiceRow, NoiseRow} <= {*OF_A_STUDY}
+    asked = text(
+        "select relrowsecurity and exists (select from pg_policies where tablename = relname)"
+        " from pg_class where relname = :name"
+    )
+    with tenants["alice"].database.engine.connect() as connection:
+        assert connection.execute(asked, {"name": model.__tablename__}).scalar_one()
+
+
+def test_role_changes_no_choice_and_no_noise_of_others(tenants: dict[str, Repository]) -> None:
+    alice, bob = tenants["alice"], tenants["bob"]
+    alice.studies.submit("chosen", "host:here alice 0", {}, "/w", owner="alice")
+    claimed = alice.claims.take("host:here alice 0", HOLDER)
+    assert claimed is not None
+    study = claimed.study.id
+    here = alice.environments.record(claimed.lease, {"cpu": "x"})
+    noise = StoredNoise(0.01, 3, None)
+    alice.noise.record(claimed.lease, study, here, noise, workload="w", world_size=1)
+    alice.choices.record(claimed.lease, study, [FinalistChoice(0, ChoiceReason.FINALIST)])
+    for model in (ChoiceRow, NoiseRow):
+        with bob.database.engine.begin() as connection:
+            assert connection.execute(select(func.count()).select_from(model)).scalar_one() == 1
+            assert connection.execute(update(model).values(at=1.0)).rowcount == 0
+            assert connection.execute(delete(model)).rowcount == 0
+    alice.claims.stop(claimed.lease, study)
+    alice.studies.delete("chosen")
+    with alice.database.engine.begin() as connection:
+        assert not connection.execute(select(func.count()).select_from(ChoiceRow)).scalar_one()

@@ -85,7 +85,7 @@ search: $(READY)  ## how many trials each sampler needs on the recorded tables
 knobs: $(READY)  ## docs/knobs.md, from the catalogue and the measured effects
 	$(BIN)/python benchmarks/knobs.py --page
 
-wheel: $(READY)
+wheel: $(READY)  ## dist/*.whl
 	$(BIN)/python -m build --wheel
 
 bundle: $(READY)  ## dist/bundle: the wheels for a machine with its own torch and no index
@@ -103,5 +103,6 @@ bundle: $(READY)  ## dist/bundle: the wheels for a machine with its own torch an
 bundle-check: $(READY)  ## that it suffices where there is a torch and nothing else; needs the index
 	$(BIN)/python -m pytest -m index tests/acceptance/test_bundle.py
 
-clean:
-	rm -rf $(VENV) dist build .autotune autotune.db autotune.db-* best.yaml
+clean:  ## removes environments, build outputs and caches; nothing of studies
+	rm -rf $(VENV) .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 import typing
 from pathlib import Path
@@ -127,6 +128,15 @@ def test_exact_versions_are_within_the_supported_ranges():
         if wanted.name == project["name"]:
             continue  # an extra that is part of another
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), text
+
+
+def test_make_clean_leaves_studies(tmp_path):
+    for name in ("autotune.db", ".autotune/quickstart/daemon.log", "best.yaml", "build/site"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    makefile = str(ROOT / "Makefile")
+    subprocess.run(["make", "--silent", "--file", makefile, "clean"], cwd=tmp_path, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"autotune.db", ".autotune", "best.yaml"}
 
 
 def marks(node):

@@ -105,4 +105,4 @@ bundle-check: $(READY)  ## that it suffices where there is a torch and nothing e
 
 clean:  ## removes environments, build outputs and caches; nothing of studies
 	rm -rf $(VENV) .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./.autotune -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ from typing import Any
 
 from search_spaces import CATALOGUE, Knob, preset, preset_names, preset_summary
 from search_spaces.constraints import CONFLICTS
-from search_spaces.knob import KnobValue, written
+from search_spaces.knob import KnobValue, Range, written
 
 Effects = Mapping[str, Mapping[str, Any]]
 """Knob -> what `python benchmarks/knobs.py --json` printed of it."""
@@ -190,7 +190,11 @@ def _conflicts(knob: Knob) -> str:
 
 
 def _promising(knob: Knob) -> str:
-    return f"{written(knob.promising)}: {knob.because}" if knob.promising is not None else ""
+    if knob.promising is None:
+        return ""
+    ends = isinstance(knob.domain, Range) and knob.promising == knob.domain.high
+    tried = "the largest of the study's values" if ends else written(knob.promising)
+    return f"{tried}: {knob.because}"
 
 
 def _effect(found: Mapping[str, Any] | None) -> str:

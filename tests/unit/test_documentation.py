@@ -104,6 +104,13 @@ def test_the_table_of_knobs_is_fresh():
     assert (ROOT / "docs" / "knobs.md").read_text() == knobs_page(effects)
 
 
+def test_value_that_is_tried_first_is_none_that_no_study_has():
+    page = (ROOT / "docs" / "knobs.md").read_text().partition("## How each acts")[2]
+    for name in ("micro_batch", "accumulation_steps", "log_interval"):
+        [row] = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+        assert "| the largest of the study's values: " in row
+
+
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
 def test_the_number_of_knobs_is_that_of_the_catalogue(page):
     told = re.findall(r"(\d+) knobs", (ROOT / page).read_text())

@@ -183,10 +183,21 @@ PACKAGES = {kind.package: f"launcher: {name}" for name, kind in KINDS.items() if
 """Package that only one launcher needs -> how a study asks for that launcher."""
 SPANNING = " or ".join(f"`launcher: {name}`" for name, kind in KINDS.items() if kind.spans_nodes)
 """Launchers that spread a trial over several nodes, in words."""
-FOR_SEVERAL_NODES = (
-    f"launcher: ray   # of several nodes; a running cluster: {RaySection.EXAMPLE}; Slurm: slurm"
-)
-"""Line of a study file for a trial on several nodes."""
+
+
+def for_several_nodes(environment: Mapping[str, str]) -> str:
+    """Return the line of a study file for trials on several nodes.
+
+    Args:
+        environment: of this process; inside an allocation of Slurm its nodes are meant.
+    """
+    if JOB in environment:
+        return "launcher: slurm   # on the nodes of the allocation that it is started in"
+    return (
+        f"launcher: ray   # of several nodes; a running cluster: {RaySection.EXAMPLE}; Slurm: slurm"
+    )
+
+
 MOVED = {"ray_address": f"is a field of the launcher now; write `launcher: {RaySection.EXAMPLE}`"}
 """Former field of a study -> where it went."""
 

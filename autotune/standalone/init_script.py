@@ -1,6 +1,7 @@
-"""Commented study.yaml for the user's own script, from the survey of it. Pure."""
+"""Commented study.yaml for the user's own script, from the survey of it."""
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,10 +13,11 @@ from autotune.config.keeping import granule
 from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.own_options import RECOMPUTATION
+from autotune.standalone.starter import BUDGET
 from autotune.standalone.survey import Allowed, Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult
-from launchers.sections import FOR_SEVERAL_NODES
+from launchers.sections import for_several_nodes
 from search_spaces import CATALOGUE
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import BLOCKS, KnobValue, written
@@ -27,7 +29,6 @@ _LAUNCHES = {
     TORCH_LAUNCH: "as torchrun, and --local-rank before the arguments",
     DEEPSPEED: "ranks with the variables of deepspeed, and --local_rank before the arguments",
 }
-_TRIALS = 20
 _BATCHES = 5
 """Largest number of values of the micro-batch."""
 _BUCKETS = (5, 25, 100)
@@ -76,7 +77,7 @@ def study(
         _baseline(space, found),
         _objective(found),
         measurement,
-        f"budget:\n  trials: {_TRIALS}            # wall_time: 30m is a limit as well\n",
+        BUDGET,
         "export: best.yaml\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -203,7 +204,7 @@ def _resources(launched: Launched, found: Findings) -> str:
         lines += [
             f"  nodes: {launched.nodes}   # the ranks of one were looked at, on this machine",
             "",
-            FOR_SEVERAL_NODES,
+            for_several_nodes(os.environ),
         ]
     return "\n".join([*lines, ""])
 

@@ -34,12 +34,16 @@ _OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
 _GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
 _SPREAD = 2
 """Factor between values to try and today's."""
+BUDGET = """budget:
+  trials: 20
+  # wall_time: 30m   # a limit of the whole study, its proof included
+"""
+"""Section of a written study: how long a trial takes is not known before."""
 _END = (
     "",
     "# The loss of a command is not seen: what may change it is recommended only if you allow that.",
     "# measurement: {unchecked_numerics: allow}",
-    "budget:",
-    "  trials: 20            # wall_time: 30m is a limit as well",
+    *BUDGET.splitlines(),
     "export: best.yaml",
     "",
 )

@@ -11,6 +11,7 @@ from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import OwnOptions, Turned
 from autotune.standalone.survey import Findings
 from autotune.worker.survey_result import Option, SurveyResult
+from launchers.slurm_allocation import JOB
 from search_spaces import Facts
 
 _SEEN = SurveyResult(
@@ -29,11 +30,18 @@ def written(
     own: OwnOptions | None = None,
     outside: Outside | None = None,
     batch: BatchSettings | None = None,
+    nodes: int = 1,
     **seen: object,
 ) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
     launched = Launched(
-        "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
+        "train.py",
+        is_module=False,
+        args=(),
+        workers=2,
+        launch="torchrun",
+        env=env or {},
+        nodes=nodes,
     )
     shown = SurveyResult(**{**vars(_SEEN), **seen})
     found = Findings(
@@ -193,3 +201,21 @@ def test_batch_of_a_script_that_sums_its_losses_is_left_out_unless_the_optimizer
     text, spec = written(batch=batch, optimizer=optimizer)
     assert ("micro_batch" in spec.values()) is offered
     assert ("does not divide its loss" in text) is not offered
+
+
+def test_several_nodes_are_those_of_the_allocation_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(JOB, raising=False)
+    _, spec = written(nodes=2)
+    assert spec.launcher.kind == "ray"
+    monkeypatch.setenv(JOB, "17")
+    _, spec = written(nodes=2)
+    assert spec.launcher.kind == "slurm"
+
+
+def test_limit_of_time_is_there_to_be_uncommented() -> None:
+    text, spec = written()
+    assert (spec.budget.trials, spec.budget.wall_time) == (20, None)
+    limited = StudySpec.model_validate(yaml.safe_load(text.replace("# wall_time", "wall_time")))
+    assert limited.budget.wall_time == 1800.0

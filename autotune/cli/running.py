@@ -395,6 +395,7 @@ def _follow_until_done(
     from autotune.service.follow import conclusion, exit_code, follow, held_back_by
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
+    from storage import StudyState
 
     study = repository.studies.named(name)
     keep_alive = (
@@ -402,6 +403,10 @@ def _follow_until_done(
         if foreground
         else DaemonSupervisor(repository, study, _absolute_url(repository))
     )
+    if study.state == StudyState.DONE:
+        _tell(
+            f"{name} is done, so it is not run again. To measure anew, give study.yaml another name."
+        )
     if not study.state.ended:
         keep_alive()
     if detach and as_json:

@@ -72,8 +72,9 @@ def clean(
 ) -> None:
     """Remove files that are not needed any more; records stay.
 
-    They are logs and compiled code of studies that have ended or are deleted, copies of settings
-    files that no job uses, and files of trials that were killed.
+    They are logs and compiled code of studies that are done or deleted, copies of settings files that
+    no job uses, and files of trials that were killed. A study that was stopped or has failed keeps its
+    folder, as it can go on; `delete` removes it.
     """
     from autotune.service import cleaning
 
@@ -141,7 +142,10 @@ def logs(
     trial: Annotated[int | None, typer.Option(help="What the ranks of this trial printed.")] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Print the log of a study's daemon, or the output of a trial."""
+    """Print what has happened in a study, event by event, or the output of a trial.
+
+    What its daemon itself says is in .autotune/daemon.log, in the folder where it was started.
+    """
     from autotune.views.logs import study_log, trial_log
 
     repository, name = open_study(study, storage, reading=True)

@@ -9,7 +9,7 @@ from autotune.export import config_copies
 from autotune.paths import StudyPaths
 from autotune.service.queues import this_machine
 from autotune.worker.sandbox import scratch
-from storage import Database, Repository, StoredStudy
+from storage import Database, Repository, StoredStudy, StudyState
 
 
 def signature(database: Database) -> str:
@@ -37,8 +37,9 @@ def delete(repository: Repository, name: str) -> list[Path]:
 def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]:
     """Remove folders that are no longer needed; recorded results stay.
 
-    These are the folders of ended studies and of studies unknown to the storage, copies of settings
-    files that no living job was given, and what killed trials have written.
+    These are the folders of studies that are done and of studies unknown to the storage, copies of
+    settings files that no living job was given, and what killed trials have written. A study that was
+    stopped or has failed keeps its folder: it can go on, and its output says why it failed.
 
     Args:
         workdir: a folder with studies; the folders of the storage's own studies are searched, too.
@@ -49,10 +50,10 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     """
     unknown = _unknown(repository, workdir, signature(repository.database))
     known = {_paths(study).folder: study for study in repository.studies.all()}
-    ended = [folder for folder, study in known.items() if study.state.ended]
+    done = [folder for folder, study in known.items() if study.state == StudyState.DONE]
     places = sorted(_places(repository, workdir))
     copies = [folder for place in places for folder in config_copies.sweep(place)]
-    old = [folder for folder in (*ended, *unknown) if _unchanged_for(folder) >= age]
+    old = [folder for folder in (*done, *unknown) if _unchanged_for(folder) >= age]
     # One after another takes its time, in which a study may have been resumed.
     gone = [one for one in old if _is_over(repository, known.get(one)) and _remove(one)]
     return gone + copies + scratch.sweep()
@@ -82,8 +83,10 @@ def _places(repository: Repository, workdir: Path) -> set[Path]:
 
 
 def _is_over(repository: Repository, study: StoredStudy | None) -> bool:
-    """Return whether a study has ended, as it is now, or is known no more."""
-    return study is None or all(one.state.ended for one in repository.studies.of_ids([study.id]))
+    """Return whether a study is done, as it is now, or is known no more."""
+    return study is None or all(
+        one.state == StudyState.DONE for one in repository.studies.of_ids([study.id])
+    )
 
 
 def _unchanged_for(folder: Path) -> float:

@@ -17,7 +17,7 @@ from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import where
-from storage import Database, Purpose, Repository
+from storage import Database, Purpose, Repository, StudyState
 from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask
 from tests.support.waiting import wait_for
@@ -158,6 +158,16 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
     assert delete(played.repository, played.name) == []
 
 
+def test_clean_leaves_a_study_that_can_go_on(played: Replayed) -> None:
+    played.submit(**SHORT)
+    paths(played).folder.mkdir(parents=True)
+    played.repository.studies.request_stop(played.name)
+    assert played.repository.studies.named(played.name).state == StudyState.STOPPED
+    assert clean(played.repository, played.folder) == []
+    assert paths(played).folder.is_dir()
+    assert delete(played.repository, played.name) == [paths(played).folder]
+
+
 def test_clean_knows_a_study_by_whatever_path_and_passes_over_what_it_cannot_read(
     played: Replayed, tmp_path: Path
 ) -> None:
@@ -228,6 +238,16 @@ def test_clean_leaves_a_study_that_is_resumed_meanwhile(
     monkeypatch.setattr(shutil, "rmtree", meanwhile)
     assert clean(played.repository, played.folder) == [paths(played).folder]
     assert paths(second).folder.is_dir()
+
+
+def test_start_of_a_study_that_is_done_says_that_it_is_not_run_again(played: Replayed) -> None:
+    played.run(**SHORT)
+    before = played.repository.attempts.of(played.study().id)
+    for words in (("start", "study.yaml"), ("resume", played.name, "--storage", played.url)):
+        told = ask(*words, cwd=played.folder)
+        assert "played is done, so it is not run again." in told.stderr
+        assert "give study.yaml another name" in told.stderr
+    assert len(played.repository.attempts.of(played.study().id)) == len(before)
 
 
 def test_a_log_that_cannot_be_read_is_no_failure(played: Replayed) -> None:

@@ -275,7 +275,7 @@ def _of_checkpoints(order: job_order.Order) -> Iterator[str]:
     if "parallelism" in order.changes and order.knobs["parallelism"] in SHARDED:
         yield (
             "checkpoints: the state_dict of a rank holds its part of the sharded model; gather it by "
-            "get_model_state_dict where the job saves (Sharding in docs/scripts.md)"
+            "get_model_state_dict where the job saves"
         )
 
 

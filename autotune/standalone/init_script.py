@@ -328,7 +328,7 @@ def _nothing_to_tune(launched: Launched, found: Findings) -> str:
         f"{launched.target}: nothing of it can be tuned as it is, so no study is written. Seen: "
         f"{description(found)}. What was looked at:{looked}\nAn option for the batch size and one for "
         "the accumulation would help, as would torch's DataLoader, DistributedDataParallel or an "
-        "optimizer of torch.optim (docs/scripts.md)"
+        "optimizer of torch.optim"
     )
 
 
@@ -365,8 +365,8 @@ def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
     if seen.ddp or seen.sharded:
         yield (
             "parallelism",
-            "checkpoints of a sharded model hold parts; with that in mind it can be added (Sharding in "
-            "docs/scripts.md)",
+            "checkpoints of a sharded model hold the parts of the ranks, which the job has to gather by "
+            "get_model_state_dict; then it can be added",
         )
     if seen.scaled or seen.own.get("precision") != "fp32":
         yield "precision", f"the script has {seen.own.get('precision', 'its own')} by itself"

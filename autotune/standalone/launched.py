@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from autotune.errors import BadInput
 from autotune.worker.protocol import PYTHON
 
+COMMAND_FIELD = (
+    "workload.command (a list of its words, {knob} where a value goes: `autotune schema`)"
+)
+"""Field of a study file for what is no script, in words."""
+
 
 class NoScript(BadInput):
     """Error for a command in which no script of torch is found."""

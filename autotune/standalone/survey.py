@@ -19,6 +19,7 @@ from autotune.standalone import doctor, flags, interpreters, named_options, outs
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.launched import COMMAND_FIELD
 from autotune.standalone.named_options import OtherWord
 from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import (
@@ -464,15 +465,15 @@ def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:
         return (
             f"{launched.target}: no optimizer step was seen ({how}), while {running} ran that it had "
             "started by multiprocessing. What trains there is not seen: have torchrun or "
-            "torch.multiprocessing.spawn start its ranks, or tune its options as a command "
-            "(docs/scripts.md, Commands)."
+            "torch.multiprocessing.spawn start its ranks, or tune its options as a command: write "
+            f"study.yaml with {COMMAND_FIELD}."
         )
     idle = seen.ended_by_itself and not seen.backwards
     return (
         f"{launched.target}: no optimizer step of torch.optim was seen ({how}), and these are what is "
         "measured. A script that updates its parameters by itself can step an optimizer of torch.optim "
         "instead, such as SGD, or be tuned by its options alone, as a command: write study.yaml with "
-        f"workload.command (docs/scripts.md, Commands).{_printed(output) if idle else ''}"
+        f"{COMMAND_FIELD}.{_printed(output) if idle else ''}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.standalone import interpreters
-from autotune.standalone.launched import Launched, NoScript, by_torchrun
+from autotune.standalone.launched import COMMAND_FIELD, Launched, NoScript, by_torchrun
 from autotune.worker.protocol import PYTHON
 from autotune.worker.python_command import is_python, parsed
 
@@ -126,7 +126,7 @@ def unknown(words: Sequence[str]) -> BadInput:
         f"{words[0]} is no launcher that autotune knows, so that what it makes of {_name(script)} is "
         f"not known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
         f"`{by_torchrun(script, 'N')}`; what has to run as it is goes into study.yaml as "
-        "workload.command (docs/scripts.md, Commands)"
+        f"{COMMAND_FIELD}"
     )
 
 
@@ -238,8 +238,7 @@ def _starts_ranks(words: Sequence[str], ranks: str) -> BadInput:
     return BadInput(
         f"{words[0]} starts the processes of {_name(script)} and tells each in a way of its own which "
         "it is; trials start ranks as torchrun does, with RANK and WORLD_SIZE. If the script takes "
-        f"those, give `{instead}`; else it goes into study.yaml as workload.command (docs/scripts.md, "
-        "Commands)"
+        f"those, give `{instead}`; else it goes into study.yaml as {COMMAND_FIELD}"
     )
 
 

@@ -61,6 +61,18 @@ def test_nothing_has_a_package_of_another_project_installed():
         assert not [one for one in told if re.search(r"[ '\"](torch-)?autotune\b", one)], path
 
 
+def test_no_message_names_a_page_that_the_wheel_does_not_have():
+    for package in ("autotune", "launchers", "search_spaces", "storage"):
+        for path in (ROOT / package).rglob("*.py"):
+            module = ast.parse(path.read_text())
+            owners = (ast.Module, ast.ClassDef, ast.FunctionDef)
+            nodes = [*ast.walk(module)]
+            docstrings = {ast.get_docstring(n, clean=False) for n in nodes if isinstance(n, owners)}
+            texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+            told = [text for text in texts if isinstance(text, str) and text not in docstrings]
+            assert not [text for text in told if re.search(r"docs/[\w-]+\.md", text)], path
+
+
 def fields(model, prefix=""):
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,19 +13,28 @@ import pytest
 from autotune.runs.plan import launcher_of
 from autotune.standalone.launch_command import taken_apart
 from autotune.standalone.survey import Allowed, _spec
+from autotune.worker import reporting
 from autotune.worker.files import COMPILER_CACHES
+from autotune.worker.processes import MARKER
 from autotune.worker.protocol import BlockPlan, Script
-from autotune.worker.sandbox import uploads
+from autotune.worker.sandbox import redirect, uploads
 from launchers import section_of
 from tests.contract.scripts.bench import SCRIPTS
 from tests.support.trials import knobs, trial
 
-OURS = {"AUTOTUNE_AGENT", "TOLD", *COMPILER_CACHES, *uploads.OFFLINE}
-"""Variables that a trial has besides, or otherwise."""
-OF_MEETING = {
-    *("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"),
-}
+PAGE = Path(__file__).parents[3] / "docs" / "scripts.md"
+
+
+def documented(row: str) -> set[str]:
+    """Return the variables of a row of the table of what differs."""
+    table = PAGE.read_text().partition("### What differs between a trial and the job")[2]
+    [text] = re.findall(rf"^\| {row}.*?\|(.*)$", table, re.MULTILINE)
+    return set(re.findall(r"`([A-Z][A-Z_]*_[A-Z_]+|TMPDIR|PYTHON[A-Z]+)", text))
+
+
+OURS = {*documented("variables besides"), "TOLD"}
+"""Variables that a trial has besides, or otherwise, and one of these tests."""
+OF_MEETING = documented("where ranks meet")
 """Those in which ranks of a trial meet at another place."""
 OF_DEEPSPEED = {
     *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_USE_AGENT_STORE"),
@@ -102,6 +112,12 @@ def differences(plain: dict[str, Any], in_trial: dict[str, Any]) -> dict[str, An
     return found | {
         key: (plain[key], in_trial[key]) for key in plain if plain[key] != in_trial[key]
     }
+
+
+def test_variables_of_the_table_are_those_that_are_set() -> None:
+    assert documented("variables besides") == {MARKER, *COMPILER_CACHES, *uploads.OFFLINE}
+    assert documented("variables with") == {redirect.VARIABLE, "PYTHONPATH", "TMPDIR"}
+    assert documented("variables of a") == {"PYTHONUNBUFFERED", reporting.VARIABLE}
 
 
 @pytest.fixture

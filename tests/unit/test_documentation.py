@@ -116,6 +116,22 @@ def test_the_table_of_knobs_is_fresh():
     assert (ROOT / "docs" / "knobs.md").read_text() == knobs_page(effects)
 
 
+def test_prices_of_compilation_are_those_of_the_policy():
+    page = (ROOT / "docs" / "search.md").read_text()
+    rows = re.findall(r"^\| nothing, on a (\w+)[^|]*\| (.*) \|$", page, re.MULTILINE)
+    told = {
+        device: [float(one) for one in re.findall(r"(?<![\w-])\d+", text)] for device, text in rows
+    }
+    policy = MEASUREMENT
+    on_cuda = [
+        policy.compile_default,
+        policy.compile_graphs,
+        policy.compile_max,
+        policy.compile_float8,
+    ]
+    assert told == {"CUDA": on_cuda, "CPU": [policy.compile_on_cpu]}
+
+
 def test_value_that_is_tried_first_is_none_that_no_study_has():
     page = (ROOT / "docs" / "knobs.md").read_text().partition("## How each acts")[2]
     for name in ("micro_batch", "accumulation_steps", "log_interval"):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -269,6 +271,38 @@ def test_text_of_a_baseline_that_does_not_run():
     assert text_of(failed).startswith(
         f"Your configuration fails after 1 run in turn (CRASH: why); the best that does not{end}"
     )
+
+
+CONTENDER = Contender(1, knobs(bucket_cap_mb=5), Ratio(1.04, 0.99, 1.1))
+OF_EACH_KIND = [
+    BETTER,
+    dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, most_gain=0.003),
+    dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, finalists=(finalist(0),)),
+    dataclasses.replace(KEPT, kind=Kind.UNDECIDED, contender=CONTENDER),
+    dataclasses.replace(BETTER, kind=Kind.NO_BASELINE, speedup=None),
+    Verdict(Kind.NO_RESULT, baseline_knobs=TODAY, outcomes=Outcomes(False, {}, None)),
+    Verdict(Kind.NOT_ENOUGH_TIME, baseline_knobs=TODAY, search_best=SearchBest(False)),
+    Verdict(
+        Kind.NOT_ENOUGH_TIME,
+        baseline_knobs=TODAY,
+        search_best=SearchBest(False),
+        hindrance=Failure(1, AttemptState.OOM, "full"),
+    ),
+]
+
+
+def test_page_on_measurement_has_a_row_for_each_beginning_of_a_verdict():
+    page = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text()
+    table = page.partition("| it begins with |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    found = {row: [] for row in rows}
+    for verdict in OF_EACH_KIND:
+        text = re.sub(r"^\d\.\d+x", "1.56x", text_of(verdict))
+        starts = [row for row in rows if text.startswith(re.findall(r"`([^`]+)`", row)[0])]
+        assert len(starts) == 1, text
+        found[starts[0]].append(verdict.kind)
+    assert all(found.values()), "a row that no verdict begins with"
+    assert {verdict.kind for verdict in OF_EACH_KIND} == {*Kind}
 
 
 LONG = LongRun(480.0, Ratio(1.2, 1.18, 1.22), Ratio(0.8, 0.78, 0.82))

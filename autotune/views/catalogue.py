@@ -192,8 +192,9 @@ def _conflicts(knob: Knob) -> str:
 def _promising(knob: Knob) -> str:
     if knob.promising is None:
         return ""
-    ends = isinstance(knob.domain, Range) and knob.promising == knob.domain.high
-    tried = "the largest of the study's values" if ends else written(knob.promising)
+    is_end = isinstance(knob.domain, Range) and knob.promising == knob.domain.high
+    is_end &= knob.promising != knob.default
+    tried = "the largest of the study's values" if is_end else written(knob.promising)
     return f"{tried}: {knob.because}"
 
 

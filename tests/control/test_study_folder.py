@@ -160,12 +160,13 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
 
 def test_clean_leaves_a_study_that_can_go_on(played: Replayed) -> None:
     played.submit(**SHORT)
-    paths(played).folder.mkdir(parents=True)
+    folder = paths(played).folder
+    folder.mkdir(parents=True)
     played.repository.studies.request_stop(played.name)
-    assert played.repository.studies.named(played.name).state == StudyState.STOPPED
+    assert played.study().state == StudyState.STOPPED
     assert clean(played.repository, played.folder) == []
-    assert paths(played).folder.is_dir()
-    assert delete(played.repository, played.name) == [paths(played).folder]
+    assert folder.is_dir()
+    assert delete(played.repository, played.name) == [folder]
 
 
 def test_clean_knows_a_study_by_whatever_path_and_passes_over_what_it_cannot_read(

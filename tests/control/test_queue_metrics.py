@@ -1,7 +1,9 @@
 """Metrics and health of a daemon, over HTTP on loopback."""
 
+import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,15 @@ def test_metrics_count_studies_and_tell_what_runs(played: Replayed, page: Page) 
     assert 'autotune_studies{state="RUNNING"} 1.0' in found
     assert 'autotune_waiting{study="played"} 0.0' in found
     assert "autotune_oldest_wait_seconds 0.0" in found
+
+
+def test_page_on_operations_has_a_row_for_each_metric(played: Replayed) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| `(autotune_\w+)` \| (.*?) \|", page, re.MULTILINE)
+    found = {one.name: one for one in QueueMetrics(played.repository, lambda: 0.0).collect()}
+    assert [name for name, _ in rows] == [*found]
+    for name, labels in rows:
+        assert {*found[name]._labelnames} == {*re.findall(r"`(\w+)`", labels)}
 
 
 def test_health_is_that_of_the_daemon(page: Page) -> None:

@@ -16,6 +16,7 @@ from autotune.config.sections import MeasurementSpec
 from autotune.measurement.policy import MEASUREMENT
 from autotune.views.catalogue import knobs_page, recorded_effects
 from search_spaces import CATALOGUE
+from storage import Purpose
 from tests.support.fault_table import FAULTS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -114,6 +115,15 @@ def test_default_that_differs_on_devices_is_told_as_both(name, on_device):
 def test_the_table_of_knobs_is_fresh():
     effects = recorded_effects(ROOT / "docs" / "results")
     assert (ROOT / "docs" / "knobs.md").read_text() == knobs_page(effects)
+
+
+def test_every_purpose_of_an_attempt_is_documented():
+    page = (ROOT / "docs" / "measurement-appendix.md").read_text()
+    table = page.partition("| `purpose` | an attempt of |")[2].partition("\n\n")[0]
+    told = [
+        name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])
+    ]
+    assert sorted(told) == sorted(Purpose)
 
 
 def test_prices_of_compilation_are_those_of_the_policy():

@@ -103,8 +103,8 @@ class ResourcesSpec(Section):
         ge=1,
         le=4096,
         description="CPUs that a rank takes, and threads of one of a workload; a script has the "
-        "threads that its launcher leaves it, and where this is not given, its ranks share the CPUs "
-        "of a node that has fewer of them.",
+        "threads that its launch command leaves it, and where this is not given, its ranks share the "
+        "CPUs of a node that has fewer of them.",
     )
     memory_per_worker: Bytes | None = Field(
         default=None, description="Limit per rank, e.g. 4GiB; beyond it a trial is out of memory."

@@ -52,6 +52,17 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(target), link
 
 
+WRAPPED = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+WRAPPED = [page for page in WRAPPED if page.name not in ("CHANGELOG.md", "knobs.md")]
+
+
+@pytest.mark.parametrize("page", WRAPPED, ids=lambda path: path.name)
+def test_prose_is_wrapped_at_100_columns(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "    "))]
+    assert not [line for line in lines if len(line) > 100]
+
+
 def test_nothing_has_a_package_of_another_project_installed():
     """Neither name is ours on an index: anybody may register what we do not publish."""
     texts = [*PAGES, ROOT / "Makefile", *EXAMPLES]
@@ -173,6 +184,12 @@ def test_exact_versions_are_within_the_supported_ranges():
         if wanted.name == project["name"]:
             continue  # an extra that is part of another
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), text
+
+
+def test_every_target_of_make_is_documented():
+    [targets] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    documented = re.findall(r"^make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert {*targets.split()} == {*documented}
 
 
 def test_make_clean_leaves_studies(tmp_path):

@@ -123,8 +123,8 @@ def unknown(words: Sequence[str]) -> BadInput:
             "with torchrun, accelerate launch, deepspeed, fabric run or python"
         )
     return BadInput(
-        f"{words[0]} is no launch command that autotune knows, so that what it makes of {_name(script)} is "
-        f"not known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
+        f"{words[0]} is no launch command that autotune knows, so that what it makes of "
+        f"{_name(script)} is not known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
         f"`{by_torchrun(script, 'N')}`; what has to run as it is goes into study.yaml as "
         f"{COMMAND_FIELD}"
     )

@@ -188,7 +188,9 @@ def test_exact_versions_are_within_the_supported_ranges():
 
 def test_every_target_of_make_is_documented():
     [targets] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    documented = re.findall(r"^make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    documented = re.findall(
+        r"^make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     assert {*targets.split()} == {*documented}
 
 

@@ -124,9 +124,9 @@ def unknown(words: Sequence[str]) -> BadInput:
         )
     return BadInput(
         f"{words[0]} is no launch command that autotune knows, so that what it makes of "
-        f"{_name(script)} is not known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
-        f"`{by_torchrun(script, 'N')}`; what has to run as it is goes into study.yaml as "
-        f"{COMMAND_FIELD}"
+        f"{_name(script)} is not known either: give `python {shlex.join(script)}`, or, where it "
+        f"starts several ranks, `{by_torchrun(script, 'N')}`; what has to run as it is goes "
+        f"into study.yaml as {COMMAND_FIELD}"
     )
 
 

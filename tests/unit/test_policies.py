@@ -77,7 +77,7 @@ def page() -> str:
     tables = [f"### {name}\n\n{table(policy)}\n" for name, policy in POLICIES.items()]
     intro = (
         "Made from the policies of the code (`python tests/unit/test_policies.py`). A judgement is a "
-        "choice that\nno measurement of ours supports yet.\n"
+        "choice\nthat no measurement of ours supports yet.\n"
     )
     return f"{before.rstrip()}\n\n{heading or HEADING}\n{intro}\n" + "\n".join(tables)
 

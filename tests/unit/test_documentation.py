@@ -11,10 +11,13 @@ from typing import Annotated
 import pytest
 from packaging.requirements import Requirement
 
+from autotune.analysis.verdict import Numerics
 from autotune.config import StudySpec, load
 from autotune.config.sections import MeasurementSpec
+from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import MEASUREMENT
 from autotune.views.catalogue import knobs_page, recorded_effects
+from autotune.views.figure_text import claim, loss_text
 from search_spaces import CATALOGUE
 from storage import Purpose
 from tests.support.fault_table import FAULTS
@@ -74,6 +77,8 @@ def test_nothing_has_a_package_of_another_project_installed():
 
 
 def test_no_message_names_a_page_that_the_wheel_does_not_have():
+    templates = [*(ROOT / "autotune").glob("*.txt"), *(ROOT / "autotune").glob("*.yaml")]
+    assert not [path for path in templates if "docs/" in path.read_text()]
     for package in ("autotune", "launchers", "search_spaces", "storage"):
         for path in (ROOT / package).rglob("*.py"):
             module = ast.parse(path.read_text())
@@ -126,6 +131,17 @@ def test_default_that_differs_on_devices_is_told_as_both(name, on_device):
 def test_the_table_of_knobs_is_fresh():
     effects = recorded_effects(ROOT / "docs" / "results")
     assert (ROOT / "docs" / "knobs.md").read_text() == knobs_page(effects)
+
+
+def shape(text):
+    """Return a text without its figures, line breaks and quotes of code."""
+    return " ".join(re.sub(r"\d[\d.,]*\d|\d", "N", text.replace("`", "")).split())
+
+
+def test_answer_that_the_readme_shows_has_the_words_of_today():
+    shown = shape((ROOT / "README.md").read_text())
+    assert shape(f"{claim(Ratio(1.2, 1.12, 1.28))}, 4 rounds in turn") in shown
+    assert shape(f"same The {loss_text(Numerics(0.0001, 1.0, steps=32))}") in shown
 
 
 def test_every_purpose_of_an_attempt_is_documented():

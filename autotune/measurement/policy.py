@@ -622,6 +622,12 @@ class ProofPolicy:
         4.0, "factor", "between the bounds of a result from which on nothing is known yet"
     )
     good_rounds: int = judgement(5, "rounds", "that more finalists, or longer runs, are not worth")
+    least_further: float = judgement(
+        0.5,
+        "lengths of the rounds before",
+        "for which a further round needs time",
+        "rounds count alike, and the noise of one that is much shorter would set the interval",
+    )
     repeats_if_unsteady: int = judgement(
         3,
         "runs",

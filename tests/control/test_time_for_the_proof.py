@@ -251,11 +251,11 @@ def test_members_of_a_round_have_its_seed_and_rounds_have_different_ones(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_further_round_is_much_shorter_than_those_before(played: Replayed, seed: int) -> None:
+def test_at_most_the_last_round_is_much_shorter_than_those_before(
+    played: Replayed, seed: int
+) -> None:
     def quick(launch: Launch) -> Answer:
-        startup = launch.draw.uniform(1.0, 2.0)
-        rate = 400.0 * (1.1 if launch.knobs["micro_batch"] > 2 else 1.0)
-        return Answer(rate=rate, startup=startup, stays=False)
+        return Answer(rate=400.0, startup=launch.draw.uniform(1.0, 2.0), stays=False)
 
     restless = noisy(quick, run=0.02, block=0.08)
     run(played.on(restless, seed=seed, variation=SpeedVariation(0.3, 5.0)), 240)
@@ -264,4 +264,5 @@ def test_no_further_round_is_much_shorter_than_those_before(played: Replayed, se
         seconds.setdefault(one.round, []).append(one.result.wall_seconds)
     usual = statistics.median(statistics.mean(seconds[number]) for number in (1, 2, 3))
     assert len(seconds) > 3
-    assert min(statistics.mean(several) for several in seconds.values()) > 0.3 * usual
+    short = [number for number, runs in seconds.items() if statistics.mean(runs) < 0.75 * usual]
+    assert short in ([], [max(seconds)])

@@ -94,6 +94,7 @@ def script_job(
             *launch_settings.changes(script, best.knobs, now, words),
             *ours,
             *_of_checkpoints(order),
+            *_of_compression(order),
         ),
         refusals=(
             *launch_settings.other_batch(script, now),
@@ -277,6 +278,15 @@ def _of_checkpoints(order: job_order.Order) -> Iterator[str]:
             "checkpoints: the state_dict of a rank holds its part of the sharded model; gather it by "
             "get_model_state_dict where the job saves (Sharding in docs/scripts.md)"
         )
+
+
+def _of_compression(order: job_order.Order) -> Iterator[str]:
+    """Yield how long gradients of the job travel whole, which those of a trial do for a few steps."""
+    if (
+        "gradient_compression" in order.changes
+        and order.knobs["gradient_compression"] == "powersgd"
+    ):
+        yield "gradient_compression: the first 1,000 steps send whole gradients (PyTorch's own start)"
 
 
 def _differences(

@@ -12,7 +12,9 @@ from autotune.worker.decoding import decoder
 SCRIPT_ENDED = "the script ended after"
 """Begins the cause of a timed run whose script ended by itself, without an error, too early."""
 COMPRESSION_WARM_UP = 3
-"""Steps before gradient compression begins. Real training has more: later throughput is the same.
+"""Steps of a trial before gradient compression begins.
+
+The user's own job has more, as PyTorch advises: later throughput is the same.
 """
 
 STEPS_WITHOUT_DROPOUT = 2

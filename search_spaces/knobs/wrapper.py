@@ -157,8 +157,9 @@ KNOBS = (
         changes=frozenset({NUMBERS}),
         domain=Choice(("none", "fp16", "bf16", "powersgd", "one_bit")),
         default="none",
-        summary="gradients travel, and are summed, in half precision; as low-rank factors (powersgd); "
-        "or Adam's momentum travels in one bit per parameter (one_bit)",
+        summary="gradients travel, and are summed, in half precision; as low-rank factors (powersgd, in "
+        "your job after PyTorch's 1,000 steps of whole gradients); or Adam's momentum travels in one "
+        "bit per parameter (one_bit)",
         needs=NCCL,
         needs_for=("bf16", "powersgd"),
         acts_on=WRAPPER,

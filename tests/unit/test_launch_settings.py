@@ -59,13 +59,22 @@ def test_argument_of_a_class_reaches_the_job_and_is_told_as_code() -> None:
     assert job.command == tuple(TORCHRUN)
 
 
-def test_job_that_is_sharded_says_what_becomes_of_its_checkpoints() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("parallelism", "fsdp", "checkpoints: the state_dict"),
+        ("gradient_compression", "powersgd", "gradient_compression: the first 1,000 steps"),
+    ],
+)
+def test_job_says_what_differs_from_a_trial_and_from_itself(
+    name: str, value: str, told: str
+) -> None:
     chosen = best()
-    knobs = {**chosen.knobs, "parallelism": "fsdp"}
+    knobs = {**chosen.knobs, name: value}
     assert chosen.script is not None
-    script = {**chosen.script, "changes": ["parallelism"]}
+    script = {**chosen.script, "changes": [name]}
     job = script_job(dataclasses.replace(chosen, knobs=knobs, script=script), TORCHRUN, {})
-    assert any(change.startswith("checkpoints: ") for change in job.changes)
+    assert any(change.startswith(told) for change in job.changes)
 
 
 def test_assignments_of_a_leading_env_are_rewritten() -> None:

@@ -29,7 +29,7 @@ from autotune.worker.inject.constructed import construct_by
 from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
-from autotune.worker.protocol import CHECKED_STEPS, Knobs
+from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP, Knobs
 
 VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
 """Knobs that are variables of the environment: set before torch was used, see effects.process."""
@@ -74,15 +74,22 @@ class Changes:
         built: objects that it has built so far.
     """
 
-    def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        knobs: Knobs,
+        names: tuple[str, ...],
+        compression_warm_up: int | None = COMPRESSION_WARM_UP,
+    ) -> None:
         """Prepare the changes.
 
         Args:
             knobs: a value for every knob.
             names: of the knobs to apply; the script keeps its own settings of all others.
+            compression_warm_up: see `compress_gradients`.
         """
         self._knobs = knobs
         self._names = frozenset(names)
+        self._compression_warm_up = compression_warm_up
         self.built = ScriptObjects()
         self._met: set[str] = set()
         self._threads = 0
@@ -190,7 +197,7 @@ class Changes:
         self.built.model = model = arguments["self"]
         self.built.inner = model.module
         if names & {*HOOKED}:
-            compress_gradients(knobs, model)
+            compress_gradients(knobs, model, self._compression_warm_up)
         self._met |= names & {*DDP_ARGUMENTS, *HOOKED}
         if "first_bucket_mb" in names and arguments.get("bucket_cap_mb") is None:
             self._met.add("first_bucket_mb")  # else DDP has all buckets of one size

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -480,6 +481,28 @@ def test_garbage_is_collected_or_not(frozen):
         training(regression(), freeze_gc=frozen).step()
         assert gc.isenabled() is not frozen
         assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+class Cycle:
+    """Object that only the collector of garbage can free."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_garbage_is_collected_at_few_steps_where_python_does_not():
+    loop = training(regression(), freeze_gc=True)
+    try:
+        loop.step()
+        left = weakref.ref(Cycle())
+        for _ in range(process.COLLECTING_STEPS - 1):
+            loop.step()
+            assert left() is not None
+        loop.step()
+        assert left() is None
     finally:
         gc.enable()
         gc.unfreeze()

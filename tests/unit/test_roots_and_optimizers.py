@@ -5,6 +5,7 @@ import gc
 import inspect
 import multiprocessing
 import os
+import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from autotune.worker.effects.process import COLLECTING_STEPS
 from autotune.worker.inject import job_order
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.job_order import Order
@@ -273,6 +275,26 @@ def _powersgd_begins(*, in_job: bool) -> None:
 @pytest.mark.parametrize("in_job", [False, True])
 def test_own_job_begins_to_compress_where_pytorch_does_and_a_trial_at_once(in_job: bool) -> None:
     run_apart(functools.partial(_powersgd_begins, in_job=in_job))
+
+
+def _garbage_in_a_script() -> None:
+    Changes(knobs(freeze_gc=True), ("freeze_gc",)).begin()
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter])
+    optimizer.step()
+    cycle: list[Any] = [nn.Identity()]
+    left = weakref.ref(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    for _ in range(COLLECTING_STEPS - 1):
+        optimizer.step()
+    assert left() is not None
+    optimizer.step()
+    assert left() is None
+
+
+def test_garbage_of_a_script_is_collected_at_few_steps() -> None:
+    run_apart(_garbage_in_a_script)
 
 
 def _set_back(setting: str, value: object) -> None:

@@ -98,7 +98,7 @@ class Changes:
         self._sharded = False
         self._root = RootChanges(knobs, self._names & ROOT)
         self._roots = Roots(self._root.prepare)
-        self._steps = 0
+        self._steps = self._updates = 0
 
     def begin(self) -> None:
         """Patch what the script will use."""
@@ -160,13 +160,13 @@ class Changes:
             precision.float32_matmul(knobs)
             done.add("precision")
         if "freeze_gc" in names:
-            register_optimizer_step_pre_hook(self._freeze)
+            register_optimizer_step_pre_hook(self._collect_garbage)
         self._met |= names & done
 
-    def _freeze(self, *_: Any) -> None:
-        if "freeze_gc" not in self._met:
-            process.garbage_collection(self._knobs)
-            self._met.add("freeze_gc")
+    def _collect_garbage(self, *_: Any) -> None:
+        process.garbage_collection(self._knobs, self._updates)
+        self._updates += 1
+        self._met.add("freeze_gc")
 
     def _settle_roots(self, *_: Any) -> None:
         self._steps += 1

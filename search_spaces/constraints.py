@@ -207,10 +207,10 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "parallelism=data_parallel drives several devices of one node; this study has "
             f"{facts.world_size} rank(s) on {facts.nodes} node(s)"
         )
-    if knobs["nccl_proto"] == "LL128" and facts.nodes > 1:
+    if knobs["nccl_proto"] == "LL128":
         yield (
-            "nccl_proto=LL128 can corrupt data where a trial spans several nodes; this study has "
-            f"{facts.nodes} (NCCL's documentation of NCCL_PROTO)"
+            "nccl_proto=LL128 can corrupt data on links that do not carry it, and what links are here "
+            "is not known; auto takes it where it is safe (NCCL's documentation of NCCL_PROTO)"
         )
     if knobs["nccl_algo"] == "NVLSTree" and facts.nodes == 1:
         yield "nccl_algo=NVLSTree is for several nodes; this study has 1 (NVLS is for one)"

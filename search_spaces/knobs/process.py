@@ -100,7 +100,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_algo",
-        changes=NOTHING,
+        changes=frozenset({NUMBERS}),
         domain=Choice(("auto", "Ring", "Tree", "NVLS", "NVLSTree")),
         default="auto",
         summary="the algorithm of NCCL's all-reduce; the last two sum in the NVLink switch, NVLSTree "
@@ -122,10 +122,11 @@ KNOBS = (
     ),
     Knob(
         name="nccl_proto",
-        changes=NOTHING,
+        changes=frozenset({NUMBERS}),
         domain=Choice(("auto", "LL", "LL128", "Simple")),
         default="auto",
-        summary="the protocol of NCCL's transfers: low latency or high bandwidth",
+        summary="the protocol of NCCL's transfers: low latency or high bandwidth; LL128 is left to "
+        "NCCL, which takes it under auto where links carry it",
         needs=NCCL,
         variables=("NCCL_PROTO",),
         acts_on=PROCESS,

@@ -249,13 +249,12 @@ def test_sharded_weights_have_no_memory_format(parallelism):
     assert reason.startswith(f"channels_last=true does not go with parallelism={parallelism}")
 
 
-def test_ll128_is_for_one_node():
-    chosen = {**defaults(), "nccl_proto": "LL128"}
-    assert infeasible(chosen, AMPERE) == []
-    across = dataclasses.replace(AMPERE, nodes=2)
-    (reason,) = infeasible(chosen, across)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ll128_is_left_to_nccl_as_no_link_is_known_to_carry_it(nodes):
+    chosen, facts = {**defaults(), "nccl_proto": "LL128"}, dataclasses.replace(AMPERE, nodes=nodes)
+    (reason,) = infeasible(chosen, facts)
     assert reason.startswith("nccl_proto=LL128 can corrupt data")
-    assert infeasible({**chosen, "nccl_proto": "Simple"}, across) == []
+    assert infeasible({**chosen, "nccl_proto": "Simple"}, facts) == []
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])

@@ -1,8 +1,10 @@
 """What a finalist is compared with."""
 
+import pytest
+
 from autotune.analysis.finalists import Candidate
-from autotune.analysis.gate import missing_runs, next_check, reference_knobs, unchecked
-from search_spaces import Facts, defaults, infeasible
+from autotune.analysis.gate import missing_runs, next_check, reference_knobs, touched, unchecked
+from search_spaces import Facts, KnobValue, defaults, infeasible
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 ON_GPU = Facts("cuda", 2, (9, 0), backend="nccl")
@@ -39,6 +41,13 @@ def test_what_does_not_go_with_what_is_trained_has_its_default() -> None:
     baseline = {**defaults(), "static_graph": True}
     reference = reference_knobs({**baseline, "layer_keep": 0.5}, baseline)
     assert (reference["layer_keep"], reference["static_graph"]) == (0.5, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("nccl_algo", "Tree"), ("nccl_proto", "LL"), ("channels_last", True)]
+)
+def test_other_order_of_sums_is_a_change_of_the_numbers(name: str, value: KnobValue) -> None:
+    assert touched({**defaults(), name: value}, defaults()) == [name]
 
 
 BASELINE = defaults()

@@ -91,7 +91,7 @@ class MemoryModel:
         # The edge is taken to lie anywhere between the two.
         spread = np.maximum(high - low, SEARCH.narrowest_edge) / math.sqrt(12)
         risk: Vector = special.ndtr((self._octaves(rows) - (low + high) / 2) / spread)
-        return np.where(self._at_least_failed(rows), 1.0, risk)
+        return np.where(self._surely_fails(rows), 1.0, risk)
 
     def _margins(self, rows: Rows, told: Rows, *, failed: bool = False) -> Matrix:
         """Return (rows, told): margin of the bound that each told row gives for the edge of a row.
@@ -107,11 +107,20 @@ class MemoryModel:
         )
         return margins
 
+    def _surely_fails(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return whether each row needs at least the memory of one that failed.
+
+        A failure beside a row that ran and needs as much tells nothing for sure.
+        """
+        doubtful = self._at_least_failed(self._fits.rows).any(axis=0)
+        sure: NDArray[np.bool_] = (self._at_least_failed(rows) & ~doubtful).any(axis=1)
+        return sure
+
     def _at_least_failed(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return whether each row surely needs at least the memory of one that failed."""
+        """Return (rows, failed): whether each row needs at least the memory of each that failed."""
         larger = self._octaves(rows)[:, None] >= self._failed.octaves[None, :]
         sure = self._margins(rows, self._failed.rows, failed=True) == 0
-        covered: NDArray[np.bool_] = (larger & sure).any(axis=1)
+        covered: NDArray[np.bool_] = larger & sure
         return covered
 
     def _waiting(self, rows: Rows) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import ChangeKind
-from autotune.search.sampling import needs_more_memory
+from autotune.search.sampling import needs_more_memory, surely_too_large
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
@@ -65,9 +65,10 @@ class FollowUps:
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
         self._tell_what_is_refused(proof.barred)
-        oom = [a.knobs for a in attempts.searched() if a.result.state == AttemptState.OOM]
+        oom = [a.knobs for a in attempts.searched().ended_in(AttemptState.OOM)]
+        ran = [a.knobs for a in attempts.searched().complete()]
         every = self._next(trials, attempts, proof)
-        suggestions = fitting(self._space, self._context.plan.baseline, every, oom)
+        suggestions = fitting(self._space, self._context.plan.baseline, every, oom, ran)
         new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
             self._ledger.enqueue(new.params, new.reason)
@@ -151,7 +152,8 @@ def fitting(
     space: Space,
     baseline: Mapping[str, KnobValue],
     suggestions: Iterable[Suggestion],
-    too_large: Sequence[Mapping[str, KnobValue]],
+    too_large: Sequence[dict[str, KnobValue]],
+    ran: Sequence[Mapping[str, KnobValue]] = (),
 ) -> Iterator[Suggestion]:
     """Yield suggestions, and parts of those that are bound to run out of memory instead of these.
 
@@ -160,12 +162,14 @@ def fitting(
         baseline: a value for every knob.
         suggestions: what is to be tried.
         too_large: configurations that ran out of memory, a value for every knob.
+        ran: configurations that ran to their end, likewise.
     """
     for one in suggestions:
         knobs = space.complete(one.params)
-        if any(needs_more_memory(knobs, known) for known in too_large):
+        smaller = [known for known in too_large if needs_more_memory(knobs, known)]
+        if surely_too_large(smaller, ran):
             parts = halves(space, baseline, one.params, AttemptState.OOM)
-            yield from fitting(space, baseline, parts, too_large)
+            yield from fitting(space, baseline, parts, too_large, ran)
         else:
             yield one
 

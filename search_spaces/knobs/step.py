@@ -275,6 +275,7 @@ KNOBS = (
         applied="DataLoader(num_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default 0)",
         ordered=True,
+        memory=True,
         parts=("loader", "launching"),
         promising=2,
         because="batches are prepared while the step computes",
@@ -335,6 +336,7 @@ KNOBS = (
         ),
         applied="DataLoader(pin_memory=...)",
         source="PyTorch torch.utils.data, memory pinning",
+        memory=True,
         parts=("loader", "copies"),
         promising=True,
         because="the copy no longer waits for the host",
@@ -381,6 +383,7 @@ KNOBS = (
         promising=4,
         because="evens out samples that take long",
         ordered=True,
+        memory=True,
         only_with=(WITH_WORKERS,),
         conflicts=(),
         exports={

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
 from search_spaces.knob import STEP, Clash, Knob, KnobValue, OnlyWith, written
-from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SHARDED, SWITCH, TF32
+from search_spaces.needs import CUDA, FP8, HOPPER, IN_DDP, NCCL, SHARDED, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
 """Need -> the lowest compute capability that meets it."""
@@ -111,6 +111,7 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
     return [
         *unmet_needs(knobs, facts),
         *_ranks(knobs, facts),
+        *_buckets(knobs),
         *conflicts(knobs, facts.device, slow_pairs=facts.slow_pairs),
         *_global_batch(knobs, facts),
         *(rule.broken(asked_of(knobs, facts.world_size)) for rule in broken(knobs, facts)),
@@ -222,6 +223,16 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "parallelism=hsdp shards over the ranks of a node and replicates over nodes: it needs "
             f"several of both, and this study has {facts.world_size} rank(s) on {facts.nodes} node(s); "
             "on one node fsdp does the same"
+        )
+
+
+def _buckets(knobs: Values) -> Iterator[str]:
+    """Yield a reason where torch.compile, which cuts the graph as DDP cuts its buckets, refuses them."""
+    compiles = knobs["compile"] != "none" and knobs["parallelism"] in IN_DDP
+    if compiles and knobs["first_bucket_mb"] > knobs["bucket_cap_mb"]:
+        yield (
+            f"compile={knobs['compile']} needs a first bucket that is no larger than the others: "
+            f"first_bucket_mb is {knobs['first_bucket_mb']}, bucket_cap_mb {knobs['bucket_cap_mb']}"
         )
 
 

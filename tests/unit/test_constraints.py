@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.backends.distributed import DDPOptimizer
 
 from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
@@ -266,6 +267,20 @@ def test_cuda_graphs_keep_no_gradients_from_one_backward_pass_to_the_next(mode, 
     assert reason.startswith(f"compile={mode} does not go with {next(iter(other))}=")
     assert "on CUDA" in reason
     assert infeasible({**defaults(), "compile": "default", **other}, AMPERE) == []
+
+
+@pytest.mark.parametrize("buckets", [{"bucket_cap_mb": 0.5}, {"first_bucket_mb": 50}])
+def test_compiled_code_under_ddp_has_no_first_bucket_larger_than_the_others(buckets):
+    compiled = {**defaults(), "compile": "default", **buckets}
+    (reason,) = infeasible(compiled, AMPERE)
+    assert reason.startswith("compile=default needs a first bucket that is no larger")
+    with pytest.raises(AssertionError, match="First bucket"):
+        mib = 2**20
+        DDPOptimizer(
+            int(compiled["bucket_cap_mb"] * mib), None, int(compiled["first_bucket_mb"] * mib)
+        )
+    assert infeasible({**compiled, "compile": "none"}, AMPERE) == []
+    assert infeasible({**defaults(), "compile": "default"}, AMPERE) == []
 
 
 HOPPER = Facts("cuda", 2, (9, 0), backend="nccl")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
 from search_spaces.knob import STEP, Clash, Knob, KnobValue, OnlyWith, written
-from search_spaces.needs import CUDA, FP8, HOPPER, IN_DDP, NCCL, SHARDED, SWITCH, TF32
+from search_spaces.needs import CUDA, FLASH, FP8, HOPPER, IN_DDP, NCCL, SHARDED, SWITCH, TF32
 
-_CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
+_CAPABILITIES = {TF32: (8, 0), FLASH: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
 """Need -> the lowest compute capability that meets it."""
 _HOPPER_CAPABILITY = (9, 0)
 Values = Mapping[str, KnobValue]
@@ -259,7 +259,7 @@ def _available(need: str, facts: Facts) -> bool:
     if need == CUDA:
         return facts.device == "cuda"
     if facts.capability is None:
-        return False
+        return need == FLASH
     if need == HOPPER:
         return facts.capability == _HOPPER_CAPABILITY
     return facts.capability >= _CAPABILITIES[need]

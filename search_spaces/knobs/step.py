@@ -22,7 +22,7 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import CUDA, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
+from search_spaces.needs import CUDA, FLASH, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
 from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 
@@ -295,7 +295,7 @@ KNOBS = (
         "torch can register it and its package is installed",
         needs=CUDA,
         needs_for=("efficient", "cudnn"),
-        also_needs=(("flash3", HOPPER),),
+        also_needs=(("flash", FLASH), ("cudnn", TF32), ("flash3", HOPPER)),
         acts_on=STEP,
         target=ATTENTION,
         inject=Via(ROOT),

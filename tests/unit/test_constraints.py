@@ -147,6 +147,8 @@ def test_tf32_runs_on_recent_devices(capability):
         ({"float8": "tensorwise", "precision": "pure_bf16", "compile": "default"}, (8, 9), (8, 0)),
         ({"nccl_algo": "NVLS"}, (9, 0), (8, 9)),
         ({"attention": "flash3", "precision": "bf16"}, (9, 0), (8, 9)),
+        ({"attention": "flash", "precision": "fp16"}, (8, 0), (7, 5)),
+        ({"attention": "cudnn", "precision": "fp16"}, (8, 0), (7, 0)),
     ],
 )
 def test_some_values_need_a_recent_device(chosen, lowest, below):

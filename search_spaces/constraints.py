@@ -147,6 +147,11 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
                 break  # one reason is enough
 
 
+def has_tf32(facts: Facts) -> bool:
+    """Return whether fp32 matrix products could run in TF32."""
+    return _available(TF32, facts)
+
+
 def clashing(knobs: Values) -> Iterator[Conflict]:
     """Yield the conflicts that a configuration has on every device."""
     return (conflict for conflict in CONFLICTS if conflict.clash(knobs))

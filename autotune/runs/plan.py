@@ -28,7 +28,7 @@ from autotune.worker.protocol import (
 )
 from launchers import Busy, Launcher, Resources, Site, Slot, Tenant, refuse
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import runs_slowly
+from search_spaces.constraints import has_tf32, runs_slowly
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _NOTHING_SEEN = OnsetBound()
@@ -203,6 +203,7 @@ class Plan:
             log_dir=str(log_dir),
             may_write=not spec.workload.discards_writes,
             alone=len(self.launcher.slots) == 1,
+            strict_fp32=self.baseline["precision"] == "fp32" and has_tf32(self.facts),
         )
         return spec.workload.request(asked, spec.taken)
 

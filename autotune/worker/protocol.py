@@ -236,6 +236,9 @@ class TrialRequest:
     longest: bool = False
     """True if it trains on the longest samples alone, which the workload names (Workload.longest).
     """
+    strict_fp32: bool = False
+    """True if the study's baseline computes in fp32 where the devices could in TF32: the workload's own
+    code must not have it otherwise."""
     takes_turns: bool = False
     """True if it is interleaved: it trains a block when it is given a turn."""
     alone: bool = False

@@ -52,6 +52,20 @@ def matmul_in_tf32() -> bool:
     return bool(matmul.allow_tf32)
 
 
+def check_strict() -> None:
+    """Check that the user's own code does not let fp32 matrix products run in TF32.
+
+    Raises:
+        ValueError: it does.
+    """
+    if matmul_in_tf32():
+        raise ValueError(
+            "precision: the workload's own code lets fp32 matrix products run in TF32 "
+            "(torch.set_float32_matmul_precision or allow_tf32), and `baseline` says fp32, which would "
+            "switch that off: say `baseline: {precision: tf32}`, or take the setting out"
+        )
+
+
 def float32_matmul(knobs: Knobs) -> Convolutions:
     """Set whether fp32 matrix products may run in TF32, for this process (precision).
 

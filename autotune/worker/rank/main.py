@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.worker import failure, imports, interpreter, processes, workload
-from autotune.worker.effects import process
+from autotune.worker.effects import precision, process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory
@@ -229,6 +229,8 @@ def _build(
 ) -> workload.Workload:
     announce = _announcement(request, placement, context, connection)
     built = workload.build(request.factory, request.args, context.device, request.import_paths)
+    if request.strict_fp32:
+        precision.check_strict()
     announce()
     return of_longest(built, request) if request.longest else built
 

@@ -25,7 +25,7 @@ from autotune.config.study import StudySpec
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
-from search_spaces.knob import DATA, GRAPH, STATISTICS
+from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, KnobValue
 from search_spaces.words import Knobs
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
@@ -340,7 +340,13 @@ def _changed(knobs: Knobs, today: Knobs, kind: str) -> list[str]:
         name
         for name, knob in CATALOGUE.items()
         if kind in knob.changes and name not in _ON_PURPOSE and knobs[name] != today[name]
+        if kind != STATISTICS or not _alike(knob, knobs[name], today[name])
     ]
+
+
+def _alike(knob: Knob, *values: KnobValue) -> bool:
+    """Return whether the batch statistics are the same under these values of a knob."""
+    return any(group.issuperset(values) for group in map(frozenset, knob.same_statistics))
 
 
 _ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")

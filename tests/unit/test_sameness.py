@@ -97,6 +97,18 @@ def test_data_that_is_not_shown_to_be_the_same_is_named(
     assert word in " ".join(sentences)
 
 
+@pytest.mark.parametrize("of_script", [True, False])
+def test_parallelism_is_refused_where_a_layer_computes_over_other_rows(of_script: bool) -> None:
+    today = seen(batch_dependent="BatchNorm") if of_script else {"batch_dependent": "BatchNorm"}
+    values = ("none", "zero1", "fsdp", "hsdp", "data_parallel")
+    found = comparison(today, *(({"parallelism": value}, today) for value in values))
+    refused = found.refused()
+    assert sorted(refused) == [3, 4, 5], "those that shard, and data_parallel"
+    assert all("parallelism changes its statistics" in reason for reason in refused.values())
+    plain = comparison(seen(), ({"parallelism": "data_parallel"}, seen()))
+    assert plain.refused() == {}
+
+
 def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
     knobs = {"loader_workers": 1, "persistent_workers": True}
     found = comparison(

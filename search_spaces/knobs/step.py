@@ -229,10 +229,11 @@ KNOBS = (
     ),
     Knob(
         name="set_to_none",
-        changes=NOTHING,
+        changes=frozenset({GRAPH}),
         domain=ON_OR_OFF,
         default=True,
-        summary="gradients are dropped after the update instead of set to zero",
+        summary="gradients are dropped after the update instead of set to zero; a parameter that a step "
+        "leaves out is then skipped, where one with a gradient of zero still decays and moves on",
         acts_on=STEP,
         target=ANY_WORKLOAD,
         inject=None,
@@ -243,7 +244,12 @@ KNOBS = (
         because="no memory to write, none to add to",
         memory=True,
         only_with=(),
-        conflicts=(),
+        conflicts=(
+            Clash(
+                "layer_keep",
+                "blocks that are left out would be updated with gradients of zero instead of skipped",
+            ),
+        ),
         exports={},
     ),
     Knob(

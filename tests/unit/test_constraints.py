@@ -236,6 +236,13 @@ def test_a_static_graph_does_not_go_with_accumulation():
     assert reason.startswith("static_graph=true does not go with accumulation_steps=2")
 
 
+def test_blocks_that_are_left_out_are_not_updated_with_zeros():
+    chosen = {**defaults(), "set_to_none": False, "layer_keep": 0.5}
+    (reason,) = infeasible(chosen, CPU)
+    assert reason.startswith("set_to_none=false does not go with layer_keep=0.5")
+    assert infeasible({**chosen, "layer_keep": 1}, CPU) == []
+
+
 def test_a_fused_update_inside_zero1_never_sees_the_scale_of_the_loss():
     scaled = {"parallelism": "zero1", "optimizer_kernels": "fused", "precision": "fp16"}
     (reason,) = infeasible({**defaults(), **scaled}, AMPERE)

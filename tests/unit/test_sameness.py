@@ -124,6 +124,19 @@ def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
     assert "no second epoch" in " ".join(found.open(3, configuration))
 
 
+@pytest.mark.parametrize("today", [True, False])
+def test_gradients_of_zero_are_refused_where_a_step_leaves_parameters_out(today: bool) -> None:
+    """Where they are set to zero today, only the trial shows which have none."""
+    knobs = {"set_to_none": False}
+    told = (seen(unused_parameters=2), seen()) if today else (seen(), seen(unused_parameters=2))
+    (reason,) = comparison(told[0], (knobs, told[1])).refused().values()
+    assert "2 parameters had no gradient" in reason
+    assert comparison(seen(), (knobs, seen())).refused() == {}
+    unseen = comparison({}, (knobs, {}))
+    assert "set_to_none" in " ".join(unseen.open(1, {**TODAY, **knobs}))
+    assert unseen.open(1, TODAY) == []
+
+
 def test_a_graph_that_the_script_does_not_call_static_stays_a_risk() -> None:
     knobs = {"find_unused_parameters": False}
     found = comparison(seen(), (knobs, seen()))

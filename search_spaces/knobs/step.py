@@ -22,7 +22,7 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import CUDA, FLASH, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
+from search_spaces.needs import CUDA, FLASH, HOPPER, TF32, WITH_WORKERS, has_workers
 from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 
@@ -134,14 +134,7 @@ KNOBS = (
         promising="bf16",
         because="half the bytes, matrix units of its own, and no loss to scale",
         only_with=(),
-        conflicts=(
-            Clash(
-                "parallelism",
-                "gradients that ranks hold in parts would each be checked for overflow alone",
-                values=("fp16",),
-                of_other=SHARDED,
-            ),
-        ),
+        conflicts=(),
         lasting=("pure_bf16",),
         exports={
             "hf-trainer": one_of(

@@ -85,6 +85,23 @@ def test_what_won_before_in_the_same_place_is_tried():
     assert "before" in found.reason
 
 
+def test_what_won_before_is_tried_without_what_has_to_be_compiled():
+    values = {
+        "precision": ["fp32", "bf16"],
+        "compile": ["none", "default"],
+        "compile_scope": ["model", "blocks"],
+    }
+    earlier = [recommended(precision="bf16", compile="default", compile_scope="blocks")]
+    found = remembered(space(**values), defaults(), earlier, HERE)
+    assert found is not None
+    assert found.params == {"precision": "bf16", "compile": "none", "compile_scope": "model"}
+    compiled = {**defaults(), "compile": "default"}
+    today = Space(values, compiled, CPU)
+    found = remembered(today, compiled, earlier, HERE)
+    assert found is not None
+    assert found.params["compile"] == "default", "as today"
+
+
 @pytest.mark.parametrize(
     "elsewhere",
     [

@@ -17,7 +17,15 @@ from autotune.analysis.sameness import ChangeKind
 from autotune.search.sampling import needs_more_memory, surely_too_large
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
-from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
+from autotune.study.initial_trials import (
+    DEAR,
+    Room,
+    Suggestion,
+    compiled_values,
+    experts,
+    halves,
+    with_compilation,
+)
 from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
@@ -140,9 +148,7 @@ class FollowUps:
         today = self._context.plan.baseline
         compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
         for name in DEAR:
-            if name not in self._space.distributions():
-                continue
-            for value in _values(self._space, name):
+            for value in compiled_values(self._space, name):
                 knobs = {**today, **compiling, name: value}
                 if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
@@ -195,12 +201,6 @@ def rest(
         if not space.problems(changed) and not barred.covers(space.complete(changed), baseline):
             params = changed
     return params
-
-
-def _values(space: Space, name: str) -> Sequence[KnobValue]:
-    """Return the values of a knob that need to be compiled."""
-    values = getattr(space.distributions()[name], "choices", ())
-    return [value for value in values if value != CATALOGUE[name].default]
 
 
 def _is_open(trial: FrozenTrial) -> bool:

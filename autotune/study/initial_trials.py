@@ -201,15 +201,23 @@ def with_compilation(
         best: a value for every knob.
         tried: the same of all trials, those that failed included.
     """
-    for name, wanted in DEAR.items():
-        if name not in space.distributions() or space.nearest(name, wanted) is None:
-            continue
+    for name in DEAR:
         if any(knobs[name] != CATALOGUE[name].default for knobs in tried):
             continue
-        params = {other: best[other] for other in space.distributions()} | {name: wanted}
-        if not space.problems(params):
-            return Suggestion(params, f"the best so far with {name} ({CATALOGUE[name].because})")
+        for value in compiled_values(space, name):
+            params = {other: best[other] for other in space.distributions()} | {name: value}
+            if not space.problems(params):
+                return Suggestion(
+                    params, f"the best so far with {name} ({CATALOGUE[name].because})"
+                )
     return None
+
+
+def compiled_values(space: Space, name: str) -> list[KnobValue]:
+    """Return the values of a knob that need to be compiled, that of an expert first."""
+    values = getattr(space.distributions().get(name), "choices", ())
+    needy = [value for value in values if value != CATALOGUE[name].default]
+    return sorted(needy, key=lambda value: value != DEAR[name])
 
 
 def halves(

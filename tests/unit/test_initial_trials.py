@@ -172,6 +172,17 @@ def test_compile_comes_on_top_of_the_best_and_float8_after_it():
     )
 
 
+def test_compile_comes_with_the_first_value_that_the_study_names_where_it_is_not_the_usual_one():
+    named = {**VALUES, "compile": ["none", "reduce-overhead", "max-autotune"]}
+    found = with_compilation(Space(named, TODAY, ON_DEVICE), TODAY, [TODAY])
+    assert found is not None
+    assert found.params["compile"] == "reduce-overhead"
+    both = {**VALUES, "compile": ["none", "reduce-overhead", "default"]}
+    found = with_compilation(Space(both, TODAY, ON_DEVICE), TODAY, [TODAY])
+    assert found is not None
+    assert found.params["compile"] == "default"
+
+
 def test_float8_is_not_suggested_where_compile_has_failed():
     assert with_compilation(device_space(), TODAY, [TODAY, {**TODAY, "compile": "default"}]) is None
 

@@ -234,7 +234,7 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
 def _buckets(knobs: Values) -> Iterator[str]:
     """Yield a reason where torch.compile, which cuts the graph as DDP cuts its buckets, refuses them."""
     compiles = knobs["compile"] != "none" and knobs["parallelism"] in IN_DDP
-    if compiles and knobs["first_bucket_mb"] > knobs["bucket_cap_mb"]:
+    if compiles and float(knobs["first_bucket_mb"]) > float(knobs["bucket_cap_mb"]):
         yield (
             f"compile={knobs['compile']} needs a first bucket that is no larger than the others: "
             f"first_bucket_mb is {knobs['first_bucket_mb']}, bucket_cap_mb {knobs['bucket_cap_mb']}"

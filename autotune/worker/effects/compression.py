@@ -35,7 +35,7 @@ def compress_gradients(
         # Imported where needed: few trials use it.
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-        start = {} if warm_up is None else {"start_powerSGD_iter": warm_up}
+        start: dict[str, Any] = {} if warm_up is None else {"start_powerSGD_iter": warm_up}
         state = powerSGD_hook.PowerSGDState(
             process_group=None, matrix_approximation_rank=low_rank, **start
         )

@@ -53,16 +53,16 @@ def matmul_in_tf32() -> bool:
 
 
 def check_strict() -> None:
-    """Check that the user's own code does not let fp32 matrix products run in TF32.
+    """Check that the user's own code or environment does not let fp32 products run in TF32.
 
     Raises:
         ValueError: it does.
     """
     if matmul_in_tf32():
         raise ValueError(
-            "precision: the workload's own code lets fp32 matrix products run in TF32 "
-            "(torch.set_float32_matmul_precision or allow_tf32), and `baseline` says fp32, which would "
-            "switch that off: say `baseline: {precision: tf32}`, or take the setting out"
+            "precision: the workload's own code (torch.set_float32_matmul_precision, allow_tf32) or "
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE lets fp32 products run in TF32, and `baseline` says "
+            "fp32, which would switch that off: say `baseline: {precision: tf32}`, or take that out"
         )
 
 

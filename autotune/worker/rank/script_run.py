@@ -20,7 +20,7 @@ from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.inject.settled import Loaded
 from autotune.worker.inject.spans import Spans
-from autotune.worker.observers import communication
+from autotune.worker.observers import communication, memory
 from autotune.worker.protocol import (
     SCRIPT_ENDED,
     SPAWN,
@@ -80,6 +80,8 @@ class ScriptTraining(Training):
         self._drawn_at_start = (0, 0)
         self.model = probe.built.model or nn.Identity()
         self.samples_done = counted()
+        self.allocation_failures = memory.allocation_failures(context.devices)
+        """Until the first step or the latest block ended."""
 
     def begin_block(self) -> None:
         """Count and time from here on."""
@@ -104,6 +106,7 @@ class ScriptTraining(Training):
         self.loss = self._probe.loss
         self.clock.wait_seconds = self._probe.wait_seconds
         figures = super().end_block()
+        self.allocation_failures = memory.allocation_failures(self._devices)
         self._check()
         self.samples_done = self._counted()
         return figures
@@ -209,11 +212,23 @@ class ScriptRun:
         folders, local_rank = self._request.import_paths, self._context.local_rank
         ended = execute(self._script, folders, local_rank)
         taken = self._training.steps_done if self._training else 0
+        if failed := self._caught():
+            outcome, what = failed
+            self._leave(
+                outcome, f"{what} after {taken} measured optimizer steps, and the script ended"
+            )
         how = f"the script ended {ended}after" if ended else SCRIPT_ENDED
         self._leave(
             Outcome.ERROR,
             f"{how} {taken} measured optimizer steps, before enough was seen; have it train for longer",
         )
+
+    def _caught(self) -> tuple[Outcome, str] | None:
+        """Return outcome and cause of a failure that the script has caught, and not recovered from."""
+        before = self._training.allocation_failures if self._training else 0
+        if memory.allocation_failures(self._context.devices) > before:
+            return Outcome.OOM, "a CUDA device was out of memory"
+        return self._probe.failed
 
     def _refuse(self, why: str) -> NoReturn:
         self._leave(Outcome.ERROR, why)

@@ -251,6 +251,59 @@ def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     assert "the script ended after 4 measured optimizer steps" in report.cause
 
 
+_CATCHES = """
+import logging
+def fail(_):
+    raise ERROR("planted")
+def batches():
+    while True:
+        yield from training
+for number, (x,) in zip(range(60), batches()):
+    loss = model(x).square().mean()
+    if number == 39:
+        BREAKS
+    try:
+        loss.backward()
+        optimizer.step()
+    except Exception:
+        logging.exception("failed")
+        THEN
+"""
+
+
+def _catching(
+    error: str = "RuntimeError", breaks: str = "loss.register_hook(fail)", then: str = "break"
+) -> str:
+    """A script that catches the failure of its 40th step."""
+    text = TRAINS.partition("while True")[0] + _CATCHES
+    return text.replace("ERROR", error).replace("BREAKS", breaks).replace("THEN", then)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [("RuntimeError", Outcome.ERROR), ("torch.OutOfMemoryError", Outcome.OOM)],
+)
+def test_failure_that_a_script_catches_is_no_ordinary_end(
+    bench: Bench, error: str, outcome: Outcome
+) -> None:
+    report = bench.run(bench.write(_catching(error)), blocks=1000)
+    assert report.outcome == outcome
+    name = error.rpartition(".")[2]
+    assert f"a backward pass failed ({name}: planted) after 38 measured" in report.cause
+
+
+def test_step_that_fails_and_is_caught_is_no_ordinary_end(bench: Bench) -> None:
+    text = _catching(breaks="optimizer.param_groups[0]['lr'] = None")
+    report = bench.run(bench.write(text), blocks=1000)
+    assert report.outcome == Outcome.ERROR
+    assert "a step of an optimizer failed after 38 measured" in report.cause
+
+
+def test_failure_that_a_script_recovers_from_is_none(bench: Bench) -> None:
+    report = bench.run(bench.write(_catching(then="pass")), blocks=1000)
+    assert "the script ended after 58 measured optimizer steps" in report.cause
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [

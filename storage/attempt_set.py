@@ -92,24 +92,31 @@ class Attempts:
         return self._once("recorded", lambda: self._where(lambda one: one.recorded))
 
     def conclusive(self) -> "Attempts":
-        """Return the recorded attempts without those whose time was over before they showed anything."""
-        return self._once(
-            "conclusive", lambda: self._where(lambda one: one.recorded and not one.in_vain)
-        )
+        """Return the recorded attempts of the finals that show something of their configuration.
+
+        Left out are those whose time was over before, and the first failure of a run that may pass.
+        Runs with the same purpose, round and configuration are one, of whatever trial.
+        """
+        return self._once("conclusive", lambda: self._where(self._is_conclusive))
+
+    def _is_conclusive(self, attempt: StoredAttempt) -> bool:
+        passing = attempt.result.state.may_pass and not self._failed_before(attempt)
+        return attempt.recorded and not attempt.in_vain and not passing
+
+    def _failed_before(self, attempt: StoredAttempt) -> bool:
+        failed = [one for one in self._attempts if one.result.state.may_pass]
+        return any(one.id < attempt.id and _are_one_run(one, attempt) for one in failed)
 
     def to_repeat(self) -> "Attempts":
-        """Return the attempts whose time was over before they showed anything, nor has one since.
-
-        That one has the same purpose, round and configuration, and may be another trial's.
-        """
+        """Return the recorded attempts that show nothing, where no later one of the run does."""
         return self._once("to_repeat", lambda: self._where(self._is_to_repeat))
 
     def _is_to_repeat(self, attempt: StoredAttempt) -> bool:
-        return attempt.in_vain and not any(
-            one.id > attempt.id
-            and (one.purpose, one.round) == (attempt.purpose, attempt.round)
-            and one.knobs == attempt.knobs
-            for one in self.conclusive()
+        shown = self.conclusive()
+        return (
+            attempt.recorded
+            and attempt not in shown
+            and not any(one.id > attempt.id and _are_one_run(one, attempt) for one in shown)
         )
 
     def complete(self) -> "Attempts":
@@ -212,6 +219,11 @@ class Attempts:
 
     def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
+
+
+def _are_one_run(one: StoredAttempt, other: StoredAttempt) -> bool:
+    same = (one.purpose, one.round) == (other.purpose, other.round)
+    return same and one.knobs == other.knobs
 
 
 def _is_measured(one: StoredAttempt) -> bool:

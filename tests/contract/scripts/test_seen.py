@@ -572,6 +572,29 @@ def test_first_step_belongs_to_the_start(bench: Bench) -> None:
     assert_well(bench.run(script, samples=4, asked={"deadlines": Deadlines(startup=120, step=5)}))
 
 
+_HAS_HANDLERS = """
+import signal, time
+def asked(number, _):
+    open("asked", "w").close()
+signal.signal(signal.SIGUSR1, asked)
+signal.signal(signal.SIGUSR2, asked)
+def sleep_for_ever():
+    while True:
+        time.sleep(60)
+"""
+
+
+def test_a_script_that_hangs_is_sent_no_signal_that_it_has_a_use_for(
+    bench: Bench, tmp_path: Path
+) -> None:
+    hangs = f"{_HAS_HANDLERS}{TRAINS}        if number == 5:\n            sleep_for_ever()\n"
+    deadlines = Deadlines(startup=120, step=2)
+    report = bench.run(bench.write(hangs), blocks=1000, asked={"deadlines": deadlines})
+    assert report.outcome == Outcome.HANG
+    assert "in sleep_for_ever" in report.log_tail
+    assert not (tmp_path / "asked").exists()
+
+
 def test_long_step_is_told_with_its_setting_and_the_usual_reasons(bench: Bench) -> None:
     evaluates = TRAINS + "        if number == 5:\n            import time; time.sleep(60)\n"
     script = bench.write(evaluates)

@@ -18,11 +18,13 @@ _SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
 _SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)
 
+_BUSY = "cuda-capable device(s) is/are busy or unavailable"
+"""So says a sound device, too, that admits one process at a time (EXCLUSIVE_PROCESS)."""
 _BROKEN_DEVICE = (
     "uncorrectable ecc error",
     "uncorrectable nvlink error",
     "no cuda-capable device is detected",
-    "cuda-capable device(s) is/are busy or unavailable",
+    _BUSY,
     "system not yet initialized",
     "gpu is lost",
 )
@@ -46,17 +48,22 @@ def may_follow_from_end(end: RankEnd) -> bool:
     return end.outcome in _SYMPTOMS
 
 
-def broken_device(end: RankEnd) -> str:
-    """Describe the failure of a rank's device; return an empty text if its end shows none.
+def broken_device(end: RankEnd, *, shared: bool) -> str:
+    """Describe the failure of a rank's CUDA device; return an empty text if its end shows none.
 
     No configuration causes such a failure, and the device cannot be measured on until it is
     repaired.
+
+    Args:
+        end: of the rank.
+        shared: whether other processes of a study use the device as well.
     """
+    known = [words for words in _BROKEN_DEVICE if not (shared and words == _BUSY)]
     text = f"{end.cause}\n{end.log_tail}" if end.outcome is Outcome.CRASH else end.cause
     if end.outcome not in _SYMPTOMS:
         return ""
     lines = text.splitlines()
-    line = next((ln for ln in lines if any(known in ln.lower() for known in _BROKEN_DEVICE)), "")
+    line = next((ln for ln in lines if any(words in ln.lower() for words in known)), "")
     return f"a device has failed: rank {end.rank}: {line.strip()}" if line else ""
 
 

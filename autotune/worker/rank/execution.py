@@ -182,6 +182,13 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     return ""
 
 
+def flush_output() -> None:
+    """Flush what was printed, as far as the script has left streams that can be flushed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
 def _run_module(name: str) -> None:
     _search_first(Path.cwd())
     module: Any = runpy

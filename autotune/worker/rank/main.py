@@ -1,5 +1,6 @@
 """One rank of a trial, in a process of its own that was forked with torch already imported."""
 
+import contextlib
 import datetime
 import faulthandler
 import io
@@ -80,7 +81,8 @@ def main(
         _train(request, placement, local_rank, line, turns)
     except BaseException as error:
         at = time.time()
-        traceback.print_exception(error.with_traceback(_of_user(error, request)))
+        with contextlib.suppress(Exception):  # of an object that a script has put for the stream
+            traceback.print_exception(error.with_traceback(_of_user(error, request)))
         line.leave(failure.outcome_of_error(error), _describe(error), at)
     line.leave(None, "finished")
 
@@ -111,8 +113,7 @@ class _Line:
             at: time of the end; None: now.
         """
         end = RankEnd(self._rank, outcome, cause, at=time.time() if at is None else at)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        execution.flush_output()
         self.connection.send_bytes(end.to_line())
         # Destructors of DDP and of the process group can deadlock: exit without them.
         os._exit(0)

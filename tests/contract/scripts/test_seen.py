@@ -251,6 +251,14 @@ def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     assert "the script ended after 4 measured optimizer steps" in report.cause
 
 
+_WRITES_ONLY = """
+import sys
+class Tee:
+    def write(self, text):
+        pass
+sys.stdout = sys.stderr = Tee()
+"""
+_CLOSES = "import sys; sys.stdout.close(); sys.stderr.close()\n"
 _CATCHES = """
 import logging
 def fail(_):
@@ -310,6 +318,9 @@ def test_failure_that_a_script_recovers_from_is_none(bench: Bench) -> None:
         ("import sys\nsys.exit(3)", "the script ended with exit status 3"),
         ("import sys\nsys.exit('no data')", "the script ended (no data) after 0"),
         ("raise ValueError('planted')", "ValueError: planted"),
+        (f"{_WRITES_ONLY}raise ValueError('planted')", "ValueError: planted"),
+        (f"{_CLOSES}raise ValueError('planted')", "ValueError: planted"),
+        (f"{_CLOSES}sys.exit('no data')", "the script ended (no data) after 0"),
         ("import no_such_library", "No module named 'no_such_library'"),
     ],
 )

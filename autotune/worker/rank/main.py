@@ -71,6 +71,7 @@ def main(
     # As under torchrun. Where Linux shares out the processors by session, ranks in that of the agent
     # would have one share together, and be slower than the job is.
     os.setsid()
+    rank = os.getpid()
     processes.end_first_without_memory()
     files = TrialFiles(Path(request.log_dir))
     _redirect_output(files.log(placement.first_rank + local_rank))
@@ -83,6 +84,9 @@ def main(
         at = time.time()
         with contextlib.suppress(Exception):  # of an object that a script has put for the stream
             traceback.print_exception(error.with_traceback(_of_user(error, request)))
+        if os.getpid() != rank:
+            execution.flush_output()
+            os._exit(1)  # a script has forked this process: it does not speak for the rank
         line.leave(failure.outcome_of_error(error), _describe(error), at)
     line.leave(None, "finished")
 

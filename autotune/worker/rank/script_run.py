@@ -4,6 +4,7 @@ It is started as its launcher would, observed step by step, and left when enough
 done.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, NoReturn
@@ -198,6 +199,7 @@ class ScriptRun:
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
         self._steps_seen = 0
+        self._process = os.getpid()
 
     def run(self) -> NoReturn:
         """Run the script until enough of its steps are measured."""
@@ -258,6 +260,8 @@ class ScriptRun:
     def _taken(self) -> None:
         # An error here must not be raised in the script, which might catch it.
         try:
+            if os.getpid() != self._process:
+                self._refuse(_FORKS)
             self._spans.leave("optimizer")
             self._steps_seen += 1
             self._first_steps.taken(self._steps_seen)
@@ -442,6 +446,10 @@ class _Drew(NamedTuple):
 
 
 _END = object()
+_FORKS = (
+    "the script trains in processes that it forks, and a trial follows the process that it is started "
+    "in: have it train there, or have torchrun start its ranks"
+)
 _SET_BACK = (
     "is what the script has set, over what it was changed to from outside; map the knob to an argument "
     "of the script, or take it out"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 import launchers
 from autotune.worker import processes
-from autotune.worker.protocol import Deadlines, Outcome
+from autotune.worker.protocol import PYTHON, Deadlines, Outcome
 from launchers import Resources
 from tests.contract.scripts.bench import (
     EVALUATES,
@@ -251,6 +252,17 @@ def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     assert "the script ended after 4 measured optimizer steps" in report.cause
 
 
+_ALONE = """
+import torch
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for x in DataLoader(torch.randn(64, 8), 4):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
 _WRITES_ONLY = """
 import sys
 class Tee:
@@ -310,6 +322,47 @@ def test_step_that_fails_and_is_caught_is_no_ordinary_end(bench: Bench) -> None:
 def test_failure_that_a_script_recovers_from_is_none(bench: Bench) -> None:
     report = bench.run(bench.write(_catching(then="pass")), blocks=1000)
     assert "the script ended after 58 measured optimizer steps" in report.cause
+
+
+_CHILD = """
+import os, sys
+if (child := os.fork()) == 0:
+    LEAVES
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == STATUS
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaves", "status"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('no data')", 1),
+        ("raise OSError", 1),
+    ],
+)
+def test_process_that_a_script_forks_does_not_end_the_trial(
+    bench: Bench, leaves: str, status: int
+) -> None:
+    child = _CHILD.replace("LEAVES", leaves).replace("STATUS", str(status))
+    assert_well(bench.run(bench.write(child + TRAINS), samples=4))
+
+
+def test_script_that_trains_in_processes_that_it_forks_is_told(bench: Bench) -> None:
+    text = f"""
+import multiprocessing
+def train():
+{textwrap.indent(_ALONE, "    ")}
+children = [multiprocessing.get_context("fork").Process(target=train) for _ in range(2)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+"""
+    report = bench.run(bench.write(text), told={"launch": PYTHON})
+    assert report.outcome == Outcome.ERROR
+    assert "the script trains in processes that it forks" in report.cause
+    assert report.blocks == ()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import runpy
 import struct
 import sys
 import termios
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -179,6 +180,8 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
         (_run_module if script.is_module else _run_file)(target)
     except SystemExit as left:
         code = left.code
+    module: Any = threading
+    module._shutdown()  # as python does at its end: it waits for threads, which may train
     if os.getpid() != rank:
         _end_child(code)
     if isinstance(code, str):

@@ -312,6 +312,25 @@ def test_failure_that_a_script_catches_is_no_ordinary_end(
     assert f"a backward pass failed ({name}: planted) after 38 measured" in report.cause
 
 
+def test_training_in_a_thread_that_outlives_the_main_one_is_seen(bench: Bench) -> None:
+    text = f"""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+waits = ThreadPoolExecutor()
+waits.submit(print, "once")
+def train():
+{textwrap.indent(_ALONE, "    ")}
+threading.Thread(target=train).start()
+"""
+    assert_well(bench.run(bench.write(text), told={"launch": PYTHON}, samples=4))
+
+
+def test_thread_pool_that_a_script_leaves_open_does_not_keep_it(bench: Bench) -> None:
+    text = "import concurrent.futures as f\npool = f.ThreadPoolExecutor()\npool.submit(print, 1)\n"
+    report = bench.run(bench.write(text), told={"launch": PYTHON})
+    assert "the script ended after 0 measured optimizer steps" in report.cause
+
+
 def test_step_that_fails_and_is_caught_is_no_ordinary_end(bench: Bench) -> None:
     text = _catching(breaks="optimizer.param_groups[0]['lr'] = None")
     report = bench.run(bench.write(text), blocks=1000)

@@ -20,6 +20,7 @@ from autotune.measurement.numerics import (
 from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import (
+    COMMAND_ENDED,
     SCRIPT_ENDED,
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
@@ -60,7 +61,7 @@ class TimedMonitor:
     def result(self, report: TrialReport) -> AttemptResult:
         """Return COMPLETE or PRUNED with the throughput, POWER, or the failure.
 
-        A script that came to its end counts by its blocks, if there are enough.
+        A script or command that came to its end counts by its blocks, if there are enough.
         """
         rule, common = self._rule, _common(report)
         failed = _failure(report)
@@ -238,8 +239,9 @@ class FitMonitor(_FullRunMonitor):
 
 
 def _came_to_its_end(report: TrialReport) -> bool:
-    """Return whether the script trained to its end, without an error."""
-    return report.outcome == Outcome.ERROR and SCRIPT_ENDED in report.cause
+    """Return whether the script or command trained to its end, without an error."""
+    ended = any(words in report.cause for words in (SCRIPT_ENDED, COMMAND_ENDED))
+    return report.outcome == Outcome.ERROR and ended
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

@@ -10,7 +10,8 @@ from typing import Any, TypedDict
 from autotune.worker.decoding import decoder
 
 SCRIPT_ENDED = "the script ended after"
-"""Begins the cause of a timed run whose script ended by itself, without an error, too early."""
+COMMAND_ENDED = "the command ended with exit status 0 after"
+"""Beginnings of the cause of a timed run that ended by itself, without an error, too early."""
 COMPRESSION_WARM_UP = 3
 """Steps of a trial before gradient compression begins.
 

@@ -11,6 +11,7 @@ from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import FirstStepsMonitor, TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import (
+    COMMAND_ENDED,
     SCRIPT_ENDED,
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
@@ -80,6 +81,12 @@ def test_script_that_trained_to_its_end_counts_by_enough_blocks(blocks, state):
     cause = f"rank 0: {SCRIPT_ENDED} 50 measured optimizer steps, before enough was seen"
     found = judged(numbered(blocks), Outcome.ERROR, cause=cause)
     assert (found.state, found.throughput) == (state, 100.0 if state == "COMPLETE" else None)
+
+
+@pytest.mark.parametrize(("blocks", "state"), [(5, "COMPLETE"), (1, "ERROR")])
+def test_command_that_trained_to_its_end_counts_by_enough_blocks(blocks, state):
+    cause = f"rank 0: {COMMAND_ENDED} 50 reports, before enough was seen; have it run for longer"
+    assert judged(numbered(blocks), Outcome.ERROR, cause=cause).state == state
 
 
 def test_a_lost_agent_is_nobodys_fault():

@@ -117,6 +117,45 @@ def test_a_reference_that_its_time_has_ended_is_none(count):
     )
 
 
+ENDED = f"rank 0: {SCRIPT_ENDED} 50 measured optimizer steps, before enough was seen"
+GRADIENT = {"gradient": [["a", 4, 1.0, 1.0, 0.5]]}
+
+
+def judged_at_its_end(blocks, reference=None):
+    judge = TrajectoryMonitor(reference)
+    for block in blocks:
+        judge(block)
+    return judge.result(TrialReport("t", Outcome.ERROR, ENDED, tuple(blocks), 5.0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "observed", "state"),
+    [
+        (PROOF.fewest_steps + 5, GRADIENT, "COMPLETE"),
+        (PROOF.start, GRADIENT, "COMPLETE"),
+        (PROOF.start - 1, GRADIENT, "ERROR"),
+        (PROOF.fewest_steps - 1, {}, "ERROR"),
+    ],
+)
+def test_reference_of_a_script_that_came_to_its_end_is_judged_by_its_steps(steps, observed, state):
+    first = [dataclasses.replace(block, observed=observed) for block in flat(STEPS_WITHOUT_DROPOUT)]
+    found = judged_at_its_end([*first, *flat(steps)[STEPS_WITHOUT_DROPOUT:]])
+    assert (found.state, ENDED in found.cause) == (state, state == "ERROR")
+
+
+def test_reference_of_a_script_that_came_to_its_end_needs_a_fall_of_its_loss_without_gradients():
+    assert judged_at_its_end(falling(PROOF.fewest_steps + 5)).state == "COMPLETE"
+    hardly = judged_at_its_end(flat(PROOF.fewest_steps + 5))
+    assert hardly.state == "ERROR"
+    assert "the loss of the reference fell by 0.0% in 37 steps" in hardly.cause
+
+
+@pytest.mark.parametrize(("steps", "state"), [(37, "COMPLETE"), (36, "ERROR")])
+def test_check_of_a_script_that_came_to_its_end_has_the_steps_of_its_reference(steps, state):
+    reference = trajectory(falling(PROOF.fewest_steps + 5))
+    assert judged_at_its_end(falling(steps), reference).state == state
+
+
 def test_a_reference_may_end_once_its_loss_has_fallen():
     found, ended = judged_check(falling(PROOF.fewest_steps))
     assert ended[-1]

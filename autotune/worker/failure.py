@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import errno
+import os
 import signal
 import sysconfig
 import traceback
@@ -32,6 +34,8 @@ _BROKEN_DEVICE = (
 
 cudaGetErrorString gives the first of them for errors 214, 220, 100, 46 and 802.
 """
+_SHARED_TENSOR = "</torch_"
+"""Beginning of the name of a tensor in shared memory, as torch quotes it."""
 _OOM_PHRASES = (
     "out of memory",
     "can't allocate memory",
@@ -65,6 +69,21 @@ def broken_device(end: RankEnd, *, shared: bool) -> str:
     lines = text.splitlines()
     line = next((ln for ln in lines if any(words in ln.lower() for words in known)), "")
     return f"a device has failed: rank {end.rank}: {line.strip()}" if line else ""
+
+
+def lacks_shared_memory(cause: str) -> bool:
+    """Return whether a failure says that no room was left for tensors in /dev/shm."""
+    return _SHARED_TENSOR in cause and os.strerror(errno.ENOSPC) in cause
+
+
+def advice(cause: str) -> str:
+    """Return what to do about a failure, to be put behind its cause; empty if that is not known."""
+    if not lacks_shared_memory(cause):
+        return ""
+    return (
+        "; /dev/shm has no room for the batches of loader workers: start the container with more of it "
+        "(--shm-size)"
+    )
 
 
 def outcome_of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:

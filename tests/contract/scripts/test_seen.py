@@ -392,6 +392,10 @@ for child in children:
         ("raise ValueError('planted')", "ValueError: planted"),
         (f"{_WRITES_ONLY}raise ValueError('planted')", "ValueError: planted"),
         (f"{_CLOSES}raise ValueError('planted')", "ValueError: planted"),
+        (
+            "raise RuntimeError('unable to write to file </torch_7_3_0>: No space left on device (28)')",
+            "start the container with more of it (--shm-size)",
+        ),
         (f"{_CLOSES}sys.exit('no data')", "the script ended (no data) after 0"),
         ("import no_such_library", "No module named 'no_such_library'"),
     ],

@@ -290,7 +290,10 @@ class MeasurementSpec(Section):
         description="First step done, else HANG; 3 times that where it is compiled, 10 times under "
         "max-autotune, but then no more than a tenth of the wall time.",
     )
-    step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
+    step_deadline: Seconds = Field(
+        default=60.0,
+        description="Every later step done, else HANG; longer where compiled, as startup_deadline.",
+    )
 
     @property
     def refuses_unchecked(self) -> bool:

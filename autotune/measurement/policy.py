@@ -85,13 +85,13 @@ class MeasurementPolicy:
     startup_compiling: float = judgement(
         3.0,
         "deadlines",
-        "of the start where a trial compiles",
+        "of the start, and of a step, where a trial compiles",
         "too short loses configurations that work, too long costs time only in a hang",
     )
     startup_autotuning: float = judgement(
         10.0,
         "deadlines",
-        "of the start with max-autotune",
+        "of both with max-autotune",
         "it times some twenty kernels for each shape, on all ranks at once",
     )
     hang_share: float = judgement(

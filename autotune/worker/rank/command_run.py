@@ -234,10 +234,13 @@ class CommandRun:
 
     def _failed(self, status: int, tail: str) -> tuple[Outcome, str]:
         """Return outcome and cause, as the end of a sentence, of a command that has failed."""
+        struck = failure.kernel_oom_kills() > self._kernel_kills
         if status < 0:
-            struck = failure.kernel_oom_kills() > self._kernel_kills
             return failure.outcome_of_exit(status, tail, kernel_killed=struck)
-        return _of_failure(tail), f"ended with exit status {status}"
+        how = f"ended with exit status {status}"
+        if struck:  # a launcher, or a shell, outlives the process that is killed below it
+            return Outcome.OOM, f"{how}, as the kernel's out-of-memory killer was at work,"
+        return _of_failure(tail), how
 
     def _log_tail(self) -> str:
         return TrialFiles(Path(self._request.log_dir)).tail(0, _TAIL_BYTES)

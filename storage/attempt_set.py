@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeVar, cast
@@ -156,18 +157,35 @@ class Attempts:
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
         confused. Where one incident ended several launches side by side, only the first counts.
-        Launches that were stopped on request do not count, nor those lost with their node or
-        cluster.
+        Launches that were stopped on request do not count. Those lost with their node or cluster do
+        where it had other runs between that loss and the end of the next launch: it works.
         """
         found: list[StoredAttempt] = []
         lost_at = -math.inf
-        for one in self._launched_before(attempt):
+        for one, following in itertools.pairwise([*self._launched_before(attempt), attempt]):
             if one.recorded:
                 found, lost_at = [], -math.inf
-            elif _ended_in_vain(one) and one.started >= lost_at:
+            elif self._ended_in_vain(one, following) and one.started >= lost_at:
                 found.append(one)
                 lost_at = one.ended or lost_at
         return found
+
+    def lost_with_node(self, attempt: StoredAttempt) -> list[StoredAttempt]:
+        """Return earlier launches of the run since its last result that were lost with their node."""
+        launches = reversed(list(self._launched_before(attempt)))
+        since = itertools.takewhile(lambda one: not one.recorded, launches)
+        return [one for one in since if _is_lost_with_node(one)]
+
+    def _ended_in_vain(self, one: StoredAttempt, following: StoredAttempt) -> bool:
+        if _is_lost_with_node(one):
+            until = math.inf if following.ended is None else following.ended
+            return any(
+                other.recorded and (one.ended or 0.0) <= (other.ended or 0.0) <= until
+                for other in self._attempts
+                if other is not following
+            )
+        lost = one.result.state == AttemptState.LOST
+        return (lost and not one.result.fault.excuses) or _orphaned(one)
 
     def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
         """Return whether the last launch of the same run before this one ended with its daemon."""
@@ -230,9 +248,8 @@ def _is_measured(one: StoredAttempt) -> bool:
     return one.result.throughput is not None
 
 
-def _ended_in_vain(one: StoredAttempt) -> bool:
-    lost = one.result.state == AttemptState.LOST
-    return (lost and not one.result.fault.excuses) or _orphaned(one)
+def _is_lost_with_node(one: StoredAttempt) -> bool:
+    return one.result.state == AttemptState.LOST and one.result.fault == Fault.NODE
 
 
 def _orphaned(one: StoredAttempt) -> bool:

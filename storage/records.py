@@ -303,7 +303,7 @@ class Fault(StrEnum):
 
     @property
     def excuses(self) -> bool:
-        """True if such a failure counts against no configuration, however often it occurs."""
+        """True if such a failure by itself counts against no configuration."""
         return self in (Fault.WORKER, Fault.NODE)
 
 

@@ -174,6 +174,11 @@ class MeasurementPolicy:
     most_launches: int = judgement(
         3, "losses", "of an agent or a daemon in a row until the attempt is to blame"
     )
+    most_node_losses: int = judgement(
+        10,
+        "losses",
+        "of its node in a row until the attempt is to blame, though nothing ran between",
+    )
 
     # Noise between runs
     prior_sigma: float = measured(

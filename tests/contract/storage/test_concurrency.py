@@ -12,7 +12,6 @@ from sqlalchemy import text
 
 from storage import AttemptResult, Lease, Repository, StoredStudy
 from tests.contract.storage.making import at_once, block, rows
-from tests.support.waiting import stopwatch
 
 ROOT = Path(__file__).parents[3]
 WRITER = """
@@ -121,9 +120,7 @@ class TestConcurrency:
         count = text("select count(*) from autotune_message")
         with repository.database.engine.connect() as reader:
             assert reader.scalar(count) == 0
-            took = stopwatch()
-            repository.messages.say(lease, study.id, "meanwhile")
-            assert took() < 5
+            repository.messages.say(lease, study.id, "meanwhile")  # raises if it waits in vain
         with repository.database.engine.connect() as reader:
             assert reader.scalar(count) == 1
 

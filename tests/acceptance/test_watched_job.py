@@ -170,11 +170,15 @@ def test_drift_of_a_job_that_is_too_slow_is_told_and_starts_nothing(folder: Path
     )
     assert job.stderr is not None
     lines = []
-    while "slower than promised in each" not in "".join(lines):
-        lines.append(job.stderr.readline().decode())
-        assert lines[-1], lines
-    assert "in the first minute; promised are 1,000,000" in lines[1]
-    job.send_signal(signal.SIGINT)
-    job.communicate(timeout=60)
+    try:
+        while "slower than promised in each" not in "".join(lines):
+            lines.append(job.stderr.readline().decode())
+            assert lines[-1], lines
+        assert "in the first minute; promised are 1,000,000" in lines[1]
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=180)
+    finally:
+        job.kill()
+        job.wait()
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
     assert not [*folder.glob("*.db")]

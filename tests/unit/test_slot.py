@@ -153,9 +153,9 @@ def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
     cluster = Cluster(ended(0), ended(1))
 
     def train() -> None:
-        for _ in range(4):
-            time.sleep(0.3)
+        while cluster.slot.unreachable() != ["node 1 fell silent"]:
             cluster.links[0].say(Heartbeat("t").to_line())
+            time.sleep(0.05)
         cluster.links[0].say(BLOCK.to_line())
 
     threading.Thread(target=train).start()
@@ -380,16 +380,17 @@ def test_an_agent_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.Mon
 
 @pytest.mark.fault(28)
 def test_one_that_says_that_it_is_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launchers.agents.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("launchers.agents._LISTEN_SECONDS", 0.1)
+    """Silence is counted in looks; twenty fit into what is too long, however busy the machine is."""
+    monkeypatch.setattr("launchers.agents.SILENT_SECONDS", 2.0)
+    monkeypatch.setattr("launchers.agents._LISTEN_SECONDS", 0.05)
     cluster = Cluster({}, {})
     began = time.monotonic()
 
     def talk() -> None:
-        while time.monotonic() < began + 1.5:
+        while time.monotonic() < began + 3.0:
             for link in cluster.links:
                 link.say(Heartbeat("t").to_line())
-            time.sleep(0.1)
+            time.sleep(0.05)
         for node, link in enumerate(cluster.links):
             link.say(cleared(node).to_line())
 

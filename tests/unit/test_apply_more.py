@@ -416,6 +416,12 @@ def test_workers_live_on_only_if_asked_and_prepare_as_many_batches_as_asked():
     assert {found.prefetch_factor for found in loaders.values()} == {5}
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_are_pinned_if_asked(pinned):
+    found = feeding.loader(regression(), knobs(pin_memory=pinned), rank=0, world_size=1, seed=0)
+    assert found.pin_memory is pinned
+
+
 def test_fused_kernels_find_the_counts_of_a_loaded_state_on_the_device():
     parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))  # stands for a CUDA device
     optimizer = torch.optim.AdamW([parameter])

@@ -158,7 +158,7 @@ def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
             time.sleep(0.05)
         cluster.links[0].say(BLOCK.to_line())
 
-    threading.Thread(target=train).start()
+    threading.Thread(target=train, daemon=True).start()
     report = cluster.run(enough)
     assert report.not_its_own.startswith("node 1 stood still, or was cut off, for")
 

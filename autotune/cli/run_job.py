@@ -17,6 +17,7 @@ from autotune.views.terminal import show as print  # output may hold control cha
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
+    from autotune.export.tuned_job import Started
 
 
 def run_job(
@@ -64,7 +65,7 @@ def _become(
     from autotune.export.tuned_job import command_job, script_job
 
     job = (
-        script_job(best, command, os.environ, *_started(command), watched=bool(variables))
+        script_job(best, command, os.environ, _started(command), watched=bool(variables))
         if command
         else command_job(best, os.environ)
     )
@@ -86,15 +87,16 @@ def _become(
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
 
 
-def _started(command: list[str]) -> tuple[int | None, str | None]:
-    """Return how many ranks a command starts, and by whose rules; None for what is not known."""
+def _started(command: list[str]) -> "Started":
+    """Return how a command starts its ranks, as far as its programs are known."""
+    from autotune.export.tuned_job import Started
     from autotune.standalone.launch_command import taken_apart
 
     try:
         launched = taken_apart(command)
-    except BadInput:
-        return None, None
-    return launched.workers, launched.launch
+    except BadInput as error:
+        return Started(unknown=f"`autotune init` would refuse this command ({error})")
+    return Started(launched.workers, launched.launch)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,21 @@ _SITE = Path(job_order.__file__).parent / "site"
 
 
 @dataclass(frozen=True)
+class Started:
+    """Start of a command's ranks, as far as it is known.
+
+    Attributes:
+        ranks: on all nodes; None: not known.
+        launch: launcher whose rules they follow, as under workload.launch; None: not known.
+        unknown: why one of them is not known, in words.
+    """
+
+    ranks: int | None = None
+    launch: str | None = None
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
 class TunedJob:
     """Command that is ready to run.
 
@@ -52,8 +67,7 @@ def script_job(
     best: BestConfig,
     command: Sequence[str],
     environment: Mapping[str, str],
-    ranks: int | None = None,
-    launch: str | None = None,
+    started: Started = Started(),
     *,
     watched: bool = False,
 ) -> TunedJob:
@@ -63,7 +77,7 @@ def script_job(
 
     Args:
         command: the user's own: torchrun, python, or another launcher of the script.
-        ranks: that the command starts; None: not known.
+        started: how the command starts its ranks.
         watched: whether its ranks are to report their speed.
 
     Raises:
@@ -77,8 +91,8 @@ def script_job(
     now = launch_settings.today(flags, words, environment, Path.cwd())
     given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
-    standing_in = any(copy.stands_in for copy in order.copies)
-    if order.changes or order.constructed or standing_in or watched:
+    from_outside = watched or _acts_from_outside(order)
+    if from_outside:
         _check_options(command[: len(before) + 1])
     of_study, otherwise = _of_study(script, environment)
     of_process = _of_process(order.knobs, environment)
@@ -89,7 +103,11 @@ def script_job(
     return TunedJob(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
         environment=found,
-        differences=(*_differences(best, word, script, files), *otherwise),
+        differences=(
+            *_not_compared(started, acts=bool(from_outside or of_study or of_process)),
+            *_differences(best, word, script, files),
+            *otherwise,
+        ),
         changes=(
             *launch_settings.changes(script, best.knobs, now, words),
             *ours,
@@ -98,8 +116,8 @@ def script_job(
         ),
         refusals=(
             *launch_settings.other_batch(script, now),
-            *_other_ranks(best, script, ranks),
-            *_other_launch(script, launch),
+            *_other_ranks(best, script, started.ranks),
+            *_other_launch(script, started.launch),
         ),
     )
 
@@ -136,6 +154,12 @@ def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> 
     )
 
 
+def _acts_from_outside(order: job_order.Order) -> bool:
+    """Return whether the processes of the job change themselves."""
+    standing_in = any(copy.stands_in for copy in order.copies)
+    return bool(order.changes or order.constructed or standing_in)
+
+
 def _ordered(order: job_order.Order, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables through which the job gets its order."""
     paths = [str(_SITE), environment.get("PYTHONPATH")]
@@ -164,6 +188,19 @@ def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[st
         for name, text in variables.items()
         if text is not None and name not in environment
     }
+
+
+def _not_compared(started: Started, *, acts: bool) -> Iterator[str]:
+    """Yield why the start of the job was not compared with that of the trials.
+
+    Args:
+        acts: whether variables of the job have to reach its ranks.
+    """
+    if not started.unknown:
+        return
+    yield f"ranks and launcher were not compared: {started.unknown}"
+    if acts:
+        yield "what acts from outside, or by variables, may not arrive in the ranks"
 
 
 def _other_ranks(best: BestConfig, script: Mapping[str, Any], ranks: int | None) -> Iterator[str]:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from autotune.cli.run_job import _started
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
 from autotune.export.launch_settings import with_variables
-from autotune.export.tuned_job import script_job, script_of
+from autotune.export.tuned_job import Started, script_job, script_of
 from autotune.worker.inject.job_order import VARIABLE, Order
 
 BATCH = {"micro_batch": "--batch-size", "accumulation_steps": "$STEPS"}
@@ -41,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_change_of_the_job_is_told() -> None:
-    job = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, ranks=2)
+    job = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, Started(2))
     assert job.changes == (
         "micro_batch: --batch-size 16 -> 32",
         "accumulation_steps: $STEPS 2 -> 1",
@@ -52,7 +53,7 @@ def test_each_change_of_the_job_is_told() -> None:
 
 def test_argument_of_a_class_reaches_the_job_and_is_told_as_code() -> None:
     flags = {"micro_batch": "TrainingArguments(per_device_train_batch_size)"}
-    job = script_job(best(flags, args=[]), TORCHRUN, {}, ranks=2)
+    job = script_job(best(flags, args=[]), TORCHRUN, {}, Started(2))
     given = {"TrainingArguments(per_device_train_batch_size)": 32}
     assert Order.from_text(job.environment[VARIABLE]).constructed == given
     assert "micro_batch: TrainingArguments(per_device_train_batch_size=32)" in job.changes
@@ -201,18 +202,56 @@ def test_variable_that_the_job_lacks_is_the_studys() -> None:
 
 
 def test_job_of_other_ranks_is_refused() -> None:
-    (refused,) = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {}, ranks=8).refusals
+    (refused,) = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {}, Started(8)).refusals
     assert refused.startswith("the command starts 8 ranks, and the study ran 2")
 
 
 def test_job_under_another_launcher_than_the_study_is_refused() -> None:
     config, command = best(), [*TORCHRUN, "--batch-size", "16"]
-    (refused,) = script_job(config, command, {}, ranks=2, launch="deepspeed").refusals
+    (refused,) = script_job(config, command, {}, Started(2, "deepspeed")).refusals
     assert "starts its script as deepspeed does, and the study as torchrun does" in refused
-    assert not script_job(config, command, {}, ranks=2, launch="torchrun").refusals
+    assert not script_job(config, command, {}, Started(2, "torchrun")).refusals
     older = {name: value for name, value in (config.script or {}).items() if name != "launch"}
     config = dataclasses.replace(config, script=older)
-    assert not script_job(config, command, {}, ranks=2, launch="deepspeed").refusals
+    assert not script_job(config, command, {}, Started(2, "deepspeed")).refusals
+
+
+def test_start_that_is_not_known_is_told_and_that_variables_may_not_arrive() -> None:
+    config, command = best(), ["docker", "run", "img", *TORCHRUN, "--batch-size", "16"]
+    job = script_job(config, command, {"STEPS": "2"}, Started(unknown="docker"))
+    assert job.differences == (
+        "ranks and launcher were not compared: docker",
+        "what acts from outside, or by variables, may not arrive in the ranks",
+    )
+    assert config.script is not None
+    config.script["changes"] = []
+    job = script_job(config, command, {"STEPS": "2"}, Started(unknown="docker"))
+    assert job.differences == ("ranks and launcher were not compared: docker",)
+
+
+REFUSED_BY_INIT = [
+    "docker run img python",
+    "apptainer exec x.sif python",
+    "srun --container-image=x.sqsh python",
+    "srun --export=NONE python",
+    "srun -n 8 --ntasks-per-node 8 python",
+    "mpirun -np 16 python",
+    "sudo python",
+    "taskset -c 0 python",
+    "uv run --directory /p python",
+]
+
+
+@pytest.mark.parametrize("before", REFUSED_BY_INIT)
+def test_command_that_init_refuses_is_run_with_a_word_of_it(before: str) -> None:
+    started = _started([*before.split(), "train.py"])
+    assert (started.ranks, started.launch) == (None, None)
+    assert started.unknown.startswith("`autotune init` would refuse this command (")
+
+
+def test_command_that_chooses_devices_is_compared_all_the_same() -> None:
+    command = ["env", "CUDA_VISIBLE_DEVICES=0,1", *TORCHRUN]
+    assert _started(command) == Started(2, "torchrun")
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _started(command: list[str]) -> "Started":
         launched = taken_apart(command)
     except BadInput as error:
         return Started(unknown=f"`autotune init` would refuse this command ({error})")
-    return Started(launched.workers, launched.launch)
+    return Started(launched.workers, launched.launch, launched.nodes)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
 from autotune.export.formats.command_line import recommended
 from autotune.worker.inject import job_order
-from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
+from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import is_python, letters_of, parsed
 from search_spaces import defaults
 from search_spaces.knob import written
@@ -25,6 +25,8 @@ from search_spaces.needs import SHARDED
 _DEAF = "EIS"
 """Options with which python does not load a sitecustomize from PYTHONPATH."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "fish")
+_HANDED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of the variables that deepspeed hands on to other hosts."""
 _SITE = Path(job_order.__file__).parent / "site"
 
 
@@ -35,11 +37,13 @@ class Started:
     Attributes:
         ranks: on all nodes; None: not known.
         launch: launcher whose rules they follow, as under workload.launch; None: not known.
+        nodes: number of nodes of the ranks.
         unknown: why one of them is not known, in words.
     """
 
     ranks: int | None = None
     launch: str | None = None
+    nodes: int = 1
     unknown: str = ""
 
 
@@ -82,7 +86,8 @@ def script_job(
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, an option of its
-            python keeps the changes out, or a file that it reads has no such field.
+            python or the hosts of its deepspeed keep the changes out, or a file that it reads has no
+            such field.
     """
     script = _script_in(best)
     before, word, words = _parted(script, command)
@@ -97,6 +102,7 @@ def script_job(
     of_study, otherwise = _of_study(script, environment)
     of_process = _of_process(order.knobs, environment)
     found = of_study | _unset(script, environment) | given.variables | of_process
+    _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
     found |= _ordered(order, environment)
     files = fields.files(flags, words, environment)
     ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
@@ -269,6 +275,24 @@ def _check_options(command: Sequence[str]) -> None:
         raise BadInput(
             f"the command has python leave out PYTHONPATH (-{min(deaf)}), by which the job is changed "
             "from outside and watched: leave that option out"
+        )
+
+
+def _check_hosts(started: Started, before: Sequence[str], variables: Iterable[str]) -> None:
+    """Check that the variables of a job reach the ranks that deepspeed starts on other hosts.
+
+    Args:
+        before: words of the command before the script.
+
+    Raises:
+        BadInput: they do not.
+    """
+    if started.launch != DEEPSPEED or started.nodes == 1 or "--no_ssh" in before:
+        return
+    if lost := [name for name in variables if not name.startswith(_HANDED_ON)]:
+        raise BadInput(
+            f"deepspeed starts ranks on {started.nodes} hosts, and hands on to none of them what "
+            f"changes the job ({', '.join(lost)}): start it on each node, with --no_ssh --node_rank N"
         )
 
 

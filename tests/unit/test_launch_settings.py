@@ -229,6 +229,24 @@ def test_start_that_is_not_known_is_told_and_that_variables_may_not_arrive() -> 
     assert job.differences == ("ranks and launcher were not compared: docker",)
 
 
+OVER_HOSTS = ["deepspeed", "--hostfile", "hosts"]
+
+
+def test_changes_that_deepspeed_hands_on_to_no_other_host_are_refused() -> None:
+    Path("hosts").write_text("a slots=1\nb slots=1\n")
+    config, rest = best(), ["train.py", "--batch-size", "16"]
+    assert config.script is not None
+    config.script["launch"] = "deepspeed"
+    started, variables = _started([*OVER_HOSTS, *rest]), {"STEPS": "2"}
+    assert started == Started(2, "deepspeed", 2)
+    with pytest.raises(BadInput, match=r"on 2 hosts, .*STEPS, AUTOTUNE_RUN.*--node_rank N"):
+        script_job(config, [*OVER_HOSTS, *rest], variables, started)
+    own = [*OVER_HOSTS, "--no_ssh", "--node_rank", "0", *rest]
+    assert script_job(config, own, variables, _started(own)).refusals == ()
+    config.script |= {"changes": [], "turned": {"micro_batch": 32}}
+    assert script_job(config, [*OVER_HOSTS, *rest], variables, started).refusals == ()
+
+
 REFUSED_BY_INIT = [
     "docker run img python",
     "apptainer exec x.sif python",

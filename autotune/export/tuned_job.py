@@ -15,6 +15,7 @@ from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
 from autotune.export.formats.command_line import recommended
+from autotune.export.formats.telling import nccl
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import is_python, letters_of, parsed
@@ -100,7 +101,7 @@ def script_job(
     if from_outside:
         _check_options(command[: len(before) + 1])
     of_study, otherwise = _of_study(script, environment)
-    of_process = _of_process(order.knobs, environment)
+    of_process = _of_process(order.knobs, environment, nccl(best))
     found = of_study | _unset(script, environment) | given.variables | of_process
     _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
     found |= _ordered(order, environment)
@@ -320,11 +321,17 @@ def _parted(
     )
 
 
-def _of_process(knobs: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that must be in the environment before torch is loaded, as trials have them."""
+def _of_process(
+    knobs: Mapping[str, Any], environment: Mapping[str, str], version: tuple[int, ...] | None
+) -> dict[str, str]:
+    """Return variables that must be in the environment before torch is loaded, as trials have them.
+
+    Args:
+        version: of NCCL in the ranks, where it is known: this machine may have none.
+    """
     from autotune.worker.effects import process
 
-    wanted = process.environment({**knobs})
+    wanted = process.environment({**knobs}, version)
     if knobs["expandable_segments"]:
         wanted |= process.allocator_variables(environment)
     if knobs["cpu_threads"]:

@@ -78,6 +78,17 @@ def test_job_says_what_differs_from_a_trial_and_from_itself(
     assert any(change.startswith(told) for change in job.changes)
 
 
+@pytest.mark.parametrize(("measured", "text"), [("2.21.5", "Tree"), ("2.28.9", "allreduce:tree")])
+def test_nccl_is_told_its_algorithm_as_the_version_of_the_ranks_takes_it(
+    measured: str, text: str
+) -> None:
+    chosen = best()
+    knobs = {**chosen.knobs, "nccl_algo": "Tree"}
+    provenance = {"environment": {"nccl": measured}}
+    job = script_job(dataclasses.replace(chosen, knobs=knobs, provenance=provenance), TORCHRUN, {})
+    assert job.environment["NCCL_ALGO"] == text
+
+
 def test_assignments_of_a_leading_env_are_rewritten() -> None:
     command = ["env", "STEPS=2", "A=1", *TORCHRUN, "--batch-size=16"]
     job = script_job(best(), command, {})

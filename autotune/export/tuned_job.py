@@ -101,7 +101,7 @@ def script_job(
     if from_outside:
         _check_options(command[: len(before) + 1])
     of_study, otherwise = _of_study(script, environment)
-    of_process = _of_process(order.knobs, environment, nccl(best))
+    of_process = _of_process(order.knobs, {**environment, **of_study}, nccl(best))
     found = of_study | _unset(script, environment) | given.variables | of_process
     _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
     found |= _ordered(order, environment)

@@ -297,6 +297,13 @@ def test_the_allocator_keeps_what_the_job_tells_it() -> None:
     assert found == "max_split_size_mb:128,expandable_segments:True"
 
 
+def test_the_allocator_keeps_what_the_study_tells_it() -> None:
+    config = best(env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"})
+    config = dataclasses.replace(config, knobs={**config.knobs, "expandable_segments": True})
+    found = script_job(config, ["python", "src/train.py"], {}).environment
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+
+
 def test_arguments_for_all_ranks_are_told_to_be_for_as_many() -> None:
     config = best(over_all_ranks={"flags": ["--b"], "ranks": 8})
     job = script_job(config, ["python", "src/train.py"], {})

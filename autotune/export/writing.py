@@ -15,7 +15,7 @@ import yaml
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
-from autotune.export.best import FORMAT, BestConfig, is_best, mapping_in, read
+from autotune.export.best import DIGEST, FORMAT, BestConfig, digest_of, is_best, mapping_in, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
@@ -107,7 +107,11 @@ def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in content["knobs"].items()
         if name not in CATALOGUE or value != CATALOGUE[name].default
     ]
-    return {**content, "format": FORMAT, "unusual": unusual}
+    found = {**content, "format": FORMAT, "unusual": unusual}
+    script = content.get("script")
+    if script and "command" not in script:  # whose knobs do not reach it by themselves
+        found["script"] = {**script, DIGEST: digest_of(content["knobs"])}
+    return found
 
 
 def as_text(content: Mapping[str, Any]) -> str:

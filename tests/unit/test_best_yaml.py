@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import autotune
 from autotune.analysis.verdict import Verdict
 from autotune.export import best, writing
+from autotune.export.formats import FORMATS
 from search_spaces import defaults
 
 THOROUGH = settings(max_examples=100)
@@ -303,6 +304,56 @@ def test_a_file_that_cannot_be_read_is_an_os_error(tmp_path):
         autotune.load(tmp_path / "best.yaml")
     with pytest.raises(IsADirectoryError):
         autotune.load(tmp_path)
+
+
+OF_A_SCRIPT = {
+    "target": "train.py",
+    "is_module": False,
+    "flags": {"micro_batch": "--bs"},
+    "turned": {"micro_batch": 32},
+    "changes": [],
+}
+
+
+def of_a_script(**changes: Any) -> dict[str, Any]:
+    knobs = {"micro_batch": 32, "bucket_cap_mb": 0.5, "precision": "bf16", "channels_last": True}
+    parts = {"own": sorted(knobs), "script": {**OF_A_SCRIPT, **changes}}
+    return writing.of_today(content(knobs=knobs) | parts)
+
+
+def test_knobs_of_a_script_are_read_as_they_were_written(folder):
+    config = written(folder, of_a_script())
+    assert config["micro_batch"] == 32
+    again = written(folder, writing.document_of(config))
+    (folder / "best.json").write_text(FORMATS["json"](again).text)
+    for found in (again, best.read(folder / "best.json")):
+        assert (found.knobs, found.script) == (config.knobs, config.script)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("  micro_batch: 32\n  bucket", "  micro_batch: 16\n  bucket"),
+        ("knobs:\n", "knobs:\n  loader_workers: 2\n"),
+        ("  channels_last: true\n", ""),
+    ],
+)
+def test_knobs_of_a_script_that_were_edited_are_refused(tmp_path, before, after):
+    path = tmp_path / "best.yaml"
+    writing.write(path, of_a_script())
+    text = path.read_text()
+    assert text.count(before) == 1
+    assert "`knobs` has been edited" in refusal(path, text.replace(before, after))
+    path.write_text("".join(line for line in path.open() if best.DIGEST not in line))
+    assert best.read(path).script == OF_A_SCRIPT
+
+
+def test_knobs_of_a_workload_or_a_command_reach_it_by_themselves(tmp_path):
+    path = tmp_path / "best.yaml"
+    for part in ({}, {"script": {"command": ["./a"], "turned": {}, "flags": {}, "changes": []}}):
+        writing.write(path, writing.of_today({**content(), **part}))
+        path.write_text(path.read_text().replace("micro_batch: 32", "micro_batch: 16"))
+        assert best.read(path)["micro_batch"] == 16
 
 
 # The mapping

@@ -246,6 +246,11 @@ def _is_study_file(path: Path) -> bool:
     return "workload" in content and bool({"budget", "search_space"} & content.keys())
 
 
+def is_of_another(path: Path, study: str) -> bool:
+    """Return whether there is a file, and it is no best.yaml of this study."""
+    return path.exists() and not is_of(path, study)
+
+
 def is_of(path: Path, study: str) -> bool:
     """Return whether there is a best.yaml of this study."""
     try:

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -87,8 +87,12 @@ def _become(
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
 
 
-def _started(command: list[str]) -> "Started":
-    """Return how a command starts its ranks, as far as its programs are known."""
+def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
+    """Return how a command starts its ranks, as far as its programs are known.
+
+    Args:
+        folder: of this machine's devices.
+    """
     from autotune.export.tuned_job import Started
     from autotune.standalone.launch_command import taken_apart
 
@@ -96,7 +100,20 @@ def _started(command: list[str]) -> "Started":
         launched = taken_apart(command)
     except BadInput as error:
         return Started(unknown=f"`autotune init` would refuse this command ({error})")
-    return Started(launched.workers, launched.launch, launched.nodes)
+    devices = _devices(launched.env, folder)
+    ranks = launched.workers or devices * launched.nodes or None
+    why = "" if ranks else "the command starts a rank on each device, and none is seen here"
+    return Started(ranks, launched.launch, launched.nodes, devices, why)
+
+
+def _devices(variables: Mapping[str, str], folder: Path) -> int:
+    """Return how many devices a job with these variables finds here."""
+    from autotune.errors import LauncherError
+    from launchers.layout import visible_devices
+
+    with contextlib.suppress(LauncherError):
+        return len(visible_devices({**os.environ, **variables}, folder))
+    return 0
 
 
 @contextlib.contextmanager

@@ -39,12 +39,14 @@ class Started:
         ranks: on all nodes; None: not known.
         launch: launcher whose rules they follow, as under workload.launch; None: not known.
         nodes: number of nodes of the ranks.
+        devices: number of CUDA devices that the command may use on this node.
         unknown: why one of them is not known, in words.
     """
 
     ranks: int | None = None
     launch: str | None = None
     nodes: int = 1
+    devices: int = 0
     unknown: str = ""
 
 
@@ -111,7 +113,9 @@ def script_job(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
         environment=found,
         differences=(
-            *_not_compared(started, acts=bool(from_outside or of_study or of_process)),
+            *_not_compared(
+                best, script, started, acts=bool(from_outside or of_study or of_process)
+            ),
             *_differences(best, word, script, files),
             *otherwise,
         ),
@@ -197,16 +201,23 @@ def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[st
     }
 
 
-def _not_compared(started: Started, *, acts: bool) -> Iterator[str]:
+def _not_compared(
+    best: BestConfig, script: Mapping[str, Any], started: Started, *, acts: bool
+) -> Iterator[str]:
     """Yield why the start of the job was not compared with that of the trials.
 
     Args:
         acts: whether variables of the job have to reach its ranks.
     """
-    if not started.unknown:
-        return
-    yield f"ranks and launcher were not compared: {started.unknown}"
-    if acts:
+    if script.get("launch") == SPAWN and started.devices != best.world_size:
+        yield (
+            f"how many ranks {script['target']} starts was not compared: the study ran "
+            f"{best.world_size}, and the command finds {counted(started.devices, 'CUDA device')}"
+        )
+    if started.unknown:
+        what = "ranks" if started.launch else "ranks and launcher"
+        yield f"{what} were not compared: {started.unknown}"
+    if acts and not started.launch and started.unknown:
         yield "what acts from outside, or by variables, may not arrive in the ranks"
 
 

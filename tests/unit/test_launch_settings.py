@@ -258,6 +258,43 @@ def test_changes_that_deepspeed_hands_on_to_no_other_host_are_refused() -> None:
     assert script_job(config, [*OVER_HOSTS, *rest], variables, started).refusals == ()
 
 
+@pytest.mark.parametrize(("number", "ranks"), [(4, 4), (0, None)])
+def test_rank_on_each_device_is_as_many_as_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ranks: int | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for which in range(number):
+        (tmp_path / f"nvidia{which}").touch()
+    command = ["torchrun", "--nproc-per-node", "gpu", "train.py", "--batch-size", "16"]
+    started = _started(command, tmp_path)
+    assert started.ranks == ranks
+    job = script_job(best(), command, {"STEPS": "2"}, started)
+    refused = [reason for reason in job.refusals if "starts 4 ranks, and the study ran 2" in reason]
+    untold = [one for one in job.differences if one.startswith("ranks were not compared: ")]
+    assert (len(refused), len(untold)) == ((1, 0) if ranks else (0, 1))
+
+
+def test_devices_are_those_that_the_command_chooses(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    command = ["env", "CUDA_VISIBLE_DEVICES=1,3", "torchrun", "--nproc-per-node", "gpu", "train.py"]
+    assert _started(command, tmp_path).ranks == 2
+
+
+def test_ranks_that_the_script_starts_are_told_where_devices_are_others() -> None:
+    config, command = best(), ["python", "train.py", "--batch-size", "16"]
+    assert config.script is not None
+    config.script["launch"] = "torch.multiprocessing.spawn"
+    started = Started(1, "python", devices=4)
+    (told,) = script_job(config, command, {"STEPS": "2"}, started).differences
+    assert told == (
+        "how many ranks train.py starts was not compared: the study ran 2, and the command finds 4 "
+        "CUDA devices"
+    )
+    same = Started(1, "python", devices=2)
+    assert script_job(config, command, {"STEPS": "2"}, same).differences == ()
+
+
 REFUSED_BY_INIT = [
     "docker run img python",
     "apptainer exec x.sif python",

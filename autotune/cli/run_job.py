@@ -95,15 +95,18 @@ def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
     """
     from autotune.export.tuned_job import Started
     from autotune.standalone.launch_command import taken_apart
+    from autotune.worker.node.environment import driver_devices
 
+    models = tuple(driver_devices())
     try:
         launched = taken_apart(command)
     except BadInput as error:
-        return Started(unknown=f"`autotune init` would refuse this command ({error})")
+        why = f"`autotune init` would refuse this command ({error})"
+        return Started(models=models, unknown=why)
     devices = _devices(launched.env, folder)
     ranks = launched.workers or devices * launched.nodes or None
     why = "" if ranks else "the command starts a rank on each device, and none is seen here"
-    return Started(ranks, launched.launch, launched.nodes, devices, why)
+    return Started(ranks, launched.launch, launched.nodes, devices, models, why)
 
 
 def _devices(variables: Mapping[str, str], folder: Path) -> int:

@@ -40,6 +40,7 @@ class Started:
         launch: launcher whose rules they follow, as under workload.launch; None: not known.
         nodes: number of nodes of the ranks.
         devices: number of CUDA devices that the command may use on this node.
+        models: names of this node's CUDA devices, as its driver has them.
         unknown: why one of them is not known, in words.
     """
 
@@ -47,6 +48,7 @@ class Started:
     launch: str | None = None
     nodes: int = 1
     devices: int = 0
+    models: tuple[str, ...] = ()
     unknown: str = ""
 
 
@@ -108,6 +110,8 @@ def script_job(
     _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
     found |= _ordered(order, environment)
     files = fields.files(flags, words, environment)
+    others = launch_settings.other_arguments(script, words)
+    batch = {name for name in others if launch_settings.is_batch_size(name)}
     ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
     return TunedJob(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
@@ -117,6 +121,8 @@ def script_job(
                 best, script, started, acts=bool(from_outside or of_study or of_process)
             ),
             *_differences(best, word, script, files),
+            *_other_devices(best, started),
+            *(text for name, text in others.items() if name not in batch),
             *otherwise,
         ),
         changes=(
@@ -127,6 +133,7 @@ def script_job(
         ),
         refusals=(
             *launch_settings.other_batch(script, now),
+            *(text for name, text in others.items() if name in batch),
             *_other_ranks(best, script, started.ranks),
             *_other_launch(script, started.launch),
         ),
@@ -400,6 +407,16 @@ def _otherwise_tuned(best: BestConfig, word: str, script: Mapping[str, Any]) -> 
         yield f"it was tuned with torch {tuned_with}, and {here} is here"
 
 
+def _other_devices(best: BestConfig, started: Started) -> Iterator[str]:
+    environment: Mapping[str, Any] = best.provenance.get("environment", {})
+    nodes = [environment, *environment.get("others", ())]
+    then = sorted({device["name"] for node in nodes for device in node.get("devices", ())})
+    here = sorted({*started.models})
+    # Part of a device has the name of the whole one, and more.
+    if then and here and not any(name.startswith(model) for name in then for model in here):
+        yield f"it was tuned on {' and '.join(then)}, and {' and '.join(here)} is here"
+
+
 def script_of(
     spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path, workers: int
 ) -> dict[str, Any] | None:
@@ -434,6 +451,7 @@ def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[st
     today = launch_settings.today(flags, words, spec.env, folder)
     found: dict[str, Any] = {
         "digest": _digest(path) if not entry["is_module"] and path.is_file() else None,
+        "arguments": launch_settings.untuned(entry, words),
         "today": today | {name: spec.full_baseline()[name] for name in entry["changes"]},
     }
     if settings := fields.files(flags, words, spec.env):

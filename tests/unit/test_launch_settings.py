@@ -20,7 +20,7 @@ TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
 
 def best(flags: dict[str, str] = BATCH, **changes: Any) -> BestConfig:
     """Of a study of 16 x 2 that recommends 32 x 1 and other buckets."""
-    arguments = ["--batch-size", "16"] if flags == BATCH else changes.pop("args")
+    arguments = changes.pop("args", ["--batch-size", "16"])
     spec = StudySpec(
         name="a",
         workload={"script": "train.py", "args": arguments, "flags": flags},
@@ -254,7 +254,7 @@ def test_changes_that_deepspeed_hands_on_to_no_other_host_are_refused() -> None:
         script_job(config, [*OVER_HOSTS, *rest], variables, started)
     own = [*OVER_HOSTS, "--no_ssh", "--node_rank", "0", *rest]
     assert script_job(config, own, variables, _started(own)).refusals == ()
-    config.script |= {"changes": [], "turned": {"micro_batch": 32}}
+    config.script.update(changes=[], turned={"micro_batch": 32})
     assert script_job(config, [*OVER_HOSTS, *rest], variables, started).refusals == ()
 
 
@@ -293,6 +293,98 @@ def test_ranks_that_the_script_starts_are_told_where_devices_are_others() -> Non
     )
     same = Started(1, "python", devices=2)
     assert script_job(config, command, {"STEPS": "2"}, same).differences == ()
+
+
+OTHERS = [
+    "--seq-length",
+    "2048",
+    "--lr=1e-4",
+    "--bf16",
+    "--api-key",
+    "sk-1",
+    "--out",
+    "a",
+    "epochs=3",
+]
+
+
+def with_others() -> BestConfig:
+    return best(args=[*OTHERS, "--global-batch-size", "256", "--batch-size", "16"])
+
+
+def test_arguments_of_the_study_are_kept_without_those_turned_and_secret() -> None:
+    script = with_others().script
+    assert script is not None
+    assert script["arguments"] == {
+        "--seq-length": "2048",
+        "--lr": "1e-4",
+        "--bf16": "",
+        "--out": "a",
+        "epochs=": "3",
+        "--global-batch-size": "256",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--seq-length 2048", []),
+        ("--seq-length=2048", []),
+        (
+            "--seq-length 4096 --flash",
+            [
+                "--seq-length 4096 in the command, and --seq-length 2048 in the study",
+                "--flash in the command, and --flash (not given) in the study",
+            ],
+        ),
+        ("", ["--seq-length (not given) in the command, and --seq-length 2048 in the study"]),
+    ],
+)
+@pytest.mark.parametrize("size", ["--batch-size 16", "--batch-size=32"])
+def test_other_arguments_than_in_the_study_are_told(words: str, told: list[str], size: str) -> None:
+    rest = ["--global-batch-size", "256", "--api-key", "sk-2", *OTHERS[2:4], *OTHERS[6:]]
+    command = [*TORCHRUN, *rest, *words.split(), *size.split()]
+    job = script_job(with_others(), command, {"STEPS": "2"})
+    assert (job.differences, job.refusals) == (tuple(told), ())
+
+
+@pytest.mark.parametrize(
+    "words", ["--batch-size 32 data/", "data/ --batch-size=32", "--batch-size=32 data/"]
+)
+def test_word_behind_an_option_that_was_turned_is_no_part_of_it(words: str) -> None:
+    config = best(args=["--batch-size", "16", "data/"])
+    assert config.script is not None
+    assert config.script["arguments"] == {"": "data/"}
+    assert script_job(config, [*TORCHRUN, *words.split()], {"STEPS": "2"}).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [("--global-batch-size", True), ("--eval-batch-size", False), ("batch_size=", True)],
+)
+def test_another_size_of_a_batch_that_was_not_tuned_is_refused(option: str, refused: bool) -> None:
+    config = best(BATCH)
+    assert config.script is not None
+    config.script["arguments"] |= {option: "256"}
+    word = f"{option}2048" if option.endswith("=") else f"{option}=2048"
+    job = script_job(config, [*TORCHRUN, "--batch-size", "16", word], {"STEPS": "2"})
+    assert (len(job.refusals), len(job.differences)) == ((1, 0) if refused else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("here", "told"),
+    [
+        (("NVIDIA H100",), "it was tuned on NVIDIA A100 MIG 1g, and NVIDIA H100 is here"),
+        (("NVIDIA A100",), ""),
+        ((), ""),
+    ],
+)
+def test_other_devices_than_those_of_the_study_are_told(here: tuple[str, ...], told: str) -> None:
+    devices = {"environment": {"devices": [{"name": "NVIDIA A100 MIG 1g"}]}}
+    config = dataclasses.replace(best(), provenance=devices)
+    command = [*TORCHRUN, "--batch-size", "16"]
+    job = script_job(config, command, {"STEPS": "2"}, Started(2, models=here))
+    assert job.differences == ((told,) if told else ())
 
 
 REFUSED_BY_INIT = [

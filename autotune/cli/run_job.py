@@ -76,7 +76,7 @@ def _become(
         )
     for difference in (*job.refusals, *job.differences):
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
-    for change in job.changes or ("nothing is changed: the study keeps your configuration",):
+    for change in job.changes or (_unchanged(best),):
         print(f"autotune: {change}", file=sys.stderr)
     environment = {**os.environ, **job.environment, **variables}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -85,6 +85,17 @@ def _become(
         os.execvpe(_found(job.command[0]), list(job.command), environment)
     except OSError as error:
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
+
+
+def _unchanged(best: "BestConfig") -> str:
+    """Return why nothing is changed in a job."""
+    is_kept = best.script is None or not best.script["turned"]
+    why = (
+        "the study keeps your configuration"
+        if is_kept
+        else "the command has what the study recommends"
+    )
+    return f"nothing is changed: {why}"
 
 
 def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.run_job import _started
+from autotune.cli.run_job import _started, _unchanged
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
@@ -133,6 +133,17 @@ def test_job_that_has_the_recommended_batch_already_is_not_refused() -> None:
     job = script_job(best(), [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
     assert job.refusals == ()
     assert job.changes == ("bucket_cap_mb: 25 -> 5 (from outside)",)
+
+
+def test_job_that_has_all_of_it_already_is_told_so() -> None:
+    config = best()
+    assert config.script is not None
+    config.script["changes"] = []
+    job = script_job(config, [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
+    assert job.changes == ()
+    assert _unchanged(config) == "nothing is changed: the command has what the study recommends"
+    config.script["turned"] = {}
+    assert _unchanged(config) == "nothing is changed: the study keeps your configuration"
 
 
 PARTS = {"--labeled-bs": 4, "--unlabeled-bs": 12}

@@ -299,6 +299,28 @@ def test_a_file_with_a_part_missing_is_refused(tmp_path, missing):
     assert missing in refusal(tmp_path / "best.yaml", yaml.safe_dump(document))
 
 
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("defaults:", "`defaults` must be a mapping, got None"),
+        ("defaults: [a]", "`defaults` must be a mapping"),
+        ("unusual:", "`unusual` must be a list, got None"),
+        ("own: 3", "`own` must be a list, got 3"),
+        ("knobs: {1: 2, a: 3}", "names of knobs, got 1"),
+        ("knobs: {on: 2}", "names of knobs, got True"),
+        ("provenance:", "`provenance` must be a mapping"),
+        ("world_size: '2'", "`world_size` must be a whole number, got '2'"),
+        ("world_size: true", "`world_size` must be a whole number"),
+        ("script: train.py", "`script` must be a mapping, got 'train.py'"),
+        ("provisional: 'false'", "`provisional` must be true or false, got 'false'"),
+        ("throughput: 3.0", "`throughput` must be a mapping"),
+    ],
+)
+def test_part_of_another_type_is_named(tmp_path, part, told):
+    document = {**WHOLE, "format": 2, **yaml.safe_load(part)}
+    assert told in refusal(tmp_path / "best.yaml", yaml.safe_dump(document))
+
+
 def test_a_file_that_cannot_be_read_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"best\.yaml"):
         autotune.load(tmp_path / "best.yaml")

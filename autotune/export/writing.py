@@ -15,7 +15,7 @@ import yaml
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
-from autotune.export.best import DIGEST, FORMAT, BestConfig, digest_of, is_best, mapping_in, read
+from autotune.export.best import DIGEST, FORMAT, BestConfig, digest_of, is_best, mapping_in
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
@@ -252,11 +252,9 @@ def is_of_another(path: Path, study: str) -> bool:
 
 
 def is_of(path: Path, study: str) -> bool:
-    """Return whether there is a best.yaml of this study."""
-    try:
-        return bool(read(path).provenance.get("study") == study)
-    except (OSError, ValueError):
-        return False
+    """Return whether there is a best.yaml of this study, edited or not."""
+    provenance = mapping_in(path).get("provenance")
+    return isinstance(provenance, dict) and bool(provenance.get("study") == study)
 
 
 def _memory(verdict: Verdict) -> dict[str, Any]:

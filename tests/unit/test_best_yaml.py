@@ -366,6 +366,8 @@ def test_knobs_of_a_script_that_were_edited_are_refused(tmp_path, before, after)
     text = path.read_text()
     assert text.count(before) == 1
     assert "`knobs` has been edited" in refusal(path, text.replace(before, after))
+    assert writing.is_of(path, "tiny")
+    assert not writing.is_of(path, "other")
     path.write_text("".join(line for line in path.open() if best.DIGEST not in line))
     assert best.read(path).script == OF_A_SCRIPT
 

@@ -86,7 +86,8 @@ class Studied:
     Attributes:
         kind: kind of the verdict.
         speedup: true speed-up of its recommendation; 1 where it recommends nothing.
-        lower: bound of the confidence interval that it states; None without one.
+        lower: bound of the confidence interval that it states; None without one. Where it recommends
+            nothing that is 1, as is the other bound.
         upper: the other bound.
         gap: how far the recommendation lies below the best configuration, relative to it.
         elapsed: virtual seconds.
@@ -105,11 +106,11 @@ class Studied:
     own_high: float | None = None
 
     @property
-    def covered(self) -> bool | None:
-        """True if the interval holds the truth; None without one."""
-        if self.lower is None or self.upper is None:
+    def interval(self) -> tuple[float, float] | None:
+        """Interval of the recommendation's speed-up; None without a recommendation."""
+        if self.lower is None or self.upper is None or self.lower == self.upper:
             return None
-        return self.lower <= self.speedup <= self.upper
+        return self.lower, self.upper
 
 
 def _spec(baseline: str, budget: float, seed: int) -> StudySpec:
@@ -209,7 +210,8 @@ class Cell:
         speedup_p05: 5th percentile of the true speed-up.
         lower_p05: 5th percentile of the lower confidence bound; 0 stands for no interval.
         half_width_median: of the confidence interval, relative to its middle.
-        coverage: share of the intervals that hold the true speed-up.
+        coverage: share of the intervals that hold the true speed-up, of studies that recommend
+            something.
         false_better: share that call something better that is not faster by half a percent.
         nothing: share that recommend nothing.
         own_half_width_median: of the interval of the recommendation's own rate.
@@ -241,17 +243,13 @@ class Cell:
 
 def summary(found: Sequence[Studied], **names: Any) -> Cell:
     """Summarise the studies of one cell."""
-    widths = [
-        (one.upper - one.lower) / (one.upper + one.lower)
-        for one in found
-        if one.lower is not None and one.upper is not None
-    ]
+    told = [(one.speedup, *one.interval) for one in found if one.interval]
+    widths = [(high - low) / (high + low) for _, low, high in told]
     own = [
         (one.own_low, one.own_high)
         for one in found
         if one.own_low is not None and one.own_high is not None
     ]
-    covered = [one.covered for one in found if one.covered is not None]
     budget = names["budget"]
     return Cell(
         **names,
@@ -264,7 +262,7 @@ def summary(found: Sequence[Studied], **names: Any) -> Cell:
         lower_p05=_quantile([one.lower or 0.0 for one in found], 0.05),
         half_width_median=statistics.median(widths) if widths else None,
         half_width_p95=_quantile(widths, 0.95) if widths else None,
-        coverage=_share(covered) if covered else None,
+        coverage=_share(low <= true <= high for true, low, high in told) if told else None,
         false_better=_share(one.kind == "better" and one.speedup < 1.005 for one in found),
         nothing=_share(one.speedup == 1.0 for one in found),
         over=_share(one.elapsed > 1.1 * budget for one in found),

@@ -229,6 +229,8 @@ def _job(folder: Path, kind: Kind, changes: Mapping[str, Any]) -> dict[str, Any]
         }
         (folder / "best.yaml").write_text(yaml.safe_dump(best))
         command = [*OURS, "run", "best.yaml", "--", *command]
+    for left in (told, folder / "model.pt"):  # of the job before
+        left.unlink(missing_ok=True)
     done = subprocess.run(
         command,
         cwd=folder,

@@ -11,6 +11,7 @@ intervals of those that found something better; `half_widths` are theirs.
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -69,10 +70,10 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all runs."""
     told = [run["speedup"] for run in runs if run["verdict"] == Kind.BETTER]
     common = [max(low for _, low, _ in told), min(high for *_, high in told)] if told else None
-    seconds = sorted(run["seconds"] for run in runs)
+    seconds = [run["seconds"] for run in runs]
     widths = sorted(math.sqrt(high / low) - 1 for _, low, high in told if low > 0)
     return {
-        "seconds": [seconds[0], seconds[len(seconds) // 2], seconds[-1]],
+        "seconds": [min(seconds), round(statistics.median(seconds), 1), max(seconds)],
         "verdicts": dict(Counter(str(run["verdict"]) for run in runs)),
         "half_widths": [round(width, 4) for width in widths],
         "common": common,

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from autotune.worker import failure
 from autotune.worker.protocol import (
@@ -140,12 +140,19 @@ class Member:
 
     def _conclude(self, ends: list[RankEnd]) -> None:
         self.ends.extend(ends)
-        if broken := next(filter(None, map(failure.broken_device, ends)), ""):
+        if broken := self._broken_device(ends):
             self.not_its_own = self.not_its_own or broken
             self.unfit = self.unfit or broken
         if any(end.outcome for end in ends):
             hangs = [end.cause for end in ends if end.outcome is Outcome.HANG]
             self._end(hung=hangs[0] if hangs else "")
+
+    def _broken_device(self, ends: Iterable[RankEnd]) -> str:
+        """Describe a device that has failed; return an empty text if none has."""
+        if self.request.device == "cpu":
+            return ""
+        shared = not self.request.has_devices_alone
+        return next(filter(None, (failure.broken_device(end, shared=shared) for end in ends)), "")
 
     def _lose(self, node: int) -> None:
         self.nodes.discard(node)

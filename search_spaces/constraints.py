@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
 from search_spaces.knob import STEP, Clash, Knob, KnobValue, OnlyWith, written
-from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SHARDED, SWITCH, TF32
+from search_spaces.needs import CUDA, FLASH, FP8, HOPPER, IN_DDP, NCCL, SHARDED, SWITCH, TF32
 
-_CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
+_CAPABILITIES = {TF32: (8, 0), FLASH: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
 """Need -> the lowest compute capability that meets it."""
 _HOPPER_CAPABILITY = (9, 0)
 Values = Mapping[str, KnobValue]
@@ -111,6 +111,7 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
     return [
         *unmet_needs(knobs, facts),
         *_ranks(knobs, facts),
+        *_buckets(knobs),
         *conflicts(knobs, facts.device, slow_pairs=facts.slow_pairs),
         *_global_batch(knobs, facts),
         *(rule.broken(asked_of(knobs, facts.world_size)) for rule in broken(knobs, facts)),
@@ -144,6 +145,11 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
             if not _available(need, facts):
                 yield f"{name}={written(value)} needs {need}; this study runs on {_place(facts)}"
                 break  # one reason is enough
+
+
+def has_tf32(facts: Facts) -> bool:
+    """Return whether fp32 matrix products could run in TF32."""
+    return _available(TF32, facts)
 
 
 def clashing(knobs: Values) -> Iterator[Conflict]:
@@ -207,10 +213,10 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "parallelism=data_parallel drives several devices of one node; this study has "
             f"{facts.world_size} rank(s) on {facts.nodes} node(s)"
         )
-    if knobs["nccl_proto"] == "LL128" and facts.nodes > 1:
+    if knobs["nccl_proto"] == "LL128":
         yield (
-            "nccl_proto=LL128 can corrupt data where a trial spans several nodes; this study has "
-            f"{facts.nodes} (NCCL's documentation of NCCL_PROTO)"
+            "nccl_proto=LL128 can corrupt data on links that do not carry it, and what links are here "
+            "is not known; auto takes it where it is safe (NCCL's documentation of NCCL_PROTO)"
         )
     if knobs["nccl_algo"] == "NVLSTree" and facts.nodes == 1:
         yield "nccl_algo=NVLSTree is for several nodes; this study has 1 (NVLS is for one)"
@@ -222,6 +228,16 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "parallelism=hsdp shards over the ranks of a node and replicates over nodes: it needs "
             f"several of both, and this study has {facts.world_size} rank(s) on {facts.nodes} node(s); "
             "on one node fsdp does the same"
+        )
+
+
+def _buckets(knobs: Values) -> Iterator[str]:
+    """Yield a reason where torch.compile, which cuts the graph as DDP cuts its buckets, refuses them."""
+    compiles = knobs["compile"] != "none" and knobs["parallelism"] in IN_DDP
+    if compiles and float(knobs["first_bucket_mb"]) > float(knobs["bucket_cap_mb"]):
+        yield (
+            f"compile={knobs['compile']} needs a first bucket that is no larger than the others: "
+            f"first_bucket_mb is {knobs['first_bucket_mb']}, bucket_cap_mb {knobs['bucket_cap_mb']}"
         )
 
 
@@ -248,7 +264,7 @@ def _available(need: str, facts: Facts) -> bool:
     if need == CUDA:
         return facts.device == "cuda"
     if facts.capability is None:
-        return False
+        return need == FLASH
     if need == HOPPER:
         return facts.capability == _HOPPER_CAPABILITY
     return facts.capability >= _CAPABILITIES[need]

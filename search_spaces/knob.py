@@ -248,6 +248,7 @@ class Knob:
             run has its default.
         always_said: whether no library has a default that a job could rely on, so that every export says
             the value.
+        same_statistics: groups of values between which the batch statistics do not change.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
         variables: of the environment, which it sets; the allocator's is not only its own.
         reversible: values of parallelism beside which running processes can undo a knob of the model,
@@ -285,6 +286,7 @@ class Knob:
     memory: bool = False
     number_format: bool = False
     always_said: bool = False
+    same_statistics: tuple[tuple[KnobValue, ...], ...] = ()
     schedule: bool = False
     variables: tuple[str, ...] = ()
     reversible: tuple[KnobValue, ...] = ()

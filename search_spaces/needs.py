@@ -6,6 +6,7 @@ from search_spaces.words import Knobs
 CUDA = "a CUDA device"
 NCCL = "NCCL: a CUDA device of its own for every rank"
 TF32 = "a CUDA device of compute capability 8.0 or higher"
+FLASH = "a CUDA device of compute capability 8.0 or higher, or the CPU"
 FP8 = "a CUDA device of compute capability 8.9 or higher"
 SWITCH = "a CUDA device of compute capability 9.0 or higher"
 HOPPER = "a CUDA device of compute capability 9.0"

@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeVar, cast
@@ -92,24 +93,31 @@ class Attempts:
         return self._once("recorded", lambda: self._where(lambda one: one.recorded))
 
     def conclusive(self) -> "Attempts":
-        """Return the recorded attempts without those whose time was over before they showed anything."""
-        return self._once(
-            "conclusive", lambda: self._where(lambda one: one.recorded and not one.in_vain)
-        )
+        """Return the recorded attempts of the finals that show something of their configuration.
+
+        Left out are those whose time was over before, and the first failure of a run that may pass.
+        Runs with the same purpose, round and configuration are one, of whatever trial.
+        """
+        return self._once("conclusive", lambda: self._where(self._is_conclusive))
+
+    def _is_conclusive(self, attempt: StoredAttempt) -> bool:
+        passing = attempt.result.state.may_pass and not self._failed_before(attempt)
+        return attempt.recorded and not attempt.in_vain and not passing
+
+    def _failed_before(self, attempt: StoredAttempt) -> bool:
+        failed = [one for one in self._attempts if one.result.state.may_pass]
+        return any(one.id < attempt.id and _are_one_run(one, attempt) for one in failed)
 
     def to_repeat(self) -> "Attempts":
-        """Return the attempts whose time was over before they showed anything, nor has one since.
-
-        That one has the same purpose, round and configuration, and may be another trial's.
-        """
+        """Return the recorded attempts that show nothing, where no later one of the run does."""
         return self._once("to_repeat", lambda: self._where(self._is_to_repeat))
 
     def _is_to_repeat(self, attempt: StoredAttempt) -> bool:
-        return attempt.in_vain and not any(
-            one.id > attempt.id
-            and (one.purpose, one.round) == (attempt.purpose, attempt.round)
-            and one.knobs == attempt.knobs
-            for one in self.conclusive()
+        shown = self.conclusive()
+        return (
+            attempt.recorded
+            and attempt not in shown
+            and not any(one.id > attempt.id and _are_one_run(one, attempt) for one in shown)
         )
 
     def complete(self) -> "Attempts":
@@ -149,18 +157,35 @@ class Attempts:
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
         confused. Where one incident ended several launches side by side, only the first counts.
-        Launches that were stopped on request do not count, nor those lost with their node or
-        cluster.
+        Launches that were stopped on request do not count. Those lost with their node or cluster do
+        where it had other runs between that loss and the end of the next launch: it works.
         """
         found: list[StoredAttempt] = []
         lost_at = -math.inf
-        for one in self._launched_before(attempt):
+        for one, following in itertools.pairwise([*self._launched_before(attempt), attempt]):
             if one.recorded:
                 found, lost_at = [], -math.inf
-            elif _ended_in_vain(one) and one.started >= lost_at:
+            elif self._ended_in_vain(one, following) and one.started >= lost_at:
                 found.append(one)
                 lost_at = one.ended or lost_at
         return found
+
+    def lost_with_node(self, attempt: StoredAttempt) -> list[StoredAttempt]:
+        """Return earlier launches of the run since its last result that were lost with their node."""
+        launches = reversed(list(self._launched_before(attempt)))
+        since = itertools.takewhile(lambda one: not one.recorded, launches)
+        return [one for one in since if _is_lost_with_node(one)]
+
+    def _ended_in_vain(self, one: StoredAttempt, following: StoredAttempt) -> bool:
+        if _is_lost_with_node(one):
+            until = math.inf if following.ended is None else following.ended
+            return any(
+                other.recorded and (one.ended or 0.0) <= (other.ended or 0.0) <= until
+                for other in self._attempts
+                if other is not following
+            )
+        lost = one.result.state == AttemptState.LOST
+        return (lost and not one.result.fault.excuses) or _orphaned(one)
 
     def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
         """Return whether the last launch of the same run before this one ended with its daemon."""
@@ -214,13 +239,17 @@ class Attempts:
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
 
 
+def _are_one_run(one: StoredAttempt, other: StoredAttempt) -> bool:
+    same = (one.purpose, one.round) == (other.purpose, other.round)
+    return same and one.knobs == other.knobs
+
+
 def _is_measured(one: StoredAttempt) -> bool:
     return one.result.throughput is not None
 
 
-def _ended_in_vain(one: StoredAttempt) -> bool:
-    lost = one.result.state == AttemptState.LOST
-    return (lost and not one.result.fault.excuses) or _orphaned(one)
+def _is_lost_with_node(one: StoredAttempt) -> bool:
+    return one.result.state == AttemptState.LOST and one.result.fault == Fault.NODE
 
 
 def _orphaned(one: StoredAttempt) -> bool:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from autotune.errors import AutotuneError
+from autotune.worker.failure import lacks_shared_memory
 from autotune.worker.files import make_private
 from storage.records import AttemptResult, AttemptState
 
@@ -23,8 +24,8 @@ def is_full(folder: Path) -> bool:
 
 
 def mentions_full_disk(cause: str) -> bool:
-    """Return whether a message says that a disk or a quota was full."""
-    return any(words in cause for words in _WORDS)
+    """Return whether a message says that a disk or a quota was full; /dev/shm is none."""
+    return any(words in cause for words in _WORDS) and not lacks_shared_memory(cause)
 
 
 def has_failed(result: AttemptResult, folder: Path) -> bool:

@@ -278,6 +278,14 @@ class AttemptState(StrEnum):
         """True if it is a result: the attempt is neither running, nor abandoned, nor lost."""
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
+    @property
+    def may_pass(self) -> bool:
+        """True for a failure of which a connection or a node may be the reason.
+
+        A run of the finals that fails so is repeated once.
+        """
+        return self in (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
+
 
 class Fault(StrEnum):
     """Part of the system that the failure of an attempt is attributed to."""
@@ -295,7 +303,7 @@ class Fault(StrEnum):
 
     @property
     def excuses(self) -> bool:
-        """True if such a failure counts against no configuration, however often it occurs."""
+        """True if such a failure by itself counts against no configuration."""
         return self in (Fault.WORKER, Fault.NODE)
 
 

@@ -123,14 +123,18 @@ class ChoiceRounds:
             return False
         return self.gain(trial).faster
 
-    def gain(self, trial: int) -> Ratio:
+    def gain(self, trial: int, rounds: Rounds | None = None) -> Ratio:
         """Return a trial's speed-up over the baseline.
 
         The interval holds for all looks and finalists at once (a repeated confidence interval): it
         excludes 1 only where the trial has beaten the baseline.
+
+        Args:
+            rounds: rounds to look at; None: those that choose.
         """
         assert self.baseline is not None
-        return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
+        rounds = self.rounds if rounds is None else rounds
+        return self.contrast(trial, self.baseline, rounds).ratio(self.level(len(rounds)))
 
     def ratio(self, trial: int, other: int) -> Ratio:
         """Return the ratio of two trials, with a single comparison's interval."""
@@ -138,16 +142,20 @@ class ChoiceRounds:
             return Ratio(1.0, 1.0, 1.0)
         return self.contrast(trial, other).ratio(ONE_SIDED)
 
-    def contrast(self, trial: int, other: int) -> Contrast:
+    def contrast(self, trial: int, other: int, rounds: Rounds | None = None) -> Contrast:
         """Return how much faster a trial is than another, in logarithms.
 
         Where the spread between processes is known each of the two has a variance of its own, so that a
         baseline whose processes lie apart hides no difference of others.
+
+        Args:
+            rounds: rounds to look at; None: those that choose.
         """
+        rounds = self.rounds if rounds is None else rounds
         if self._processes is None:
-            return contrast(self.rounds, trial, other)
-        arms = (self._processes.arm(t, self._seen(t), self.baseline) for t in (trial, other))
-        return welch_contrast(*arms)
+            return contrast(rounds, trial, other)
+        both = ((t, _rates(rounds, t)) for t in (trial, other))
+        return welch_contrast(*(self._processes.arm(t, rates, self.baseline) for t, rates in both))
 
     def level(self, rounds: int) -> float:
         """Return the one-sided level of one finalist's look after so many rounds."""
@@ -176,7 +184,7 @@ class ChoiceRounds:
         return math.fsum(self.contrast(trial, rival).risk for rival in rivals)
 
     def _seen(self, trial: int) -> list[float]:
-        return [rates[trial] for rates in self.rounds.values() if trial in rates]
+        return _rates(self.rounds, trial)
 
     def _as_good(self, trial: int) -> bool:
         if trial == self.baseline or self.behind(trial) > PROOF.tied:
@@ -193,3 +201,8 @@ class ChoiceRounds:
             return 0
         today = self.candidates[self.baseline].knobs
         return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
+
+
+def _rates(rounds: Rounds, trial: int) -> list[float]:
+    """Return the throughput of a trial in those rounds that it ran in."""
+    return [rates[trial] for rates in rounds.values() if trial in rates]

@@ -196,7 +196,7 @@ class Confirmation:
         It is that of the choice by its fresh rounds, if there are enough.
         """
         if self.alone and self.alone.enough:
-            return math.log(self.alone.gain().high)
+            return math.log(self.gain(self.alone.chosen).high)
         return self.choosing.most_gain()
 
     def contender(self) -> int | None:
@@ -212,12 +212,38 @@ class Confirmation:
     @property
     def basis(self) -> Rounds:
         """Rounds that figures are taken from: the fresh ones, once there are enough."""
+        if self.joint_gain:
+            return self._all_rounds
         return self.fresh if self.measured_alone else self.choosing.rounds
+
+    @property
+    def joint_gain(self) -> Ratio | None:
+        """Speed-up of the choice by all of its rounds, where only these show that it is faster.
+
+        Fresh rounds tell the gain without the bias of the choice. Where they are too few or too restless
+        to show one, the evidence of the rounds that chose is not lost: those that follow are further
+        looks of the same test. None: fresh rounds show a gain, or nothing does.
+        """
+        if not self.alone or self.nothing_to_choose or self.taken_back:
+            return None
+        if not self.alone.contradicted:
+            return None
+        gain = self.choosing.gain(self.alone.chosen, self._all_rounds)
+        return gain if gain.faster else None
+
+    @property
+    def _all_rounds(self) -> Rounds:
+        """Rounds that chose and fresh ones, in order."""
+        return dict(enumerate((*self.choosing.rounds.values(), *self.fresh.values()), 1))
 
     @property
     def measured_alone(self) -> bool:
         """True if fresh rounds are enough to tell by how much the choice is faster."""
         return self.alone is not None and self.alone.enough
+
+    @property
+    def _rests_on_fresh(self) -> bool:
+        return self.measured_alone and not self.joint_gain
 
     @property
     def proven(self) -> bool:
@@ -250,8 +276,11 @@ class Confirmation:
 
         Fresh rounds, if there are enough, tell that of the choice.
         """
-        if self.alone and self.alone.enough and trial == self.alone.chosen:
-            return self.alone.gain()
+        if self.alone and trial == self.alone.chosen:
+            if joint := self.joint_gain:
+                return joint
+            if self.alone.enough:
+                return self.alone.gain()
         return self.choosing.gain(trial)
 
     def own_rate(self, trial: int) -> Ratio | None:
@@ -269,7 +298,8 @@ class Confirmation:
         It is the baseline if no finalist beats it, or if fresh rounds contradict the choice.
         """
         if self.alone:
-            return self.alone.baseline if self.alone.contradicted else self.alone.chosen
+            contradicted = self.alone.contradicted and not self.joint_gain
+            return self.alone.baseline if contradicted else self.alone.chosen
         return self.choosing.best()
 
     def result(self) -> ConfirmationResult:
@@ -286,7 +316,7 @@ class Confirmation:
             baseline_fails=fails,
             finalists={t: self._result_of(t, choice, fails=fails) for t in self.candidates},
             rounds=len(self.basis),
-            chosen_in=len(self.choosing.rounds) if self.measured_alone else 0,
+            chosen_in=len(self.choosing.rounds) if self._rests_on_fresh else 0,
             contender=self.contender() if stays else None,
             most_gain=math.expm1(self.most_gain()) if stays else None,
             behind=None if stays or fails else self._relative_distance(choice),
@@ -318,9 +348,9 @@ class Confirmation:
         if self.alone and self.alone.enough:
             both = self.alone.chosen, self.alone.baseline
             if (trial, choice) == both:
-                return self.alone.gain()
+                return self.gain(trial)
             if (choice, trial) == both:
-                return self.alone.gain().inverse
+                return self.gain(choice).inverse
         return self.choosing.ratio(trial, choice)
 
     def _relative_distance(self, trial: int) -> float | None:

@@ -406,7 +406,7 @@ def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
 
     They are launched again; a trial of the search is not.
     """
-    checks = attempts.of(*TRAJECTORIES).to_repeat()
+    checks = [a for a in attempts.of(*TRAJECTORIES).to_repeat() if a.in_vain]
     finals = attempts.of(*_PROVING)
     ended = [a for a in finals if a.in_vain]
     later = finals.complete() if ended else ()

@@ -9,9 +9,9 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -81,6 +81,20 @@ class Proof:
     def _side_by_side(self, members: int) -> int:
         """Return the number of launches in a round that take no time beside the first."""
         return max(0, members - 1) if self.at_once else 0
+
+    def recorded_round(self, members: Sequence[Knobs]) -> float:
+        """Return seconds of a round as long as those that are recorded; as short as any before them."""
+        return sum(map(self._in_a_round, members))
+
+    def _in_a_round(self, knobs: Knobs) -> float:
+        """Return seconds of a configuration in a round.
+
+        An interleaved run takes longer than the shortest one, so known rounds tell.
+        """
+        runs = self.attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
+        shortest = self.costs.usual(knobs)
+        seconds = [run.result.wall_seconds for run in runs]
+        return max(shortest, statistics.median(seconds or [shortest]))
 
     def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
         """Return seconds of the shortest rounds, the checks before, and the baseline's other runs."""
@@ -205,7 +219,7 @@ def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -
     missing = min(math.ceil(PROOF.rounds_asked * expected), allowed)
     members = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
     needed = max(
-        missing * sum(_in_a_round(knobs, proof) for knobs in members),
+        missing * proof.recorded_round(members),
         proof.rounds(members, missing),
     )
     return _asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
@@ -273,16 +287,6 @@ def _hindrance(proof: Proof) -> Failure | None:
         if a.knobs != proof.baseline and a.result.state not in ENDED_WELL
     ]
     return Failure.of(failed[0]) if failed else None
-
-
-def _in_a_round(knobs: Mapping[str, Any], proof: Proof) -> float:
-    """Return seconds of a configuration in a round.
-
-    An interleaved run takes longer than the shortest one, so known rounds tell.
-    """
-    runs = proof.attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
-    shortest = proof.costs.usual(knobs)
-    return max(shortest, statistics.median([r.result.wall_seconds for r in runs] or [shortest]))
 
 
 def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited: bool) -> bool:

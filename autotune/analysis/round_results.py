@@ -2,10 +2,7 @@
 
 from collections import Counter
 
-from storage import Attempts, AttemptState, Purpose
-
-_MAY_PASS = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
-"""Failures for which a connection or a node may be the reason; the run is repeated once."""
+from storage import Attempts, Purpose
 
 
 def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
@@ -18,7 +15,7 @@ def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
     found: dict[int, float | None] = {}
     failures: Counter[int] = Counter()
     for run in rounds.in_round(number):
-        passing = run.result.state in _MAY_PASS
+        passing = run.result.state.may_pass
         failures[run.trial] += passing
         if not (run.in_vain or (passing and failures[run.trial] < least)):
             found[run.trial] = run.result.throughput

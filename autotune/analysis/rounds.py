@@ -87,9 +87,9 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
     standings = {
         number: _standing(confirmation) for number in closed_rounds(confirmation, attempts)
     }
-    basis = Stage.GAIN if confirmation.measured_alone else Stage.CHOICE
+    basis = _basis(confirmation)
     standings = {
-        number: found if found.stage is basis else _Standing(found.stage)
+        number: found if found.stage in basis else _Standing(found.stage)
         for number, found in standings.items()
     }
     today, first = confirmation.baseline, first_round(attempts)
@@ -103,6 +103,13 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
         else _uncounted(number, grouped[number], today, is_open=first <= number == last)
         for number in sorted(grouped)
     ]
+
+
+def _basis(confirmation: Confirmation) -> tuple[Stage, ...]:
+    """Return the stages whose rounds the speed-up rests on."""
+    if confirmation.joint_gain:
+        return Stage.CHOICE, Stage.GAIN
+    return (Stage.GAIN if confirmation.measured_alone else Stage.CHOICE,)
 
 
 def _standing(confirmation: Confirmation) -> _Standing:

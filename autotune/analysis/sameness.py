@@ -25,7 +25,7 @@ from autotune.config.study import StudySpec
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
-from search_spaces.knob import DATA, GRAPH, STATISTICS
+from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, KnobValue
 from search_spaces.words import Knobs
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
@@ -36,6 +36,10 @@ _OF_SAME_ROWS = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.EPOC
 _TELLING = (*_OF_SAME_ROWS, Purpose.CONFIRM)
 """Purposes of runs with the configuration of their trial, in its own number formats."""
 _ALLOW = "objective.batch_dependent: allow would recommend it all the same"
+_ZEROED = (
+    "an optimizer skips a parameter without a gradient, and updates one whose gradient is zero "
+    "(set_to_none)"
+)
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 
@@ -175,6 +179,7 @@ class Comparison:
     def open(self, trial: int, knobs: Knobs) -> list[str]:
         """Return sentences on what is not shown of a trial that is not refused."""
         found = self._open_of_script(trial, knobs) if self._base.of_script else []
+        found.append(self._unseen_zeros(knobs))
         if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
             found.append(
                 f"The model has {self._base.batch_dependent}, and {', '.join(names)} changes its "
@@ -210,6 +215,7 @@ class Comparison:
         yield self._of_kind(ChangeKind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
         yield self._of_kind(ChangeKind.SPLIT, knobs, self._drift(seen))
         yield self._of_kind(ChangeKind.PROMISE, knobs, self._without_gradient(knobs))
+        yield Objection(self._zeroed(seen, knobs))
         yield self._updates(seen, knobs)
 
     def _of_kind(self, kind: ChangeKind, knobs: Knobs, reason: str) -> Objection:
@@ -263,6 +269,22 @@ class Comparison:
             f"{parameters} of your model had no gradient in one of the first {CHECKED_STEPS} steps, "
             "and DistributedDataParallel then ends the job, or trains them wrongly"
         )
+
+    def _zeroed(self, seen: Seen, knobs: Knobs) -> str:
+        """Return why other updates of parameters that a step leaves out are a reason to refuse."""
+        unused = max(seen.unused, self._base.unused)
+        if knobs["set_to_none"] == self._today["set_to_none"] or not unused:
+            return ""
+        return (
+            f"{counted(unused, 'parameter')} had no gradient in one of the first {CHECKED_STEPS} steps: "
+            f"{_ZEROED}"
+        )
+
+    def _unseen_zeros(self, knobs: Knobs) -> str:
+        """Return what is not shown where nothing tells which parameters a step leaves out."""
+        if self._base.of_script or knobs["set_to_none"] == self._today["set_to_none"]:
+            return ""
+        return f"Not verified: whether every step gives every parameter a gradient; otherwise {_ZEROED}."
 
     def _statistics(self, knobs: Knobs) -> str:
         names = _changed(knobs, self._today, STATISTICS)
@@ -340,7 +362,13 @@ def _changed(knobs: Knobs, today: Knobs, kind: str) -> list[str]:
         name
         for name, knob in CATALOGUE.items()
         if kind in knob.changes and name not in _ON_PURPOSE and knobs[name] != today[name]
+        if kind != STATISTICS or not _alike(knob, knobs[name], today[name])
     ]
+
+
+def _alike(knob: Knob, *values: KnobValue) -> bool:
+    """Return whether the batch statistics are the same under these values of a knob."""
+    return any(group.issuperset(values) for group in map(frozenset, knob.same_statistics))
 
 
 _ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")

@@ -21,6 +21,7 @@ from autotune.views.terminal import hand_over
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.analysis.verdict import Verdict
     from autotune.export.best import BestConfig
     from storage import Repository, StoredStudy
 
@@ -209,7 +210,7 @@ def _export_answer(
     repository: "Repository", stored: "StoredStudy", form: str, output: Path | None
 ) -> None:
     """Write the answer of a study: as best.yaml at its place, or printed or written in a format."""
-    from autotune.export import best, publish, writing
+    from autotune.export import best, publish
     from autotune.views.recompute import current_verdict
     from autotune.views.verdict_text import text_of
 
@@ -219,11 +220,32 @@ def _export_answer(
         _hand_over(best.of(publish.current_content(repository, stored, answer, text)), form, output)
         return
     target = output or export_path(stored)
-    if output is None and (refused := writing.not_ours(target)):
-        raise BadInput(refused)
+    if output is None:
+        _check_replaced(target, stored.name, answer)
     if publish.export(repository, stored, answer, text, target):
         print(text, file=sys.stderr)
     print(target)
+
+
+def _check_replaced(target: Path, study: str, answer: "Verdict") -> None:
+    """Refuse to replace another's file, or what another study has found by what is no gain.
+
+    Raises:
+        BadInput: it is there.
+    """
+    from autotune.export import writing
+    from autotune.study.context import BASELINE
+
+    if refused := writing.not_ours(target):
+        raise BadInput(refused)
+    if not answer.provisional and answer.trial != BASELINE:
+        return
+    if writing.is_of_another(target, study):
+        why = "is provisional" if answer.provisional else "recommends no change"
+        raise BadInput(
+            f"{target} belongs to another study, and the answer of {study} {why}: name another file "
+            "by --output, or this one to replace it"
+        )
 
 
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -17,6 +17,7 @@ from autotune.views.terminal import show as print  # output may hold control cha
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
+    from autotune.export.tuned_job import Started
 
 
 def run_job(
@@ -64,7 +65,7 @@ def _become(
     from autotune.export.tuned_job import command_job, script_job
 
     job = (
-        script_job(best, command, os.environ, *_started(command), watched=bool(variables))
+        script_job(best, command, os.environ, _started(command), watched=bool(variables))
         if command
         else command_job(best, os.environ)
     )
@@ -75,7 +76,7 @@ def _become(
         )
     for difference in (*job.refusals, *job.differences):
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
-    for change in job.changes or ("nothing is changed: the study keeps your configuration",):
+    for change in job.changes or (_unchanged(best),):
         print(f"autotune: {change}", file=sys.stderr)
     environment = {**os.environ, **job.environment, **variables}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -86,15 +87,47 @@ def _become(
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
 
 
-def _started(command: list[str]) -> tuple[int | None, str | None]:
-    """Return how many ranks a command starts, and by whose rules; None for what is not known."""
-    from autotune.standalone.launch_command import taken_apart
+def _unchanged(best: "BestConfig") -> str:
+    """Return why nothing is changed in a job."""
+    is_kept = best.script is None or not best.script["turned"]
+    why = (
+        "the study keeps your configuration"
+        if is_kept
+        else "the command has what the study recommends"
+    )
+    return f"nothing is changed: {why}"
 
+
+def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
+    """Return how a command starts its ranks, as far as its programs are known.
+
+    Args:
+        folder: of this machine's devices.
+    """
+    from autotune.export.tuned_job import Started
+    from autotune.standalone.launch_command import taken_apart
+    from autotune.worker.node.environment import driver_devices
+
+    models = tuple(driver_devices())
     try:
         launched = taken_apart(command)
-    except BadInput:
-        return None, None
-    return launched.workers, launched.launch
+    except BadInput as error:
+        why = f"`autotune init` would refuse this command ({error})"
+        return Started(models=models, unknown=why)
+    devices = _devices(launched.env, folder)
+    ranks = launched.workers or devices * launched.nodes or None
+    why = "" if ranks else "the command starts a rank on each device, and none is seen here"
+    return Started(ranks, launched.launch, launched.nodes, devices, models, why)
+
+
+def _devices(variables: Mapping[str, str], folder: Path) -> int:
+    """Return how many devices a job with these variables finds here."""
+    from autotune.errors import LauncherError
+    from launchers.layout import visible_devices
+
+    with contextlib.suppress(LauncherError):
+        return len(visible_devices({**os.environ, **variables}, folder))
+    return 0
 
 
 @contextlib.contextmanager

@@ -300,7 +300,10 @@ class MeasurementSpec(Section):
         "max-autotune. That longer limit is cut to a tenth of budget.wall_time, but never below this "
         "field.",
     )
-    step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
+    step_deadline: Seconds = Field(
+        default=60.0,
+        description="Every later step done, else HANG; longer where compiled, as startup_deadline.",
+    )
 
     @property
     def refuses_unchecked(self) -> bool:

@@ -3,6 +3,8 @@
 Training jobs load this module, so it imports the standard library and PyYAML only.
 """
 
+import hashlib
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,23 @@ FORMAT = 2
 """Version of the file's layout; grows when a reader of the old one would misread the new one."""
 _FULL = 1
 """Version of the layout with a value for every knob, which is read as well."""
+_PARTS: Mapping[str, tuple[type, ...]] = {
+    "knobs": (dict,),
+    "defaults": (dict,),
+    "own": (list,),
+    "unusual": (list,),
+    "world_size": (int,),
+    "provisional": (bool,),
+    "throughput": (dict,),
+    "provenance": (dict,),
+    "speedup": (dict, type(None)),
+    "energy": (dict, type(None)),
+    "script": (dict, type(None)),
+}
+"""Part of the file -> types that it may have."""
+_SHOWN = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false"}
+DIGEST = "knobs_digest"
+"""Entry of a script's part: the digest of the knobs that its arguments were made from."""
 
 _OF_OLDER_FILES = {
     "static_graph": False,
@@ -169,16 +188,57 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
     parts = ("world_size", "throughput", "provenance")
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
+    _check_parts(content, path)
     knobs = content["knobs"]
+    whole = {**content.get("defaults", {}), **knobs}
+    script = _unedited(content.get("script"), whole, path)
     return BestConfig(
-        knobs=dict(sorted({**content.get("defaults", {}), **knobs}.items())),
+        knobs=dict(sorted(whole.items())),
         world_size=content["world_size"],
         throughput=content["throughput"],
         speedup=content.get("speedup"),
         provenance=content["provenance"],
         unusual=tuple(content["unusual"]) if "unusual" in content else None,
-        script=content.get("script"),
-        provisional=bool(content.get("provisional", False)),
+        script=script,
+        provisional=content.get("provisional", False),
         own=None if layout == _FULL else tuple(content.get("own") or knobs),
         energy=content.get("energy"),
     )
+
+
+def digest_of(knobs: Mapping[str, Any]) -> str:
+    """Return a digest of values of knobs, which others do not have."""
+    return hashlib.sha256(json.dumps(dict(knobs), sort_keys=True).encode()).hexdigest()
+
+
+def _check_parts(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Check the types of the file's parts.
+
+    Raises:
+        ValueError: one has another; the message names it.
+    """
+    for part, types in _PARTS.items():
+        if part in content and type(content[part]) not in types:
+            raise ValueError(f"{path}: `{part}` must be {_SHOWN[types[0]]}, got {content[part]!r}")
+    for name in (*content["knobs"], *content.get("defaults", {})):
+        if not isinstance(name, str):
+            raise ValueError(f"{path}: `knobs` must have names of knobs, got {name!r}")
+
+
+def _unedited(
+    script: dict[str, Any] | None, knobs: Mapping[str, Any], path: str | os.PathLike[str]
+) -> dict[str, Any] | None:
+    """Return the entry of a script without its digest of the knobs.
+
+    Raises:
+        ValueError: the knobs are others than those that it was made from.
+    """
+    if script is None or DIGEST not in script:
+        return script
+    if script[DIGEST] != digest_of(knobs):
+        raise ValueError(
+            f"{path}: `knobs` has been edited, and by itself that does not reach the script: change the "
+            "arguments of your command instead; or `turned` and `changes` under `script` as well, and "
+            f"leave out `{DIGEST}` there"
+        )
+    return {name: part for name, part in script.items() if name != DIGEST}

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.config import arguments, fields
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT
+from autotune.config.withheld import looks_secret
 from autotune.worker.inject import constructed
 from search_spaces.knob import written
 
@@ -17,6 +18,14 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _EMPTIES = ("-", "-i", "--ignore-environment")
 _TAKES_VALUE = ("-u", "--unset", "-C", "--chdir")
 _NOT_GIVEN = "(not given)"
+_OPTION = re.compile(r"--?[A-Za-z]")
+_KEY = re.compile(r"[A-Za-z_+~][\w.+/@-]*")
+"""Name in front of `=` that is no option, as Hydra has it."""
+_BATCH_SIZE = re.compile(r"batch[-_]?size", re.IGNORECASE)
+_EVALUATED = re.compile(r"(?<![a-z])(eval|val|valid|validation|test)(?![a-z])", re.IGNORECASE)
+"""Word in the name of an option that is about no training."""
+_MARK = "(turned)"
+"""Text of the options that the study has turned."""
 
 
 def today(
@@ -71,6 +80,79 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
             yield (
                 f"{_shown(flag, now[name])} in the command, and {_shown(flag, then[name])} in the study"
             )
+
+
+def untuned(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
+    """Return the options of a script that no recommended value sets, each with its text.
+
+    Words that belong to no option are under the empty name. What looks secret is left out.
+
+    Args:
+        script: entry of best.yaml.
+        words: arguments of the script.
+    """
+    set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
+    batch = {one for knob in BATCH for one in set_by.get(knob, [knob])}
+    flags = {
+        name: typed(flag, words)
+        for name, flag in script["flags"].items()
+        if name in batch or name in script["turned"]
+    }
+    marked = arguments.changed(words, flags, dict.fromkeys(flags, _MARK))
+    return {
+        name: " ".join(texts)
+        for name, texts in _options(marked).items()
+        if not any(_MARK in text for text in (name, *texts)) and not _secret(name, texts)
+    }
+
+
+def _secret(name: str, texts: Sequence[str]) -> bool:
+    """Return whether an option may hold a secret."""
+    return looks_secret(name.strip("-=").replace("-", "_"), " ".join(texts))
+
+
+def _options(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the texts of each option: behind it, behind `=`, or of `key=`."""
+    found: dict[str, list[str]] = {}
+    last = ""
+    for word in words:
+        name, sign, text = word.partition(ASSIGNMENT)
+        if _OPTION.match(word):
+            last = "" if sign else name
+            found.setdefault(name, []).extend([text] if sign else [])
+        elif sign and _KEY.fullmatch(name):
+            found.setdefault(name + sign, []).append(text)
+        else:
+            found.setdefault(last, []).append(word)
+            last = "" if word == _MARK else last  # it is the whole value
+    return found
+
+
+def other_arguments(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command that are others than in the study, each with how it differs.
+
+    Args:
+        script: entry of best.yaml.
+        words: arguments of the command.
+    """
+    then: Mapping[str, str] | None = script.get("arguments")
+    if then is None:
+        return {}  # a file of an earlier version does not say
+    now = untuned(script, words)
+    return {
+        name: f"{_said(name, now)} in the command, and {_said(name, then)} in the study"
+        for name in {**then, **now}
+        if now.get(name) != then.get(name)
+    }
+
+
+def is_batch_size(option: str) -> bool:
+    """Return whether an option is named for the samples of a step."""
+    return bool(_BATCH_SIZE.search(option)) and not _EVALUATED.search(option)
+
+
+def _said(name: str, texts: Mapping[str, str]) -> str:
+    return _shown(name, texts.get(name)).strip()
 
 
 def changes(

@@ -15,8 +15,9 @@ from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
 from autotune.export.formats.command_line import recommended
+from autotune.export.formats.telling import nccl
 from autotune.worker.inject import job_order
-from autotune.worker.protocol import PYTHON, SPAWN, FileCopy
+from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import is_python, letters_of, parsed
 from search_spaces import defaults
 from search_spaces.knob import written
@@ -25,7 +26,30 @@ from search_spaces.needs import SHARDED
 _DEAF = "EIS"
 """Options with which python does not load a sitecustomize from PYTHONPATH."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "fish")
+_HANDED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of the variables that deepspeed hands on to other hosts."""
 _SITE = Path(job_order.__file__).parent / "site"
+
+
+@dataclass(frozen=True)
+class Started:
+    """Start of a command's ranks, as far as it is known.
+
+    Attributes:
+        ranks: on all nodes; None: not known.
+        launch: launcher whose rules they follow, as under workload.launch; None: not known.
+        nodes: number of nodes of the ranks.
+        devices: number of CUDA devices that the command may use on this node.
+        models: names of this node's CUDA devices, as its driver has them.
+        unknown: why one of them is not known, in words.
+    """
+
+    ranks: int | None = None
+    launch: str | None = None
+    nodes: int = 1
+    devices: int = 0
+    models: tuple[str, ...] = ()
+    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,8 +76,7 @@ def script_job(
     best: BestConfig,
     command: Sequence[str],
     environment: Mapping[str, str],
-    ranks: int | None = None,
-    launch: str | None = None,
+    started: Started = Started(),
     *,
     watched: bool = False,
 ) -> TunedJob:
@@ -63,12 +86,13 @@ def script_job(
 
     Args:
         command: the user's own: torchrun, python, or another launcher of the script.
-        ranks: that the command starts; None: not known.
+        started: how the command starts its ranks.
         watched: whether its ranks are to report their speed.
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, an option of its
-            python keeps the changes out, or a file that it reads has no such field.
+            python or the hosts of its deepspeed keep the changes out, or a file that it reads has no
+            such field.
     """
     script = _script_in(best)
     before, word, words = _parted(script, command)
@@ -77,28 +101,41 @@ def script_job(
     now = launch_settings.today(flags, words, environment, Path.cwd())
     given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
-    standing_in = any(copy.stands_in for copy in order.copies)
-    if order.changes or order.constructed or standing_in or watched:
+    from_outside = watched or _acts_from_outside(order)
+    if from_outside:
         _check_options(command[: len(before) + 1])
     of_study, otherwise = _of_study(script, environment)
-    of_process = _of_process(order.knobs, environment)
+    of_process = _of_process(order.knobs, {**environment, **of_study}, nccl(best))
     found = of_study | _unset(script, environment) | given.variables | of_process
+    _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
     found |= _ordered(order, environment)
     files = fields.files(flags, words, environment)
+    others = launch_settings.other_arguments(script, words)
+    batch = {name for name in others if launch_settings.is_batch_size(name)}
     ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
     return TunedJob(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
         environment=found,
-        differences=(*_differences(best, word, script, files), *otherwise),
+        differences=(
+            *_not_compared(
+                best, script, started, acts=bool(from_outside or of_study or of_process)
+            ),
+            *_differences(best, word, script, files),
+            *_other_devices(best, started),
+            *(text for name, text in others.items() if name not in batch),
+            *otherwise,
+        ),
         changes=(
             *launch_settings.changes(script, best.knobs, now, words),
             *ours,
             *_of_checkpoints(order),
+            *_of_compression(order),
         ),
         refusals=(
             *launch_settings.other_batch(script, now),
-            *_other_ranks(best, script, ranks),
-            *_other_launch(script, launch),
+            *(text for name, text in others.items() if name in batch),
+            *_other_ranks(best, script, started.ranks),
+            *_other_launch(script, started.launch),
         ),
     )
 
@@ -135,6 +172,12 @@ def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> 
     )
 
 
+def _acts_from_outside(order: job_order.Order) -> bool:
+    """Return whether the processes of the job change themselves."""
+    standing_in = any(copy.stands_in for copy in order.copies)
+    return bool(order.changes or order.constructed or standing_in)
+
+
 def _ordered(order: job_order.Order, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables through which the job gets its order."""
     paths = [str(_SITE), environment.get("PYTHONPATH")]
@@ -163,6 +206,26 @@ def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[st
         for name, text in variables.items()
         if text is not None and name not in environment
     }
+
+
+def _not_compared(
+    best: BestConfig, script: Mapping[str, Any], started: Started, *, acts: bool
+) -> Iterator[str]:
+    """Yield why the start of the job was not compared with that of the trials.
+
+    Args:
+        acts: whether variables of the job have to reach its ranks.
+    """
+    if script.get("launch") == SPAWN and started.devices != best.world_size:
+        yield (
+            f"how many ranks {script['target']} starts was not compared: the study ran "
+            f"{best.world_size}, and the command finds {counted(started.devices, 'CUDA device')}"
+        )
+    if started.unknown:
+        what = "ranks" if started.launch else "ranks and launcher"
+        yield f"{what} were not compared: {started.unknown}"
+    if acts and not started.launch and started.unknown:
+        yield "what acts from outside, or by variables, may not arrive in the ranks"
 
 
 def _other_ranks(best: BestConfig, script: Mapping[str, Any], ranks: int | None) -> Iterator[str]:
@@ -234,6 +297,24 @@ def _check_options(command: Sequence[str]) -> None:
         )
 
 
+def _check_hosts(started: Started, before: Sequence[str], variables: Iterable[str]) -> None:
+    """Check that the variables of a job reach the ranks that deepspeed starts on other hosts.
+
+    Args:
+        before: words of the command before the script.
+
+    Raises:
+        BadInput: they do not.
+    """
+    if started.launch != DEEPSPEED or started.nodes == 1 or "--no_ssh" in before:
+        return
+    if lost := [name for name in variables if not name.startswith(_HANDED_ON)]:
+        raise BadInput(
+            f"deepspeed starts ranks on {started.nodes} hosts, and hands on to none of them what "
+            f"changes the job ({', '.join(lost)}): start it on each node, with --no_ssh --node_rank N"
+        )
+
+
 def _parted(
     script: Mapping[str, Any], command: Sequence[str]
 ) -> tuple[Sequence[str], str, Sequence[str]]:
@@ -258,11 +339,17 @@ def _parted(
     )
 
 
-def _of_process(knobs: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that must be in the environment before torch is loaded, as trials have them."""
+def _of_process(
+    knobs: Mapping[str, Any], environment: Mapping[str, str], version: tuple[int, ...] | None
+) -> dict[str, str]:
+    """Return variables that must be in the environment before torch is loaded, as trials have them.
+
+    Args:
+        version: of NCCL in the ranks, where it is known: this machine may have none.
+    """
     from autotune.worker.effects import process
 
-    wanted = process.environment({**knobs})
+    wanted = process.environment({**knobs}, version)
     if knobs["expandable_segments"]:
         wanted |= process.allocator_variables(environment)
     if knobs["cpu_threads"]:
@@ -277,6 +364,15 @@ def _of_checkpoints(order: job_order.Order) -> Iterator[str]:
             "checkpoints: the state_dict of a rank holds its part of the sharded model; gather it by "
             "get_model_state_dict where the job saves"
         )
+
+
+def _of_compression(order: job_order.Order) -> Iterator[str]:
+    """Yield how long gradients of the job travel whole, which those of a trial do for a few steps."""
+    if (
+        "gradient_compression" in order.changes
+        and order.knobs["gradient_compression"] == "powersgd"
+    ):
+        yield "gradient_compression: the first 1,000 steps send whole gradients (PyTorch's own start)"
 
 
 def _differences(
@@ -309,6 +405,16 @@ def _otherwise_tuned(best: BestConfig, word: str, script: Mapping[str, Any]) -> 
         return
     if tuned_with and tuned_with.partition("+")[0] != here.partition("+")[0]:
         yield f"it was tuned with torch {tuned_with}, and {here} is here"
+
+
+def _other_devices(best: BestConfig, started: Started) -> Iterator[str]:
+    environment: Mapping[str, Any] = best.provenance.get("environment", {})
+    nodes = [environment, *environment.get("others", ())]
+    then = sorted({device["name"] for node in nodes for device in node.get("devices", ())})
+    here = sorted({*started.models})
+    # Part of a device has the name of the whole one, and more.
+    if then and here and not any(name.startswith(model) for name in then for model in here):
+        yield f"it was tuned on {' and '.join(then)}, and {' and '.join(here)} is here"
 
 
 def script_of(
@@ -345,6 +451,7 @@ def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[st
     today = launch_settings.today(flags, words, spec.env, folder)
     found: dict[str, Any] = {
         "digest": _digest(path) if not entry["is_module"] and path.is_file() else None,
+        "arguments": launch_settings.untuned(entry, words),
         "today": today | {name: spec.full_baseline()[name] for name in entry["changes"]},
     }
     if settings := fields.files(flags, words, spec.env):

@@ -15,7 +15,7 @@ import yaml
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
-from autotune.export.best import FORMAT, BestConfig, is_best, mapping_in, read
+from autotune.export.best import DIGEST, FORMAT, BestConfig, digest_of, is_best, mapping_in
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
@@ -107,7 +107,11 @@ def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in content["knobs"].items()
         if name not in CATALOGUE or value != CATALOGUE[name].default
     ]
-    return {**content, "format": FORMAT, "unusual": unusual}
+    found = {**content, "format": FORMAT, "unusual": unusual}
+    script = content.get("script")
+    if script and "command" not in script:  # whose knobs do not reach it by themselves
+        found["script"] = {**script, DIGEST: digest_of(content["knobs"])}
+    return found
 
 
 def as_text(content: Mapping[str, Any]) -> str:
@@ -242,12 +246,15 @@ def _is_study_file(path: Path) -> bool:
     return "workload" in content and bool({"budget", "search_space"} & content.keys())
 
 
+def is_of_another(path: Path, study: str) -> bool:
+    """Return whether there is a file, and it is no best.yaml of this study."""
+    return path.exists() and not is_of(path, study)
+
+
 def is_of(path: Path, study: str) -> bool:
-    """Return whether there is a best.yaml of this study."""
-    try:
-        return bool(read(path).provenance.get("study") == study)
-    except (OSError, ValueError):
-        return False
+    """Return whether there is a best.yaml of this study, edited or not."""
+    provenance = mapping_in(path).get("provenance")
+    return isinstance(provenance, dict) and bool(provenance.get("study") == study)
 
 
 def _memory(verdict: Verdict) -> dict[str, Any]:

@@ -85,13 +85,13 @@ class MeasurementPolicy:
     startup_compiling: float = judgement(
         3.0,
         "deadlines",
-        "of the start where a trial compiles",
+        "of the start, and of a step, where a trial compiles",
         "too short loses configurations that work, too long costs time only in a hang",
     )
     startup_autotuning: float = judgement(
         10.0,
         "deadlines",
-        "of the start with max-autotune",
+        "of both with max-autotune",
         "it times some twenty kernels for each shape, on all ranks at once",
     )
     hang_share: float = judgement(
@@ -173,6 +173,11 @@ class MeasurementPolicy:
     )
     most_launches: int = judgement(
         3, "losses", "of an agent or a daemon in a row until the attempt is to blame"
+    )
+    most_node_losses: int = judgement(
+        10,
+        "losses",
+        "of its node in a row until the attempt is to blame, though nothing ran between",
     )
 
     # Noise between runs
@@ -622,6 +627,12 @@ class ProofPolicy:
         4.0, "factor", "between the bounds of a result from which on nothing is known yet"
     )
     good_rounds: int = judgement(5, "rounds", "that more finalists, or longer runs, are not worth")
+    least_further: float = judgement(
+        0.5,
+        "lengths of the rounds before",
+        "for which a further round needs time",
+        "rounds count alike, and the noise of one that is much shorter would set the interval",
+    )
     repeats_if_unsteady: int = judgement(
         3,
         "runs",

@@ -20,6 +20,7 @@ from autotune.measurement.numerics import (
 from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import (
+    COMMAND_ENDED,
     SCRIPT_ENDED,
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
@@ -60,7 +61,7 @@ class TimedMonitor:
     def result(self, report: TrialReport) -> AttemptResult:
         """Return COMPLETE or PRUNED with the throughput, POWER, or the failure.
 
-        A script that came to its end counts by its blocks, if there are enough.
+        A script or command that came to its end counts by its blocks, if there are enough.
         """
         rule, common = self._rule, _common(report)
         failed = _failure(report)
@@ -159,12 +160,15 @@ class TrajectoryMonitor:
     def result(self, report: TrialReport) -> AttemptResult:
         """Return COMPLETE, REFUSED with the reason, or the failure.
 
-        PRUNED if its time was over too soon: then it says nothing about its configuration.
+        PRUNED if its time was over too soon: then it says nothing about its configuration. A script
+        that came to its end is judged by its steps, if they suffice.
         """
-        if failed := _failure(report):
+        ended = _came_to_its_end(report) and self._suffices_at_end()
+        failed = _failure(report)
+        if failed and not ended:
             return failed
         common = _common(report)
-        if too_short := self._too_short():
+        if not ended and (too_short := self._too_short()):
             return AttemptResult(AttemptState.PRUNED, too_short, **common)
         if self._reference is None:
             problem = self._nothing_to_compare()
@@ -190,6 +194,16 @@ class TrajectoryMonitor:
         if len(self.seen) >= needed or self._shows_enough():
             return ""
         return f"ended after {len(self.seen)} of {needed} steps"
+
+    def _suffices_at_end(self) -> bool:
+        """Return whether the steps of a script that has come to its end suffice.
+
+        A reference has its gradients as well, which tell more than a short fall of the loss.
+        """
+        if self._reference is not None:
+            return len(self.seen) >= len(self._reference.losses)
+        compared = len(self.seen) >= PROOF.start and self._run.first is not None
+        return compared or len(self.seen) >= PROOF.fewest_steps
 
     def _shows_enough(self) -> bool:
         """Return whether a run with fewer steps than planned is judged all the same."""
@@ -238,8 +252,9 @@ class FitMonitor(_FullRunMonitor):
 
 
 def _came_to_its_end(report: TrialReport) -> bool:
-    """Return whether the script trained to its end, without an error."""
-    return report.outcome == Outcome.ERROR and SCRIPT_ENDED in report.cause
+    """Return whether the script or command trained to its end, without an error."""
+    ended = any(words in report.cause for words in (SCRIPT_ENDED, COMMAND_ENDED))
+    return report.outcome == Outcome.ERROR and ended
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

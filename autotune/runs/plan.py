@@ -28,7 +28,7 @@ from autotune.worker.protocol import (
 )
 from launchers import Busy, Launcher, Resources, Site, Slot, Tenant, refuse
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import runs_slowly
+from search_spaces.constraints import has_tf32, runs_slowly
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _NOTHING_SEEN = OnsetBound()
@@ -183,7 +183,7 @@ class Plan:
             workdir: folder in which the ranks run, and from which they import.
             log_dir: folder for their output.
         """
-        measurement, spec = self.spec.measurement, self.spec
+        spec = self.spec
         asked = TrialRequest(
             trial=name,
             factory="",
@@ -196,13 +196,14 @@ class Plan:
             cpus_per_rank=spec.resources.cpus_per_worker,
             memory_per_rank=spec.resources.memory_per_worker,
             blocks=self._blocks(),
-            deadlines=Deadlines(self._startup_deadline(knobs), measurement.step_deadline),
+            deadlines=self._deadlines(knobs),
             workdir=str(workdir),
             import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
             log_dir=str(log_dir),
             may_write=not spec.workload.discards_writes,
             alone=len(self.launcher.slots) == 1,
+            strict_fp32=self.baseline["precision"] == "fp32" and has_tf32(self.facts),
         )
         return spec.workload.request(asked, spec.taken)
 
@@ -244,14 +245,19 @@ class Plan:
         """True if trials run on CUDA devices."""
         return self.launcher.site.on_device
 
-    def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
-        """Return the deadline of the first step, in seconds.
+    def _deadlines(self, knobs: Mapping[str, Any]) -> Deadlines:
+        """Return the deadlines of the first step and of later ones.
 
-        It is longer for a trial that compiles, but a small part of the study's time.
+        They are longer for a trial that compiles, but a small part of the study's time. Later steps
+        compile, too: those with a shorter last batch, for one.
         """
-        usual = self.spec.measurement.startup_deadline
+        asked = self.spec.measurement
         longest = MEASUREMENT.hang_share * (self.spec.budget.wall_time or math.inf)
-        return max(usual, min(usual * _compilation(knobs), longest))
+        startup, step = (
+            max(usual, min(usual * _compilation(knobs), longest))
+            for usual in (asked.startup_deadline, asked.step_deadline)
+        )
+        return Deadlines(startup, step)
 
     def search_limits(
         self,
@@ -305,7 +311,7 @@ class Plan:
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:
-    """Return the factor by which compilation may lengthen a trial's start, first step included."""
+    """Return the factor by which compilation may lengthen a trial's start, or a step."""
     mode = str(knobs["compile"])
     if mode == "none":
         return 1.0

@@ -72,8 +72,8 @@ class MemoryModel:
         self._sized = grid.has_sizes(MICRO_BATCH)
         if not self._sized:
             return
-        self._failed = _Told(failed, self._octaves(failed))
         self._fits = _Told(fitted, self._octaves(fitted))
+        self._failed = self._without_doubtful(_Told(failed, self._octaves(failed)))
         self._fails = self._failed
         if shares is not None:
             self._learn_from_peaks(shares)
@@ -91,7 +91,7 @@ class MemoryModel:
         # The edge is taken to lie anywhere between the two.
         spread = np.maximum(high - low, SEARCH.narrowest_edge) / math.sqrt(12)
         risk: Vector = special.ndtr((self._octaves(rows) - (low + high) / 2) / spread)
-        return np.where(self._at_least_failed(rows), 1.0, risk)
+        return np.where(self._at_least(rows, self._failed).any(axis=1), 1.0, risk)
 
     def _margins(self, rows: Rows, told: Rows, *, failed: bool = False) -> Matrix:
         """Return (rows, told): margin of the bound that each told row gives for the edge of a row.
@@ -107,11 +107,19 @@ class MemoryModel:
         )
         return margins
 
-    def _at_least_failed(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return whether each row surely needs at least the memory of one that failed."""
-        larger = self._octaves(rows)[:, None] >= self._failed.octaves[None, :]
-        sure = self._margins(rows, self._failed.rows, failed=True) == 0
-        covered: NDArray[np.bool_] = (larger & sure).any(axis=1)
+    def _without_doubtful(self, failed: _Told) -> _Told:
+        """Return what failed, except where a row ran that surely needs at least as much.
+
+        There it was not the memory of a rank, or others took some of it.
+        """
+        doubtful = self._at_least(self._fits.rows, failed).any(axis=0)
+        return _Told(failed.rows[~doubtful], failed.octaves[~doubtful])
+
+    def _at_least(self, rows: Rows, failed: _Told) -> NDArray[np.bool_]:
+        """Return (rows, failed): whether each row surely needs at least the memory of each failed."""
+        larger = self._octaves(rows)[:, None] >= failed.octaves[None, :]
+        sure = self._margins(rows, failed.rows, failed=True) == 0
+        covered: NDArray[np.bool_] = larger & sure
         return covered
 
     def _waiting(self, rows: Rows) -> NDArray[np.int64]:

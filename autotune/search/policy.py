@@ -189,7 +189,7 @@ class SearchPolicy:
     )
     cores_for_loading: int = judgement(2, "cores per rank", "from which on one is free for loading")
     most_growth: int = judgement(
-        4, "factor", "of the micro-batch at once where the memory is unknown"
+        4, "factor", "of the micro-batch at once, unless the memory is known to hold more"
     )
     share_of_memory: float = judgement(
         0.8, "share", "of a rank's memory to which the micro-batch may grow at once"

@@ -2,7 +2,7 @@
 
 import functools
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -179,6 +179,7 @@ class WorthLaunching:
         self._ended: set[int] = set()
         self._tried: set[Configuration] = set()
         self._too_large: list[dict[str, KnobValue]] = []
+        self._ran: list[dict[str, KnobValue]] = []
         self._names = list(space.distributions())
 
     def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
@@ -214,8 +215,12 @@ class WorthLaunching:
     def _take(self, trial: FrozenTrial) -> None:
         self._ended.add(trial.number)
         self._tried.add(self._key(trial.params))
+        knobs = self._space.complete(trial.params)
         if trial.user_attrs.get("end") == "OOM":
-            self._too_large.append(self._space.complete(trial.params))
+            self._too_large += surely_too_large([knobs], self._ran)
+        elif trial.state == TrialState.COMPLETE:
+            self._ran.append(knobs)
+            self._too_large = surely_too_large(self._too_large, [knobs])
 
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
@@ -238,6 +243,20 @@ def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobVa
     if less and knobs["parallelism"] in SHARDED:
         return False
     return int(knobs["micro_batch"]) >= int(other["micro_batch"])
+
+
+def surely_too_large(
+    failed: Iterable[dict[str, KnobValue]], ran: Sequence[Mapping[str, KnobValue]]
+) -> list[dict[str, KnobValue]]:
+    """Return what ran out of memory, except where something ran that needs at least as much.
+
+    There it was not the memory of the device, or other programs took some of it.
+
+    Args:
+        failed: configurations that ran out of memory, a value for every knob.
+        ran: configurations that ran to their end, likewise.
+    """
+    return [one for one in failed if not any(needs_more_memory(other, one) for other in ran)]
 
 
 def sampler(

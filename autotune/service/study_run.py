@@ -203,7 +203,7 @@ class StudyRun:
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
         target = Path(self._study.workdir) / self._spec.export
-        if verdict.trial == BASELINE and self._is_of_another_study(target):
+        if verdict.trial == BASELINE and writing.is_of_another(target, self._study.name):
             self._not_written(
                 target, "it belongs to another study, and this one recommends no change"
             )
@@ -223,9 +223,6 @@ class StudyRun:
         """
         attempts = self._repository.attempts.of(self._study.id)
         return measured_in(attempts, self._repository.environments.of_attempt)
-
-    def _is_of_another_study(self, target: Path) -> bool:
-        return target.exists() and not writing.is_of(target, self._study.name)
 
     def _not_written(self, target: Path, why: str) -> None:
         elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"

@@ -12,7 +12,7 @@ from autotune.standalone.launched import Launched, NoScript
 from autotune.standalone.rank_launchers import LAUNCHERS, MODULES, launched_by
 from autotune.worker.python_command import is_python, parsed
 
-__all__ = ["Launched", "NoScript", "taken_apart"]
+__all__ = ["Launched", "NoScript", "check_devices", "taken_apart"]
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -46,13 +46,21 @@ def taken_apart(command: Sequence[str]) -> Launched:
     )
     for check in checks:
         check(launched)
+    return launched
+
+
+def check_devices(launched: Launched) -> None:
+    """Check that a command leaves the choice of its devices to autotune, as that of a study has to.
+
+    Raises:
+        BadInput: it chooses them; the message says what to type.
+    """
     if _DEVICES in launched.env:
         raise BadInput(
             f"the command chooses devices ({_DEVICES}={launched.env[_DEVICES]}), and those of trials "
             f"are the ones that autotune has: type it before autotune, `{_DEVICES}="
             f"{launched.env[_DEVICES]} autotune init -- ...`, and leave it out of the command"
         )
-    return launched
 
 
 def _of_program(words: Sequence[str], env: Mapping[str, str]) -> Launched:

@@ -10,11 +10,12 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.wording import counted
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
@@ -33,6 +34,7 @@ from launchers.replay.tables import (
     shown_value,
     write_table,
 )
+from launchers.site import device_names
 from storage import AttemptState, disk
 
 NO_ENERGY = "objective: a table tells no energy; take samples_per_second, without power_limit"
@@ -161,8 +163,8 @@ def record(
         The output.
 
     Raises:
-        BadInput: another file is where one would be written, the journal belongs to another space, the
-            space has nothing to vary, or the objective is energy or has a power limit.
+        BadInput: another file is where one would be written, the journal belongs to another space or
+            machine, the space has nothing to vary, or the objective is energy or has a power limit.
     """
     if spec.objective.reads_energy:
         raise BadInput(NO_ENERGY)
@@ -316,19 +318,28 @@ def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
     """Record the origin of a new journal, or check that of an old one.
 
     Raises:
-        BadInput: its runs are of another study, or the file is none that tells an origin.
+        BadInput: its runs are of another study or machine, or the file is none that tells an origin.
     """
     path = output.with_suffix(".json")
-    if runs and path.exists():
-        began = read_origin(output).study
-        wanted = withheld.kept(spec, all_fields=False)
-        if withheld.kept(StudySpec.model_validate(began), all_fields=False) != wanted:
-            raise BadInput(
-                f"{path} was recorded with other settings; choose another output, or move it and its "
-                ".runs.csv away"
-            )
-    else:
+    if not (runs and path.exists()):
         _write_origin(output, spec, launcher, runs)
+        return
+    began = read_origin(output)
+    instead = "choose another output, or move it and its .runs.csv away"
+    wanted = withheld.kept(spec, all_fields=False)
+    if withheld.kept(StudySpec.model_validate(began.study), all_fields=False) != wanted:
+        raise BadInput(f"{path} was recorded with other settings; {instead}")
+    environment = launcher.site.environment
+    then = _machine(began.environment, began.workers or launcher.ranks)
+    if then != (now := _machine(environment, launcher.ranks)):
+        raise BadInput(f"{path} was recorded by {then}, and here are {now}; {instead}")
+
+
+def _machine(environment: Mapping[str, Any], workers: int) -> str:
+    """Return what decides the figures of a machine, in words: its ranks and kinds of device."""
+    nodes = [environment, *environment.get("others", ())]
+    names = sorted({name for node in nodes for name in device_names(node)})
+    return f"{counted(workers, 'rank')} on {' and '.join(names)}"
 
 
 def at_one_speed(runs: list[Run]) -> list[Run]:

@@ -96,7 +96,7 @@ def write_of_command(
             study then.
         LauncherError: there is no place to run it.
     """
-    from autotune.standalone.launch_command import NoScript, taken_apart
+    from autotune.standalone.launch_command import NoScript, check_devices, taken_apart
 
     if path.exists():
         raise _exists(path)
@@ -121,6 +121,7 @@ def write_of_command(
             raise _exists(path) from None
         seen = f"a study over a command; fill in what is marked {TODO} there"
         return Written(seen, is_complete=False)
+    check_devices(launched)
     seen, text = _of_script(path, command, launched, say, storage, allowed)
     if not _written(path, text):
         raise _exists(path)

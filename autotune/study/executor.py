@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from autotune.errors import DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import ObservedBlock
-from autotune.runs.monitors import RunMonitor
+from autotune.runs.monitors import NOT_ITS_OWN, RunMonitor
 from autotune.study.context import StudyContext
 from autotune.study.run_planner import Mode, PlannedAttempt, RunPlan
 from autotune.study.slot_pool import SlotPool
@@ -206,29 +206,39 @@ class TrialExecutor:
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
         """Return the result of a run that may be the cause of its losses.
 
-        A run that loses its agent, or fails for want of disk space, is LOST and repeated. A run that
-        does so again and again is to blame: it is a CRASH.
+        A run that loses its agent or its node, or fails for want of disk space, is LOST and repeated.
+        A run that does so again and again is to blame: it is a CRASH.
         """
         if disk.has_failed(result, Path(self._context.study.workdir)):
             cause = f"a disk was full: {result.cause}"
             result = dataclasses.replace(
                 result, state=AttemptState.LOST, cause=cause, fault=Fault.DISK
             )
-        if result.state != AttemptState.LOST or result.fault.excuses:
+        if result.state != AttemptState.LOST or result.fault == Fault.WORKER:
             return result
-        before = [one.result for one in self._context.attempts().lost_in_vain(attempt)]
-        lost = [*before, result]
-        causes = [one.cause for one in lost]
-        if not self._is_to_blame(lost):
+        lost = self._blamed_for(attempt, result)
+        if not lost:
             return result
+        causes = [one.cause.removeprefix(NOT_ITS_OWN) for one in lost]
+        what = "node" if result.fault == Fault.NODE else "agent"
         self._context.say(
-            f"Trial {attempt.trial} is suspected: whatever it was launched on lost its agent, "
+            f"Trial {attempt.trial} is suspected: whatever it was launched on lost its {what}, "
             f"{len(causes)} times: {'; '.join(sorted(set(causes)))}."
         )
-        return dataclasses.replace(result, state=AttemptState.CRASH)
+        return dataclasses.replace(result, state=AttemptState.CRASH, cause=causes[-1])
+
+    def _blamed_for(self, attempt: StoredAttempt, latest: AttemptResult) -> list[AttemptResult]:
+        """Return the losses that a run is to blame for, the latest included; none if it is not."""
+        known = self._context.attempts()
+        lost = [*(one.result for one in known.lost_in_vain(attempt)), latest]
+        if self._is_to_blame(lost):
+            return lost
+        with_node = [*(one.result for one in known.lost_with_node(attempt)), latest]
+        always = latest.fault == Fault.NODE and len(with_node) >= MEASUREMENT.most_node_losses
+        return with_node if always else []
 
     def _is_to_blame(self, lost: Sequence[AttemptResult]) -> bool:
-        """Return whether a run that has lost its agent or its daemon this often in a row is the cause.
+        """Return whether a run that has lost agent, node or daemon this often in a row is the cause.
 
         Among several nodes it must have been on more than one, which the causes name.
         """

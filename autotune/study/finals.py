@@ -31,6 +31,7 @@ from autotune.study.ablation import Ablation
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from search_spaces.words import Knobs
 from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
 
 _ALL_BLOCKS = 1_000_000
@@ -258,7 +259,8 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                limit = self._time.for_proof(1 / runs, shortest, others)
+                least = max(shortest, self._enough(confirmation, [knobs]))
+                limit = self._time.for_proof(1 / runs, least, others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
                 self._runner.run_timed(attempt, limit)
         return True
@@ -302,6 +304,7 @@ class Finals:
         to_come = confirmation.runs_to_come(PROOF.fewest_rounds)
         least = self._runner.prices.round(knobs)
         others = self._needed(confirmation, order) - least
+        least = max(least, self._enough(confirmation, knobs))
         limit = self._time.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
         peak_bytes = sum(one.peak_bytes for one in chosen)
         self._runner.run_interleaved(members, limit, peak_bytes)
@@ -311,19 +314,40 @@ class Finals:
         """Return whether there is time for a round, and for all rounds that prove something.
 
         The first round needs time for a proof with slow launches; later rounds need time for usual
-        launches. Where a gain is proven a round is begun only if it may end in time: the short runs
-        for which there is time later could make it doubtful again.
+        launches. A round beyond those that prove something is begun only if it may be about as long as
+        they were: it counts like them, and short runs would make doubtful what they show.
         """
         prices, rounds = self._runner.prices, max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
             one_by_one = replace(prices, at_once=False)
             return self._time.may_end(one_by_one.usual_round(knobs))
+        if self._is_further(confirmation):
+            least = PROOF.least_further * prices.recorded_round(knobs)
+            return max(prices.usual_round(knobs), least) <= self._time.left
         if confirmation.proven:
             return prices.usual_round(knobs) <= self._time.left
         if confirmation.to_prove in (0, PROOF.fewest_rounds):
             return self._time.may_end(prices.rounds(knobs, rounds))
         return self._time.may_end(rounds * prices.usual_round(knobs))
+
+    def _is_further(self, confirmation: Confirmation) -> bool:
+        """Return whether the next round is beyond those that prove something, and counts like them.
+
+        Where the spread between processes is known, the steps of a run tell how much it counts.
+        """
+        return not confirmation.to_prove and confirmation.processes is None
+
+    def _enough(self, confirmation: Confirmation, members: Sequence[Knobs]) -> float:
+        """Return seconds with which a further round tells as much as those before; 0 for these.
+
+        It has all that is left, where another one could not follow it.
+        """
+        if not self._time.limited or not self._is_further(confirmation):
+            return 0.0
+        before, left = self._runner.prices.recorded_round(members), max(0.0, self._time.left)
+        follows = left - before >= PROOF.least_further * before
+        return before if follows else left
 
     def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
         """Return seconds of the shortest runs without which the round, and those before, prove nothing.

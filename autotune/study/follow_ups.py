@@ -14,10 +14,18 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import ChangeKind
-from autotune.search.sampling import needs_more_memory
+from autotune.search.sampling import needs_more_memory, surely_too_large
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
-from autotune.study.initial_trials import DEAR, Room, Suggestion, experts, halves, with_compilation
+from autotune.study.initial_trials import (
+    DEAR,
+    Room,
+    Suggestion,
+    compiled_values,
+    experts,
+    halves,
+    with_compilation,
+)
 from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
@@ -65,9 +73,10 @@ class FollowUps:
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
         self._tell_what_is_refused(proof.barred)
-        oom = [a.knobs for a in attempts.searched() if a.result.state == AttemptState.OOM]
+        oom = [a.knobs for a in attempts.searched().ended_in(AttemptState.OOM)]
+        ran = [a.knobs for a in attempts.searched().complete()]
         every = self._next(trials, attempts, proof)
-        suggestions = fitting(self._space, self._context.plan.baseline, every, oom)
+        suggestions = fitting(self._space, self._context.plan.baseline, every, oom, ran)
         new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
             self._ledger.enqueue(new.params, new.reason)
@@ -139,9 +148,7 @@ class FollowUps:
         today = self._context.plan.baseline
         compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
         for name in DEAR:
-            if name not in self._space.distributions():
-                continue
-            for value in _values(self._space, name):
+            for value in compiled_values(self._space, name):
                 knobs = {**today, **compiling, name: value}
                 if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
@@ -151,7 +158,8 @@ def fitting(
     space: Space,
     baseline: Mapping[str, KnobValue],
     suggestions: Iterable[Suggestion],
-    too_large: Sequence[Mapping[str, KnobValue]],
+    too_large: Sequence[dict[str, KnobValue]],
+    ran: Sequence[Mapping[str, KnobValue]] = (),
 ) -> Iterator[Suggestion]:
     """Yield suggestions, and parts of those that are bound to run out of memory instead of these.
 
@@ -160,12 +168,14 @@ def fitting(
         baseline: a value for every knob.
         suggestions: what is to be tried.
         too_large: configurations that ran out of memory, a value for every knob.
+        ran: configurations that ran to their end, likewise.
     """
     for one in suggestions:
         knobs = space.complete(one.params)
-        if any(needs_more_memory(knobs, known) for known in too_large):
+        smaller = [known for known in too_large if needs_more_memory(knobs, known)]
+        if surely_too_large(smaller, ran):
             parts = halves(space, baseline, one.params, AttemptState.OOM)
-            yield from fitting(space, baseline, parts, too_large)
+            yield from fitting(space, baseline, parts, too_large, ran)
         else:
             yield one
 
@@ -191,12 +201,6 @@ def rest(
         if not space.problems(changed) and not barred.covers(space.complete(changed), baseline):
             params = changed
     return params
-
-
-def _values(space: Space, name: str) -> Sequence[KnobValue]:
-    """Return the values of a knob that need to be compiled."""
-    values = getattr(space.distributions()[name], "choices", ())
-    return [value for value in values if value != CATALOGUE[name].default]
 
 
 def _is_open(trial: FrozenTrial) -> bool:

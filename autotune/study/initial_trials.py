@@ -95,18 +95,28 @@ def remembered(
 ) -> Suggestion | None:
     """Return what the newest study of the same workload and kind of machine has recommended.
 
-    Only the configuration, as far as it is in this space: it is measured anew.
+    Only the configuration, as far as it is in this space: it is measured anew. What has to be compiled
+    stays as it is today: whether there is time for it is not known yet.
     """
     for recommended in earlier:
         if Place.of(recommended) != place:
             continue
         wanted = {**baseline, **recommended.body["knobs"]}
         near = {name: space.nearest(name, wanted[name]) for name in space.distributions()}
-        params = {name: baseline[name] if v is None else v for name, v in near.items()}
+        kept = _compiled_anew(baseline, wanted)
+        params = {n: baseline[n] if v is None or n in kept else v for n, v in near.items()}
         changed = any(value != baseline[name] for name, value in params.items())
         if changed and not space.problems(params):
             return Suggestion(params, f"study {recommended.study} recommended it here before")
     return None
+
+
+def _compiled_anew(baseline: Mapping[str, KnobValue], wanted: Mapping[str, KnobValue]) -> set[str]:
+    """Return the knobs whose wanted value has to be compiled, and those that act beside it only."""
+    dear = {name for name in DEAR if wanted[name] not in (baseline[name], CATALOGUE[name].default)}
+    return dear | {
+        n for n, knob in CATALOGUE.items() if any(o.other in dear for o in knob.only_with)
+    }
 
 
 def experts(
@@ -191,15 +201,23 @@ def with_compilation(
         best: a value for every knob.
         tried: the same of all trials, those that failed included.
     """
-    for name, wanted in DEAR.items():
-        if name not in space.distributions() or space.nearest(name, wanted) is None:
-            continue
+    for name in DEAR:
         if any(knobs[name] != CATALOGUE[name].default for knobs in tried):
             continue
-        params = {other: best[other] for other in space.distributions()} | {name: wanted}
-        if not space.problems(params):
-            return Suggestion(params, f"the best so far with {name} ({CATALOGUE[name].because})")
+        for value in compiled_values(space, name):
+            params = {other: best[other] for other in space.distributions()} | {name: value}
+            if not space.problems(params):
+                return Suggestion(
+                    params, f"the best so far with {name} ({CATALOGUE[name].because})"
+                )
     return None
+
+
+def compiled_values(space: Space, name: str) -> list[KnobValue]:
+    """Return the values of a knob that need to be compiled, that of an expert first."""
+    values = getattr(space.distributions().get(name), "choices", ())
+    needy = [value for value in values if value != CATALOGUE[name].default]
+    return sorted(needy, key=lambda value: value != DEAR[name])
 
 
 def halves(

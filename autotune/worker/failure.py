@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import errno
+import os
 import signal
 import sysconfig
 import traceback
@@ -18,11 +20,13 @@ _SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
 _SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)
 
+_BUSY = "cuda-capable device(s) is/are busy or unavailable"
+"""So says a sound device, too, that admits one process at a time (EXCLUSIVE_PROCESS)."""
 _BROKEN_DEVICE = (
     "uncorrectable ecc error",
     "uncorrectable nvlink error",
     "no cuda-capable device is detected",
-    "cuda-capable device(s) is/are busy or unavailable",
+    _BUSY,
     "system not yet initialized",
     "gpu is lost",
 )
@@ -30,6 +34,8 @@ _BROKEN_DEVICE = (
 
 cudaGetErrorString gives the first of them for errors 214, 220, 100, 46 and 802.
 """
+_SHARED_TENSOR = "</torch_"
+"""Beginning of the name of a tensor in shared memory, as torch quotes it."""
 _OOM_PHRASES = (
     "out of memory",
     "can't allocate memory",
@@ -46,18 +52,38 @@ def may_follow_from_end(end: RankEnd) -> bool:
     return end.outcome in _SYMPTOMS
 
 
-def broken_device(end: RankEnd) -> str:
-    """Describe the failure of a rank's device; return an empty text if its end shows none.
+def broken_device(end: RankEnd, *, shared: bool) -> str:
+    """Describe the failure of a rank's CUDA device; return an empty text if its end shows none.
 
     No configuration causes such a failure, and the device cannot be measured on until it is
     repaired.
+
+    Args:
+        end: of the rank.
+        shared: whether other processes of a study use the device as well.
     """
+    known = [words for words in _BROKEN_DEVICE if not (shared and words == _BUSY)]
     text = f"{end.cause}\n{end.log_tail}" if end.outcome is Outcome.CRASH else end.cause
     if end.outcome not in _SYMPTOMS:
         return ""
     lines = text.splitlines()
-    line = next((ln for ln in lines if any(known in ln.lower() for known in _BROKEN_DEVICE)), "")
+    line = next((ln for ln in lines if any(words in ln.lower() for words in known)), "")
     return f"a device has failed: rank {end.rank}: {line.strip()}" if line else ""
+
+
+def lacks_shared_memory(cause: str) -> bool:
+    """Return whether a failure says that no room was left for tensors in /dev/shm."""
+    return _SHARED_TENSOR in cause and os.strerror(errno.ENOSPC) in cause
+
+
+def advice(cause: str) -> str:
+    """Return what to do about a failure, to be put behind its cause; empty if that is not known."""
+    if not lacks_shared_memory(cause):
+        return ""
+    return (
+        "; /dev/shm has no room for the batches of loader workers: start the container with more of it "
+        "(--shm-size)"
+    )
 
 
 def outcome_of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:

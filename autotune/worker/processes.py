@@ -41,8 +41,11 @@ MARKER = "AUTOTUNE_AGENT"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 NO_DEVICES = ("", "-1", "none", "NoDevFiles")
 """Usual values of that which hide all devices."""
-DUMP_SIGNAL = signal.SIGUSR1
-"""Signal that makes a rank print the stacks of all its threads to its log."""
+DUMP_SIGNAL = signal.SIGRTMAX - 2
+"""Signal that makes a rank print the stacks of all its threads to its log.
+
+Scripts have handlers of SIGUSR1 and SIGUSR2 of their own, e.g. to requeue their job.
+"""
 STORAGE = "AUTOTUNE_STORAGE"
 """Variable with the address of the studies, maybe with a password; no rank needs to know it."""
 

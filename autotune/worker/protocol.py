@@ -10,9 +10,12 @@ from typing import Any, TypedDict
 from autotune.worker.decoding import decoder
 
 SCRIPT_ENDED = "the script ended after"
-"""Begins the cause of a timed run whose script ended by itself, without an error, too early."""
+COMMAND_ENDED = "the command ended with exit status 0 after"
+"""Beginnings of the cause of a timed run that ended by itself, without an error, too early."""
 COMPRESSION_WARM_UP = 3
-"""Steps before gradient compression begins. Real training has more: later throughput is the same.
+"""Steps of a trial before gradient compression begins.
+
+The user's own job has more, as PyTorch advises: later throughput is the same.
 """
 
 STEPS_WITHOUT_DROPOUT = 2
@@ -234,6 +237,9 @@ class TrialRequest:
     longest: bool = False
     """True if it trains on the longest samples alone, which the workload names (Workload.longest).
     """
+    strict_fp32: bool = False
+    """True if the study's baseline computes in fp32 where the devices could in TF32: the workload's own
+    code must not have it otherwise."""
     takes_turns: bool = False
     """True if it is interleaved: it trains a block when it is given a turn."""
     alone: bool = False

@@ -209,7 +209,7 @@ KNOBS = (
     ),
     Knob(
         name="channels_last",
-        changes=NOTHING,
+        changes=frozenset({NUMBERS}),
         domain=ON_OR_OFF,
         default=False,
         summary="image tensors and convolution weights with the channel innermost",
@@ -230,6 +230,7 @@ KNOBS = (
         parts=("compute", "pressure"),
         promising=True,
         because="the format that convolution kernels work in",
+        memory=True,
         only_with=(),
         conflicts=(
             FOR_ONE_COPY,

@@ -64,15 +64,16 @@ KNOBS = (
         changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
-        summary="no garbage collection during steps; what lives by then is never looked at",
+        summary="garbage is collected in every 50th step only, in all ranks at once; what lives by the "
+        "first step is never looked at",
         acts_on=PROCESS,
         target=ANY_WORKLOAD,
         inject=Via(SETTINGS),
-        applied="gc.freeze(), gc.disable()",
-        source="Python gc documentation; torchtitan collects on a schedule of its own",
+        applied="gc.freeze(), gc.disable(), gc.collect(1)",
+        source="Python gc documentation; torchtitan, gc_freq (default 50)",
         parts=("launching",),
         promising=True,
-        because="no pause for collecting garbage, for which other ranks would wait",
+        because="few pauses for collecting garbage, and no rank waits for another's",
         only_with=(),
         conflicts=(),
         exports={"deepspeed": one_of({False: {}, True: {"disable_python_gc": True}})},
@@ -99,7 +100,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_algo",
-        changes=NOTHING,
+        changes=frozenset({NUMBERS}),
         domain=Choice(("auto", "Ring", "Tree", "NVLS", "NVLSTree")),
         default="auto",
         summary="the algorithm of NCCL's all-reduce; the last two sum in the NVLink switch, NVLSTree "
@@ -121,10 +122,11 @@ KNOBS = (
     ),
     Knob(
         name="nccl_proto",
-        changes=NOTHING,
+        changes=frozenset({NUMBERS}),
         domain=Choice(("auto", "LL", "LL128", "Simple")),
         default="auto",
-        summary="the protocol of NCCL's transfers: low latency or high bandwidth",
+        summary="the protocol of NCCL's transfers: low latency or high bandwidth; LL128 is left to "
+        "NCCL, which takes it under auto where links carry it",
         needs=NCCL,
         variables=("NCCL_PROTO",),
         acts_on=PROCESS,

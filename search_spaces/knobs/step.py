@@ -22,7 +22,7 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import CUDA, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
+from search_spaces.needs import CUDA, FLASH, HOPPER, TF32, WITH_WORKERS, has_workers
 from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 
@@ -134,14 +134,7 @@ KNOBS = (
         promising="bf16",
         because="half the bytes, matrix units of its own, and no loss to scale",
         only_with=(),
-        conflicts=(
-            Clash(
-                "parallelism",
-                "gradients that ranks hold in parts would each be checked for overflow alone",
-                values=("fp16",),
-                of_other=SHARDED,
-            ),
-        ),
+        conflicts=(),
         lasting=("pure_bf16",),
         exports={
             "hf-trainer": one_of(
@@ -229,10 +222,11 @@ KNOBS = (
     ),
     Knob(
         name="set_to_none",
-        changes=NOTHING,
+        changes=frozenset({GRAPH}),
         domain=ON_OR_OFF,
         default=True,
-        summary="gradients are dropped after the update instead of set to zero",
+        summary="gradients are dropped after the update instead of set to zero; a parameter that a step "
+        "leaves out is then skipped, where one with a gradient of zero still decays and moves on",
         acts_on=STEP,
         target=ANY_WORKLOAD,
         inject=None,
@@ -243,7 +237,12 @@ KNOBS = (
         because="no memory to write, none to add to",
         memory=True,
         only_with=(),
-        conflicts=(),
+        conflicts=(
+            Clash(
+                "layer_keep",
+                "blocks that are left out would be updated with gradients of zero instead of skipped",
+            ),
+        ),
         exports={},
     ),
     Knob(
@@ -275,6 +274,7 @@ KNOBS = (
         applied="DataLoader(num_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default 0)",
         ordered=True,
+        memory=True,
         parts=("loader", "launching"),
         promising=2,
         because="batches are prepared while the step computes",
@@ -294,7 +294,7 @@ KNOBS = (
         "torch can register it and its package is installed",
         needs=CUDA,
         needs_for=("efficient", "cudnn"),
-        also_needs=(("flash3", HOPPER),),
+        also_needs=(("flash", FLASH), ("cudnn", TF32), ("flash3", HOPPER)),
         acts_on=STEP,
         target=ATTENTION,
         inject=Via(ROOT),
@@ -335,6 +335,7 @@ KNOBS = (
         ),
         applied="DataLoader(pin_memory=...)",
         source="PyTorch torch.utils.data, memory pinning",
+        memory=True,
         parts=("loader", "copies"),
         promising=True,
         because="the copy no longer waits for the host",
@@ -381,6 +382,7 @@ KNOBS = (
         promising=4,
         because="evens out samples that take long",
         ordered=True,
+        memory=True,
         only_with=(WITH_WORKERS,),
         conflicts=(),
         exports={

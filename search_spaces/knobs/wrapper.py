@@ -21,7 +21,7 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import CUDA, NCCL, SHARDED, WITH_DDP, WITH_FSDP, in_ddp
+from search_spaces.needs import CUDA, NCCL, SHARDED, UNSHARDED, WITH_DDP, WITH_FSDP, in_ddp
 from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 _LOST_IN_SENDING = (
@@ -157,8 +157,9 @@ KNOBS = (
         changes=frozenset({NUMBERS}),
         domain=Choice(("none", "fp16", "bf16", "powersgd", "one_bit")),
         default="none",
-        summary="gradients travel, and are summed, in half precision; as low-rank factors (powersgd); "
-        "or Adam's momentum travels in one bit per parameter (one_bit)",
+        summary="gradients travel, and are summed, in half precision; as low-rank factors (powersgd, in "
+        "your job after PyTorch's 1,000 steps of whole gradients); or Adam's momentum travels in one "
+        "bit per parameter (one_bit)",
         needs=NCCL,
         needs_for=("bf16", "powersgd"),
         acts_on=WRAPPER,
@@ -269,7 +270,7 @@ KNOBS = (
     ),
     Knob(
         name="parallelism",
-        changes=frozenset({NUMBERS}),
+        changes=frozenset({NUMBERS, STATISTICS}),
         domain=Choice(("ddp", "none", "data_parallel", "zero1", "fsdp", "fsdp_keep", "hsdp")),
         default="ddp",
         summary="what ranks share: nothing (ddp), optimizer state (zero1), parameters as well (FSDP2); "
@@ -286,6 +287,8 @@ KNOBS = (
         promising="ddp",
         because="the least to send; sharding is for what does not fit",
         memory=True,
+        # data_parallel on the CPU computes the rows of all ranks at once; FSDP2 sends no buffers.
+        same_statistics=((*UNSHARDED, "zero1"), SHARDED),
         only_with=(),
         conflicts=(),
         stateful=("data_parallel", "zero1", *SHARDED),

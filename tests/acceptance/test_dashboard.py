@@ -135,7 +135,7 @@ def browser() -> Iterator[Any]:
 def stranger(browser: Any) -> Iterator[Any]:
     """A page of a browser that has never been at the dashboard."""
     opened = browser.new_page(viewport={"width": 1400, "height": 1800})
-    opened.set_default_timeout(20_000)
+    opened.set_default_timeout(180_000)
     yield opened
     opened.close()
 
@@ -490,7 +490,7 @@ def api(server: Server) -> str:
 
 def ask(address: str, method: str = "GET", **headers: str) -> Any:
     request = urllib.request.Request(address, method=method, headers=headers)
-    return urllib.request.urlopen(request, timeout=20)
+    return urllib.request.urlopen(request, timeout=180)
 
 
 def told(address: str, cookie: str) -> tuple[int, str]:

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from storage import Database, Purpose, Repository
 from tests.support.steering import autotune, write_study
+from tests.support.waiting import wait_for
 
 
 @pytest.mark.slow
@@ -19,10 +19,11 @@ def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:
     autotune("start", str(path), "--detach", cwd=project, check=True)
     repository = Repository(Database(f"sqlite:///{project}/autotune.db"))
     study = repository.studies.named("tiny")
-    give_up = time.monotonic() + 60
-    while sum(a.recorded for a in repository.attempts.of(study.id)) < 2:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+
+    def recorded() -> int:
+        return sum(a.recorded for a in repository.attempts.of(study.id))
+
+    wait_for(lambda: recorded() >= 2, "two attempts are recorded")
     status = json.loads(autotune("status", "tiny", "--json", cwd=project, check=True).stdout)
     os.kill(status["daemon"]["pid"], signal.SIGKILL)
 

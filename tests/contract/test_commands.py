@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 import launchers
-from autotune.worker.protocol import BlockPlan, Command, Deadlines, Outcome, TrialReport
+from autotune.worker.protocol import (
+    COMMAND_ENDED,
+    BlockPlan,
+    Command,
+    Deadlines,
+    Outcome,
+    TrialReport,
+)
 from launchers import Resources, Slot
 from tests.support.stand_in_slurm import stand_in_slurm
 from tests.support.trials import trial
@@ -159,7 +166,7 @@ def test_a_command_that_says_nothing_hangs(bench: Bench) -> None:
     [
         ("echo oh no; exit 3", Outcome.ERROR, "ended with exit status 3 after 0 reports"),
         ("echo CUDA out of memory; exit 1", Outcome.OOM, "ended with exit status 1"),
-        ('echo \'{"throughput": 3}\' > "$0/m"', Outcome.ERROR, "1 reports, before enough was seen"),
+        ('echo \'{"throughput": 3}\' > "$0/m"', Outcome.ERROR, f"{COMMAND_ENDED} 1 reports"),
         ("kill -SEGV $$", Outcome.CRASH, "died by SIGSEGV"),
         ("echo hello > $0/m; sleep 60", Outcome.ERROR, "no JSON object: 'hello'"),
         ('echo \'{"throughput": "x"}\' > $0/m; sleep 60', Outcome.ERROR, "throughput is no number"),

@@ -104,6 +104,19 @@ def test_fsdp_shares_out_everything(
         assert losses == pytest.approx(same, rel=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["default", "fused"])
+def test_overflow_in_the_part_of_one_rank_is_skipped_by_all(
+    slot: Slot, tmp_path: Path, kernels: str
+) -> None:
+    knobs = {"parallelism": "fsdp", "precision": "fp16", "optimizer_kernels": kernels}
+    assert infeasible({**defaults(), **knobs}, Facts("cpu", 2)) == []
+    asked = request(tmp_path, 2, knobs)
+    ran(slot, dataclasses.replace(asked, factory="sharding:overflowing"))
+    steps = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    moved = [[True, True], [True, False], [True, True]]
+    assert steps == [[[True, True], [False, False], [True, True]], moved]
+
+
 def test_a_single_rank_needs_no_wrapper(slot: Slot, tmp_path: Path) -> None:
     (found,) = seen(slot, tmp_path / "run", ranks=1, parallelism="none", accumulation_steps=2)
     assert found["wrapper"] == "Sequential"

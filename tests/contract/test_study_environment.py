@@ -13,6 +13,7 @@ from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.processes import MARKER
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, section_of
+from launchers.replay import Answer, ReplayLauncher
 from search_spaces import defaults
 
 WORKLOAD = """
@@ -143,10 +144,9 @@ def test_a_cache_that_the_user_has_already_is_used(
     assert found["cache"] == str(tmp_path / "mine")
 
 
-@pytest.mark.slow
-def test_a_trial_that_compiles_has_longer_to_start(tmp_path: Path) -> None:
+def test_a_trial_that_compiles_has_longer_to_start_and_for_its_steps(tmp_path: Path) -> None:
     spec = StudySpec.model_validate({**STUDY, "measurement": {"startup_deadline": 100}})
-    with launcher_of(spec, tmp_path) as launcher:
+    with ReplayLauncher(lambda _: Answer(rate=100.0)) as launcher:
         plan = Plan(spec, launcher)
         deadlines = [
             plan.request(
@@ -159,4 +159,4 @@ def test_a_trial_that_compiles_has_longer_to_start(tmp_path: Path) -> None:
             for mode in ("none", "default", "max-autotune")
         ]
     assert [deadline.startup for deadline in deadlines] == [100, 300, 1000]
-    assert len({deadline.step for deadline in deadlines}) == 1
+    assert [deadline.step for deadline in deadlines] == [60, 180, 600]

@@ -1,11 +1,12 @@
 """Commands of the documentation: each is understood, and run here or by the test that is named."""
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ RUN_ELSEWHERE = {
     "submit": "faults/slurm_nodes.py",
 }
 """Commands that want ranks, a cluster or a server, with the test that runs each."""
-TURNS_ON = {"--idle-only": "when_idle("}
-"""Options that are tested by what they turn on, as it appears in a test."""
+TURNS_ON = {"--idle-only": "when_idle"}
+"""Options that are tested by what they turn on: a function that a test calls."""
 OF_OTHERS = ("--trials", "argv")
 """Last words of commands that lack a file, or are for scripts alone (unit/test_formats.py)."""
 WAITING = ("hold", "release", "move")
@@ -96,17 +97,48 @@ def test_documented_commands_and_options_are_those_of_the_program() -> None:
 
 
 def test_command_that_is_not_run_here_is_run_by_the_test_that_is_named() -> None:
-    own = Path(__file__)
-    tests = "".join(p.read_text() for p in (ROOT / "tests").rglob("*.py") if p != own)
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    given = {path: [*words_given(path.read_text())] for path in paths}
     for page, words in COMMANDS:
         if words[0] not in RUN_ELSEWHERE:
             continue
-        assert f'"{words[0]}"' in (ROOT / "tests" / RUN_ELSEWHERE[words[0]]).read_text(), words
+        named_test = given[ROOT / "tests" / RUN_ELSEWHERE[words[0]]]
+        assert any(words[0] in several for several in named_test), words
         before = words[: words.index("--")] if "--" in words else words
-        for option in (word for word in before if word.startswith("--")):
-            as_argument = option.removeprefix("--").replace("-", "_")
-            known = (option, as_argument, TURNS_ON.get(option, option))
-            assert any(one in tests for one in known), (page, words)
+        wanted = {word for word in before if word.startswith("--")} - {*TURNS_ON}
+        for option in wanted:
+            together = {words[0], option}
+            assert any(together <= one for found in given.values() for one in found), (page, words)
+
+
+def test_option_that_is_run_by_no_test_turns_on_what_a_test_calls() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "control").glob("test_idle*.py"))
+    assert all(f"{function}(" in tests for function in TURNS_ON.values())
+
+
+def words_given(module: str) -> Iterator[set[str]]:
+    """Yield the words of each call, list and tuple of a module, with those of constants in it."""
+    tree = ast.parse(module)
+    constants = {
+        target.id: _words(one.value, {})
+        for one in tree.body
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call | ast.List | ast.Tuple):
+            yield _words(node, constants)
+
+
+def _words(node: ast.AST, constants: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            found |= {*one.value.split()}
+        if isinstance(one, ast.Name):
+            found |= constants.get(one.id, set())
+    return found
 
 
 @pytest.mark.long

@@ -9,6 +9,14 @@ from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask
 
+OF_ANOTHER = {
+    "format": 2,
+    "knobs": {"micro_batch": 4},
+    "world_size": 2,
+    "throughput": {"value": 1.0},
+    "provenance": {"study": "another"},
+}
+
 
 def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:
     played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0})
@@ -39,6 +47,21 @@ def test_a_study_that_recommends_nothing_yet_has_nothing_to_say(played: Replayed
     assert given.returncode == 2
     assert given.stdout == ""
     assert "recommends nothing" in given.stderr
+
+
+def test_what_another_study_has_found_is_replaced_by_no_kept_baseline(played: Replayed) -> None:
+    best = played.folder / "best.yaml"
+    best.write_text(yaml.safe_dump(OF_ANOTHER))
+    before = best.read_text()
+    fastest = {"micro_batch": 16, "accumulation_steps": 2}
+    played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0}, baseline=fastest)
+    given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
+    assert given.returncode == 2
+    assert "belongs to another study, and the answer of played recommends no change" in given.stderr
+    assert best.read_text() == before
+    by_name = ("--output", "best.yaml", "--storage", played.url)
+    assert ask("export", played.name, *by_name, cwd=played.folder).returncode == 0
+    assert autotune.load(best).provenance["study"] == played.name
 
 
 def test_a_file_that_is_not_ours_is_left_alone(played: Replayed) -> None:

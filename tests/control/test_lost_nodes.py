@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measurement.policy import MEASUREMENT
 from autotune.service import daemon as service
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
@@ -74,6 +75,30 @@ def test_what_is_lost_with_its_node_counts_against_nothing(played: Replayed, los
     assert last in ("COMPLETE", "PRUNED")
     assert played.said().count("not of its own making: node far") == 5
     assert "suspected" not in played.said()
+
+
+@pytest.mark.parametrize(("slots", "losses"), [(1, MEASUREMENT.most_node_losses), (2, None)])
+def test_one_under_which_its_node_stalls_each_time_is_given_up(
+    played: Replayed, slots: int, losses: int | None
+) -> None:
+    """Beside others, which run well, after a few times; by itself after many."""
+
+    def struck(launch: Launch) -> Answer:
+        answer = PLAIN(launch)
+        if launch.knobs["micro_batch"] != 8:
+            return answer
+        return dataclasses.replace(answer, not_its_own="node 0 stood still for 35 s")
+
+    played.on(struck, slots=slots).run(**SHORT)
+    played.assert_complete(trials=6)
+    *before, last = [a.result for a in played.attempts("search") if a.knobs["micro_batch"] == 8]
+    assert {result.state for result in before} == {"LOST"}
+    assert (last.state, last.cause) == ("CRASH", "node 0 stood still for 35 s")
+    if losses:
+        assert len(before) + 1 == losses
+    else:
+        assert MEASUREMENT.most_launches <= len(before) + 1 < MEASUREMENT.most_node_losses
+    assert "is suspected: whatever it was launched on lost its node" in played.said()
 
 
 @pytest.mark.fault(23)

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.worker.protocol import Outcome
 from benchmarks import gpu_policy
-from benchmarks.gpu_policy import EmptyStorage
+from benchmarks.gpu_policy import EmptyStorage, Studied
 from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, where
@@ -267,3 +267,13 @@ def test_run_of_a_proof_with_steps_of_seconds_has_twenty_of_them(
         kept = [block for block in played.repository.attempts.blocks(one.id) if block.kept]
         assert sum(block.steps for block in kept) >= 20
     assert played.verdict["kind"] == "better"
+
+
+def test_study_that_recommends_nothing_has_no_interval_that_holds_the_truth() -> None:
+    nothing = Studied("nothing_better", 1.0, 1.0, 1.0, gap=0.5, elapsed=60.0)
+    missed = Studied("better", 1.5, 1.6, 1.8, gap=0.0, elapsed=60.0)
+    names = {"device": "h200", "baseline": "mb4", "kind": "factory", "budget": 60.0}
+    cell = gpu_policy.summary([nothing, missed], policy="after", **names)
+    assert (cell.nothing, cell.coverage) == (0.5, 0.0)
+    assert cell.half_width_median == pytest.approx(0.2 / 3.4)
+    assert gpu_policy.summary([nothing], policy="after", **names).coverage is None

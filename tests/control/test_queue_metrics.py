@@ -1,6 +1,8 @@
 """Metrics and health of a daemon, over HTTP on loopback."""
 
+import contextlib
 import re
+import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,6 +13,8 @@ from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
 from autotune.service.queues import this_queue
 from storage import LeaseHolder
 from tests.control.replayed import Replayed
+from tests.support.steering import Command
+from tests.support.waiting import wait_for
 
 
 class Page:
@@ -60,3 +64,24 @@ def test_health_is_that_of_the_daemon(page: Page) -> None:
         page.get("/healthz")
     assert told.value.code == 503
     assert "no sign of life" in told.value.read().decode()
+
+
+@pytest.mark.long
+def test_daemon_serves_them_at_the_port_that_it_tells(played: Replayed) -> None:
+    played.submit()
+    played.repository.studies.arrange(played.name, held=True)
+    options = ["daemon", "--metrics-port", "0", "--storage", played.url]
+    daemon = Command(["-m", "autotune", *options], played.folder)
+    try:
+        told = wait_for(
+            lambda: re.search(r"metrics: (http://\S+)/metrics", daemon.output()), "its port is told"
+        )
+        with urllib.request.urlopen(f"{told[1]}/healthz", timeout=180) as page:
+            assert page.read() == b"ok"
+        with urllib.request.urlopen(f"{told[1]}/metrics", timeout=180) as page:
+            assert b'autotune_studies{state="HELD"} 1.0' in page.read().splitlines()
+        daemon.send(signal.SIGTERM)
+        assert daemon.wait() == 0, daemon.output()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            daemon.send(signal.SIGKILL)

@@ -80,8 +80,9 @@ def test_the_baseline_comes_first_then_what_experts_would_try(played: Replayed) 
 class NeverIdle:
     """Behaviour of trials that end when the next has begun: on two slots one always runs."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, trials: int) -> None:
         self._behaviour = behaviour
+        self._left = trials
         self._begun = 0
         self._begins = threading.Condition()
 
@@ -90,9 +91,9 @@ class NeverIdle:
             self._begun += 1
             self._begins.notify_all()
             if "-search-" in launch.request.trial:
+                self._left -= 1  # after the last trial none begins
                 mine = self._begun
-                # After the last trial none begins.
-                self._begins.wait_for(lambda: self._begun > mine, timeout=2.0)
+                self._begins.wait_for(lambda: self._begun > mine or self._left <= 0, timeout=180)
         return self._behaviour(launch)
 
 
@@ -102,7 +103,7 @@ def test_bundle_that_fails_is_split_while_another_slot_is_busy(played: Replayed)
 
     failing = where(PLAIN, crashes, outcome=Outcome.CRASH, cause="rank 0: killed")
     space = {**SPACE, "precision": ["fp32", "bf16"], "log_interval": [1, 10, 100]}
-    played.on(NeverIdle(failing), slots=2).run(budget={"trials": 8}, search_space=space)
+    played.on(NeverIdle(failing, trials=8), slots=2).run(budget={"trials": 8}, search_space=space)
     reasons = [trial.user_attrs.get("suggested_by", "") for trial in played.trials()]
     assert "a part of what ended in CRASH" in reasons
 

@@ -208,7 +208,8 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
         baseline=BASELINE,
     )
     texts = {name.split("-")[1]: describe(status) for name, status in seen}
-    assert "next      the baseline's own trial" in texts["profile"] or "verdict" in texts["profile"]
+    assert "next      the baseline's own trial, then the search" in describe(seen[0][1])
+    assert "next      the verdict" in texts["profile"], "of the winner"
     assert "searching, trial" in texts["search"]
     assert "of 1200 s" in texts["search"]
     assert "device hours" in texts["search"]

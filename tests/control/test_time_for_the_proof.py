@@ -1,6 +1,7 @@
 """Studies of a script whose start takes 6 to 15 s, in virtual time: the proof has its time, and what is
 asked for is enough."""
 
+import statistics
 from typing import Any
 
 import pytest
@@ -247,3 +248,21 @@ def test_members_of_a_round_have_its_seed_and_rounds_have_different_ones(
     assert len(drawn) >= PROOF.fewest_rounds
     assert all(len(of_round) == 1 for of_round in drawn)
     assert len(set.union(*drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_at_most_the_last_round_is_much_shorter_than_those_before(
+    played: Replayed, seed: int
+) -> None:
+    def quick(launch: Launch) -> Answer:
+        return Answer(rate=400.0, startup=launch.draw.uniform(1.0, 2.0), stays=False)
+
+    restless = noisy(quick, run=0.02, block=0.08)
+    run(played.on(restless, seed=seed, variation=SpeedVariation(0.3, 5.0)), 240)
+    seconds: dict[int, list[float]] = {}
+    for one in played.recorded("confirm"):
+        seconds.setdefault(one.round, []).append(one.result.wall_seconds)
+    usual = statistics.median(statistics.mean(seconds[number]) for number in (1, 2, 3))
+    assert len(seconds) > 3
+    short = [number for number, runs in seconds.items() if statistics.mean(runs) < 0.75 * usual]
+    assert short in ([], [max(seconds)])

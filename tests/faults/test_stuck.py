@@ -159,7 +159,7 @@ def test_an_agent_is_closed_while_a_command_is_under_way(tmp_path: Path) -> None
     sender.start()
     wait_for(agent._write_lock.locked, "it is being sent")
     assert agent.close(patience=0.1) == ""
-    sender.join(10.0)
+    sender.join(180)
     assert taken == [False]
 
 

@@ -17,10 +17,13 @@ import launchers
 from autotune.config.kinds import spread
 from autotune.worker.effects import process
 from autotune.worker.protocol import (
+    PYTHON,
+    SCRIPT_ENDED,
     BlockPlan,
     BlockReport,
     Deadlines,
     Outcome,
+    Script,
     TrialReport,
     TrialRequest,
 )
@@ -218,6 +221,38 @@ def test_a_rank_runs_near_its_device(one: Bench) -> None:
     args = {"variables": {}, "near": str(near)}
     report = one.run("device:surrounded", args=args, knobs=chosen)
     assert (report.outcome, report.cause) == (None, "")
+
+
+_CATCHES = """
+import sys, torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def batches():
+    while True:
+        yield from DataLoader(torch.randn(1024, 64), 8)
+for number, batch in zip(range(5000), batches()):
+    try:
+        if number == 40:
+            torch.empty(1 << 45, device="cuda")
+    except torch.OutOfMemoryError:
+        if sys.argv[1] == "ends":
+            break
+    model(batch.cuda()).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("then", "outcome"), [("ends", Outcome.OOM), ("goes on", Outcome.ERROR)])
+def test_script_that_ends_after_it_was_out_of_memory_is_so(
+    one: Bench, then: str, outcome: Outcome
+) -> None:
+    (one.folder / "catches.py").write_text(_CATCHES)
+    script = Script("catches.py", (then,), launch=PYTHON, samples=8)
+    plan = BlockPlan(seconds=0.01, min_steps=2, max_blocks=ENDLESS)
+    report = one.run("", import_paths=(), script=script, blocks=plan)
+    assert report.outcome is outcome, report.cause
+    assert (SCRIPT_ENDED in report.cause) == (outcome is Outcome.ERROR)
 
 
 def test_ranks_that_share_a_device_use_gloo(tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ def own_server() -> Iterator[Any]:
         with Path(folder, "data", "postgresql.conf").open("a") as settings:
             settings.write(_NO_POWER_CUTS)
         server.start()
-        yield server
-        server.cleanup()
+        try:
+            yield server
+        finally:
+            server.cleanup()
 
 
 def bring_back(server: Any) -> None:

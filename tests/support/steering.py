@@ -278,7 +278,7 @@ class StudyFolder(Records):
                     os.kill(pid, signal.SIGKILL)
             return not left
 
-        wait_for(none_left, f"the processes of {self.folder} end", 20)
+        wait_for(none_left, f"the processes of {self.folder} end")
 
 
 class Process(Protocol):

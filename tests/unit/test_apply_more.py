@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -415,6 +416,12 @@ def test_workers_live_on_only_if_asked_and_prepare_as_many_batches_as_asked():
     assert {found.prefetch_factor for found in loaders.values()} == {5}
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_are_pinned_if_asked(pinned):
+    found = feeding.loader(regression(), knobs(pin_memory=pinned), rank=0, world_size=1, seed=0)
+    assert found.pin_memory is pinned
+
+
 def test_fused_kernels_find_the_counts_of_a_loaded_state_on_the_device():
     parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))  # stands for a CUDA device
     optimizer = torch.optim.AdamW([parameter])
@@ -480,6 +487,28 @@ def test_garbage_is_collected_or_not(frozen):
         training(regression(), freeze_gc=frozen).step()
         assert gc.isenabled() is not frozen
         assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+class Cycle:
+    """Object that only the collector of garbage can free."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_garbage_is_collected_at_few_steps_where_python_does_not():
+    loop = training(regression(), freeze_gc=True)
+    try:
+        loop.step()
+        left = weakref.ref(Cycle())
+        for _ in range(process.COLLECTING_STEPS - 1):
+            loop.step()
+            assert left() is not None
+        loop.step()
+        assert left() is None
     finally:
         gc.enable()
         gc.unfreeze()

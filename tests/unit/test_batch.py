@@ -10,6 +10,7 @@ import yaml
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.service.batch import job_manifest, sbatch_script
+from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
 STUDY = Path("study.yaml")
@@ -95,6 +96,16 @@ def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: 
 def test_more_nodes_than_the_study_uses_are_refused(options: list[str]) -> None:
     with pytest.raises(BadInput, match="nodes are asked for"):
         sbatch_script(SPEC, STUDY, Path("/w"), options)
+
+
+def test_manifest_for_kubernetes_is_printed(project: Path) -> None:
+    write_study(project)
+    told = ask("submit", "study.yaml", "--kubernetes", "job", cwd=project, check=True)
+    found = yaml.safe_load(told.stdout)
+    assert (found["kind"], found["metadata"]["name"]) == ("Job", "tiny")
+    refused = ask("submit", "study.yaml", "--kubernetes", "pod", cwd=project)
+    assert refused.returncode == 2
+    assert "--kubernetes takes job, got pod" in refused.stderr
 
 
 def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:

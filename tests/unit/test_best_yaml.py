@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import autotune
 from autotune.analysis.verdict import Verdict
 from autotune.export import best, writing
+from autotune.export.formats import FORMATS
 from search_spaces import defaults
 
 THOROUGH = settings(max_examples=100)
@@ -298,11 +299,85 @@ def test_a_file_with_a_part_missing_is_refused(tmp_path, missing):
     assert missing in refusal(tmp_path / "best.yaml", yaml.safe_dump(document))
 
 
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("defaults:", "`defaults` must be a mapping, got None"),
+        ("defaults: [a]", "`defaults` must be a mapping"),
+        ("unusual:", "`unusual` must be a list, got None"),
+        ("own: 3", "`own` must be a list, got 3"),
+        ("knobs: {1: 2, a: 3}", "names of knobs, got 1"),
+        ("knobs: {on: 2}", "names of knobs, got True"),
+        ("provenance:", "`provenance` must be a mapping"),
+        ("world_size: '2'", "`world_size` must be a whole number, got '2'"),
+        ("world_size: true", "`world_size` must be a whole number"),
+        ("script: train.py", "`script` must be a mapping, got 'train.py'"),
+        ("provisional: 'false'", "`provisional` must be true or false, got 'false'"),
+        ("throughput: 3.0", "`throughput` must be a mapping"),
+    ],
+)
+def test_part_of_another_type_is_named(tmp_path, part, told):
+    document = {**WHOLE, "format": 2, **yaml.safe_load(part)}
+    assert told in refusal(tmp_path / "best.yaml", yaml.safe_dump(document))
+
+
 def test_a_file_that_cannot_be_read_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"best\.yaml"):
         autotune.load(tmp_path / "best.yaml")
     with pytest.raises(IsADirectoryError):
         autotune.load(tmp_path)
+
+
+OF_A_SCRIPT = {
+    "target": "train.py",
+    "is_module": False,
+    "flags": {"micro_batch": "--bs"},
+    "turned": {"micro_batch": 32},
+    "changes": [],
+}
+
+
+def of_a_script(**changes: Any) -> dict[str, Any]:
+    knobs = {"micro_batch": 32, "bucket_cap_mb": 0.5, "precision": "bf16", "channels_last": True}
+    parts = {"own": sorted(knobs), "script": {**OF_A_SCRIPT, **changes}}
+    return writing.of_today(content(knobs=knobs) | parts)
+
+
+def test_knobs_of_a_script_are_read_as_they_were_written(folder):
+    config = written(folder, of_a_script())
+    assert config["micro_batch"] == 32
+    again = written(folder, writing.document_of(config))
+    (folder / "best.json").write_text(FORMATS["json"](again).text)
+    for found in (again, best.read(folder / "best.json")):
+        assert (found.knobs, found.script) == (config.knobs, config.script)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("  micro_batch: 32\n  bucket", "  micro_batch: 16\n  bucket"),
+        ("knobs:\n", "knobs:\n  loader_workers: 2\n"),
+        ("  channels_last: true\n", ""),
+    ],
+)
+def test_knobs_of_a_script_that_were_edited_are_refused(tmp_path, before, after):
+    path = tmp_path / "best.yaml"
+    writing.write(path, of_a_script())
+    text = path.read_text()
+    assert text.count(before) == 1
+    assert "`knobs` has been edited" in refusal(path, text.replace(before, after))
+    assert writing.is_of(path, "tiny")
+    assert not writing.is_of(path, "other")
+    path.write_text("".join(line for line in path.open() if best.DIGEST not in line))
+    assert best.read(path).script == OF_A_SCRIPT
+
+
+def test_knobs_of_a_workload_or_a_command_reach_it_by_themselves(tmp_path):
+    path = tmp_path / "best.yaml"
+    for part in ({}, {"script": {"command": ["./a"], "turned": {}, "flags": {}, "changes": []}}):
+        writing.write(path, writing.of_today({**content(), **part}))
+        path.write_text(path.read_text().replace("micro_batch: 32", "micro_batch: 16"))
+        assert best.read(path)["micro_batch"] == 16
 
 
 # The mapping

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.backends.distributed import DDPOptimizer
 
 from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
@@ -146,6 +147,8 @@ def test_tf32_runs_on_recent_devices(capability):
         ({"float8": "tensorwise", "precision": "pure_bf16", "compile": "default"}, (8, 9), (8, 0)),
         ({"nccl_algo": "NVLS"}, (9, 0), (8, 9)),
         ({"attention": "flash3", "precision": "bf16"}, (9, 0), (8, 9)),
+        ({"attention": "flash", "precision": "fp16"}, (8, 0), (7, 5)),
+        ({"attention": "cudnn", "precision": "fp16"}, (8, 0), (7, 0)),
     ],
 )
 def test_some_values_need_a_recent_device(chosen, lowest, below):
@@ -233,6 +236,13 @@ def test_a_static_graph_does_not_go_with_accumulation():
     assert reason.startswith("static_graph=true does not go with accumulation_steps=2")
 
 
+def test_blocks_that_are_left_out_are_not_updated_with_zeros():
+    chosen = {**defaults(), "set_to_none": False, "layer_keep": 0.5}
+    (reason,) = infeasible(chosen, CPU)
+    assert reason.startswith("set_to_none=false does not go with layer_keep=0.5")
+    assert infeasible({**chosen, "layer_keep": 1}, CPU) == []
+
+
 def test_a_fused_update_inside_zero1_never_sees_the_scale_of_the_loss():
     scaled = {"parallelism": "zero1", "optimizer_kernels": "fused", "precision": "fp16"}
     (reason,) = infeasible({**defaults(), **scaled}, AMPERE)
@@ -249,13 +259,12 @@ def test_sharded_weights_have_no_memory_format(parallelism):
     assert reason.startswith(f"channels_last=true does not go with parallelism={parallelism}")
 
 
-def test_ll128_is_for_one_node():
-    chosen = {**defaults(), "nccl_proto": "LL128"}
-    assert infeasible(chosen, AMPERE) == []
-    across = dataclasses.replace(AMPERE, nodes=2)
-    (reason,) = infeasible(chosen, across)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ll128_is_left_to_nccl_as_no_link_is_known_to_carry_it(nodes):
+    chosen, facts = {**defaults(), "nccl_proto": "LL128"}, dataclasses.replace(AMPERE, nodes=nodes)
+    (reason,) = infeasible(chosen, facts)
     assert reason.startswith("nccl_proto=LL128 can corrupt data")
-    assert infeasible({**chosen, "nccl_proto": "Simple"}, across) == []
+    assert infeasible({**chosen, "nccl_proto": "Simple"}, facts) == []
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
@@ -267,6 +276,20 @@ def test_cuda_graphs_keep_no_gradients_from_one_backward_pass_to_the_next(mode, 
     assert reason.startswith(f"compile={mode} does not go with {next(iter(other))}=")
     assert "on CUDA" in reason
     assert infeasible({**defaults(), "compile": "default", **other}, AMPERE) == []
+
+
+@pytest.mark.parametrize("buckets", [{"bucket_cap_mb": 0.5}, {"first_bucket_mb": 50}])
+def test_compiled_code_under_ddp_has_no_first_bucket_larger_than_the_others(buckets):
+    compiled = {**defaults(), "compile": "default", **buckets}
+    (reason,) = infeasible(compiled, AMPERE)
+    assert reason.startswith("compile=default needs a first bucket that is no larger")
+    with pytest.raises(AssertionError, match="First bucket"):
+        mib = 2**20
+        DDPOptimizer(
+            int(compiled["bucket_cap_mb"] * mib), None, int(compiled["first_bucket_mb"] * mib)
+        )
+    assert infeasible({**compiled, "compile": "none"}, AMPERE) == []
+    assert infeasible({**defaults(), "compile": "default"}, AMPERE) == []
 
 
 HOPPER = Facts("cuda", 2, (9, 0), backend="nccl")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.worker import failure
 from autotune.worker.protocol import Outcome, RankEnd
+from storage import AttemptResult, AttemptState, disk
 
 # By exit status
 
@@ -65,6 +66,19 @@ def test_the_kernels_own_counter_is_read(monkeypatch, tmp_path, files, count):
 def test_this_kernel_has_such_a_counter():
     texts = [path.read_text() for path in failure._OOM_KILL_COUNTERS if path.exists()]
     assert any("oom_kill " in text for text in texts)
+
+
+SHARED = "RuntimeError: unable to write to file </torch_7_3_0>: No space left on device (28)"
+
+
+@pytest.mark.parametrize(
+    ("cause", "full"),
+    [(SHARED, False), ("OSError: [Errno 28] No space left on device: 'model.pt'", True)],
+)
+def test_shared_memory_without_room_is_no_full_disk(tmp_path, cause, full):
+    result = AttemptResult(AttemptState.ERROR, cause)
+    assert disk.has_failed(result, tmp_path) is full
+    assert ("--shm-size" in failure.advice(cause)) is not full
 
 
 # Among other ranks

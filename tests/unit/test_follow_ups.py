@@ -65,6 +65,19 @@ def test_a_part_that_must_run_out_of_memory_is_split_without_a_trial():
     assert [one.params for one in found] == [{**today, "log_interval": 50}, second.params]
 
 
+def test_what_ran_out_of_memory_rules_out_nothing_that_ran():
+    """Loader workers take memory of the host, in which the baseline's micro-batch fits."""
+    bundle = {"micro_batch": 16, "loader_workers": 32, "log_interval": 50}
+    space = space_of(bundle, TODAY)
+    today, failed = space.complete({name: TODAY[name] for name in bundle}), space.complete(bundle)
+    found = fitting(space, TODAY, halves(space, TODAY, bundle, "OOM"), [failed])
+    assert {**bundle, "loader_workers": 0, "log_interval": 10} in [one.params for one in found]
+    ran = {**failed, "log_interval": 10}
+    again = Suggestion(bundle, "why")
+    assert list(fitting(space, TODAY, [again], [failed], [today])) != [again]
+    assert list(fitting(space, TODAY, [again], [failed], [today, ran])) == [again]
+
+
 def test_what_may_fit_is_suggested_as_it_is():
     space = space_of(BUNDLE, TODAY)
     suggestion = Suggestion({**BUNDLE, "precision": "fp32"}, "why")

@@ -1,8 +1,18 @@
 """What a finalist is compared with."""
 
+import pytest
+
 from autotune.analysis.finalists import Candidate
-from autotune.analysis.gate import missing_runs, next_check, reference_knobs, unchecked
-from search_spaces import Facts, defaults, infeasible
+from autotune.analysis.gate import (
+    missing_runs,
+    next_check,
+    record,
+    reference_knobs,
+    touched,
+    unchecked,
+)
+from autotune.analysis.sameness import Rules
+from search_spaces import Facts, KnobValue, defaults, infeasible
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 ON_GPU = Facts("cuda", 2, (9, 0), backend="nccl")
@@ -39,6 +49,13 @@ def test_what_does_not_go_with_what_is_trained_has_its_default() -> None:
     baseline = {**defaults(), "static_graph": True}
     reference = reference_knobs({**baseline, "layer_keep": 0.5}, baseline)
     assert (reference["layer_keep"], reference["static_graph"]) == (0.5, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("nccl_algo", "Tree"), ("nccl_proto", "LL"), ("channels_last", True)]
+)
+def test_other_order_of_sums_is_a_change_of_the_numbers(name: str, value: KnobValue) -> None:
+    assert touched({**defaults(), name: value}, defaults()) == [name]
 
 
 BASELINE = defaults()
@@ -94,3 +111,24 @@ def test_run_that_its_time_has_ended_twice_is_missing_once() -> None:
     twice = [check(n, Purpose.REFERENCE, AttemptState.PRUNED) for n in (1, 2)]
     missing = missing_runs([HALF], BASELINE, Attempts([*SEARCHED, *twice], BASELINE))
     assert [run.purpose for run in missing] == [Purpose.REFERENCE, Purpose.NUMERICS]
+
+
+@pytest.mark.parametrize("state", [AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG])
+@pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])
+def test_first_failure_of_a_run_is_repeated_and_the_second_is_final(
+    purpose: Purpose, state: AttemptState
+) -> None:
+    before = [] if purpose is Purpose.REFERENCE else [check(1, Purpose.REFERENCE)]
+    once = Attempts([*SEARCHED, *before, check(2, purpose, state)], BASELINE)
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, once, falling)
+    assert found is not None and found.purpose is purpose
+    assert purpose in [run.purpose for run in missing_runs([HALF], BASELINE, once)]
+    assert out_of(once) == []
+    twice = Attempts([*once, check(3, purpose, state)], BASELINE)
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, twice, falling) is None
+    assert out_of(twice) == [1]
+
+
+def out_of(attempts: Attempts) -> list[int]:
+    found = record(attempts, falling, BASELINE, Rules(refuse_unchecked=False))
+    return [*(one.trial for one in found.refused), *found.unchecked]

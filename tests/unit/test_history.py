@@ -26,6 +26,15 @@ def orphan(started: float, ended: float) -> StoredAttempt:
     return dataclasses.replace(given_up, result=AttemptResult(ABANDONED, fault=Fault.DAEMON))
 
 
+def with_node(started: float, ended: float) -> StoredAttempt:
+    lost = attempt(LOST, started, ended)
+    return dataclasses.replace(lost, result=AttemptResult(LOST, fault=Fault.NODE))
+
+
+def other(started: float, ended: float) -> StoredAttempt:
+    return dataclasses.replace(attempt(COMPLETE, started, ended), trial=2)
+
+
 NOW = attempt(RUNNING, 100.0, None)
 
 
@@ -41,10 +50,15 @@ NOW = attempt(RUNNING, 100.0, None)
         ([attempt(LOST, 99, 101)], 0),
         ([attempt(LOST, 0, 1), orphan(2, 3), orphan(4, 5)], 3),
         ([orphan(0, 9), orphan(1, 9), orphan(2, 9)], 1),
+        ([with_node(0, 1), with_node(2, 3)], 0),
+        ([with_node(0, 1), other(2, 3), with_node(4, 5)], 1),
+        ([with_node(0, 1), other(2, 3), with_node(4, 5), other(6, 7)], 2),
+        ([with_node(0, 5), other(1, 6), with_node(6, 9)], 1),
     ],
     ids=[
         "none", "in a row", "given up", "since a result", "another variant", "side by side",
         "beside it", "with their daemon", "with their daemon, side by side",
+        "with their node", "which works for another", "and again", "and at the same time",
     ],
 )  # fmt: skip
 def test_launches_in_vain_are_those_of_the_same_run_in_a_row(

@@ -85,6 +85,23 @@ def test_what_won_before_in_the_same_place_is_tried():
     assert "before" in found.reason
 
 
+def test_what_won_before_is_tried_without_what_has_to_be_compiled():
+    values = {
+        "precision": ["fp32", "bf16"],
+        "compile": ["none", "default"],
+        "compile_scope": ["model", "blocks"],
+    }
+    earlier = [recommended(precision="bf16", compile="default", compile_scope="blocks")]
+    found = remembered(space(**values), defaults(), earlier, HERE)
+    assert found is not None
+    assert found.params == {"precision": "bf16", "compile": "none", "compile_scope": "model"}
+    compiled = {**defaults(), "compile": "default"}
+    today = Space(values, compiled, CPU)
+    found = remembered(today, compiled, earlier, HERE)
+    assert found is not None
+    assert found.params["compile"] == "default", "as today"
+
+
 @pytest.mark.parametrize(
     "elsewhere",
     [
@@ -153,6 +170,17 @@ def test_compile_comes_on_top_of_the_best_and_float8_after_it():
         with_compilation(device_space(), faster, [faster, {**faster, "float8": "tensorwise"}])
         is None
     )
+
+
+def test_compile_comes_with_the_first_value_that_the_study_names_where_it_is_not_the_usual_one():
+    named = {**VALUES, "compile": ["none", "reduce-overhead", "max-autotune"]}
+    found = with_compilation(Space(named, TODAY, ON_DEVICE), TODAY, [TODAY])
+    assert found is not None
+    assert found.params["compile"] == "reduce-overhead"
+    both = {**VALUES, "compile": ["none", "reduce-overhead", "default"]}
+    found = with_compilation(Space(both, TODAY, ON_DEVICE), TODAY, [TODAY])
+    assert found is not None
+    assert found.params["compile"] == "default"
 
 
 def test_float8_is_not_suggested_where_compile_has_failed():

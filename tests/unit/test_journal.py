@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.standalone.recording import Journal, Run
+from autotune.standalone.recording import Journal, Run, _check_origin
+from launchers.replay import Answer, ReplayLauncher
+from launchers.replay.launcher import ENVIRONMENT
 
 RUNS = [Run(0, {"micro_batch": 2**n}, 10.0 + n, 1.0, "COMPLETE") for n in range(20)]
 
@@ -63,3 +66,30 @@ def test_a_first_line_that_a_crash_has_cut_is_written_again(tmp_path: Path) -> N
     assert Journal(tmp_path / "table.runs.csv", ["micro_batch"]).runs == []
     first = "pass,micro_batch,throughput,trial_seconds,state\n"
     assert (tmp_path / "table.runs.csv").read_text() == first
+
+
+SPEC = StudySpec(name="a", workload={"script": "train.py"}, search_space={"bucket_cap_mb": [5, 25]})
+
+
+def machine(workers: int, *devices: str) -> ReplayLauncher:
+    described = [{"name": name, "memory_bytes": 2**34, "capability": [8, 0]} for name in devices]
+    environment = {**ENVIRONMENT, "devices": described}
+    return ReplayLauncher(lambda _: Answer(), workers=workers, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "told"),
+    [
+        (machine(2, "A100", "A100"), machine(2, "H100", "H100"), "2 ranks on A100, and .* on H100"),
+        (machine(4, "A100"), machine(8, "A100"), "4 ranks on A100, and here are 8 ranks on A100"),
+        (machine(2), machine(2, "A100"), "2 ranks on replayed processor, and here .* on A100"),
+    ],
+)
+def test_recording_of_another_machine_is_not_continued(
+    tmp_path: Path, there: ReplayLauncher, here: ReplayLauncher, told: str
+) -> None:
+    table = tmp_path / "t.csv"
+    _check_origin(table, SPEC, there, [])
+    _check_origin(table, SPEC, there, RUNS)
+    with pytest.raises(BadInput, match=told):
+        _check_origin(table, SPEC, here, RUNS)

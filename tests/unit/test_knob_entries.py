@@ -1,6 +1,7 @@
 """What every entry of the catalogue says, and that the effects beside a script say the same."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def test_entry_says_what_it_changes_of_the_training(knob: Knob) -> None:
     assert isinstance(knob.changes, frozenset)
     assert knob.changes <= {NUMBERS, DATA, GRAPH, STATISTICS}
     assert knob.changes or not knob.schedule
+    assert STATISTICS in knob.changes or not knob.same_statistics
     assert knob.numerics or not knob.number_format
 
 
@@ -87,7 +89,7 @@ def test_relations_name_knobs_and_their_values(knob: Knob) -> None:
 
 @EVERY_KNOB
 def test_values_that_are_told_apart_are_values_of_the_knob(knob: Knob) -> None:
-    told = [*knob.lasting, *(knob.stateful or ())]
+    told = [*knob.lasting, *(knob.stateful or ()), *itertools.chain(*knob.same_statistics)]
     if knob.inject:
         told += knob.inject.values
         told += [] if knob.inject.today is None else [knob.inject.today]

@@ -11,7 +11,7 @@ from autotune.config.document import parse
 from autotune.errors import BadInput
 from autotune.standalone import interpreters
 from autotune.standalone.init_script import _text
-from autotune.standalone.launch_command import NoScript, taken_apart
+from autotune.standalone.launch_command import NoScript, check_devices, taken_apart
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,6 @@ def test_size_of_a_step_that_is_not_a_number_is_refused(option):
         ("python -c pass", "no script"),
         ("python -i a.py", "must not have -i"),
         ("env -u A python a.py", "env is told -u"),
-        ("env CUDA_VISIBLE_DEVICES=1 python a.py", "CUDA_VISIBLE_DEVICES=1 autotune init"),
         ("uv run --env-file .env python a.py", "uv is told --env-file"),
         ("uv --directory /p run python a.py", "uv is told --directory, "),
         ("conda run --cwd /p -n x python a.py", "conda is told --cwd"),
@@ -238,6 +237,15 @@ def test_size_of_a_step_that_is_not_a_number_is_refused(option):
 def test_what_is_no_launch_of_a_script_is_told(command, told):
     with pytest.raises(BadInput, match=re.escape(told)):
         taken_apart(command.split())
+
+
+def test_devices_that_a_command_chooses_are_none_of_a_study_and_known_to_a_job():
+    found = taken_apart(
+        ["env", "CUDA_VISIBLE_DEVICES=1", "torchrun", "--nproc-per-node", "2", "a.py"]
+    )
+    assert (found.workers, found.env) == (2, {"CUDA_VISIBLE_DEVICES": "1"})
+    with pytest.raises(BadInput, match="CUDA_VISIBLE_DEVICES=1 autotune init"):
+        check_devices(found)
 
 
 @pytest.mark.parametrize("command", ["make train", "bash run.sh", "mpirun -np 4 ./bench"])

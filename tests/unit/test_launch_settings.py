@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from autotune.cli.run_job import _started, _unchanged
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
 from autotune.export.launch_settings import with_variables
-from autotune.export.tuned_job import script_job, script_of
+from autotune.export.tuned_job import Started, script_job, script_of
 from autotune.worker.inject.job_order import VARIABLE, Order
 
 BATCH = {"micro_batch": "--batch-size", "accumulation_steps": "$STEPS"}
@@ -19,7 +20,7 @@ TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
 
 def best(flags: dict[str, str] = BATCH, **changes: Any) -> BestConfig:
     """Of a study of 16 x 2 that recommends 32 x 1 and other buckets."""
-    arguments = ["--batch-size", "16"] if flags == BATCH else changes.pop("args")
+    arguments = changes.pop("args", ["--batch-size", "16"])
     spec = StudySpec(
         name="a",
         workload={"script": "train.py", "args": arguments, "flags": flags},
@@ -41,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_change_of_the_job_is_told() -> None:
-    job = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, ranks=2)
+    job = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, Started(2))
     assert job.changes == (
         "micro_batch: --batch-size 16 -> 32",
         "accumulation_steps: $STEPS 2 -> 1",
@@ -52,20 +53,40 @@ def test_each_change_of_the_job_is_told() -> None:
 
 def test_argument_of_a_class_reaches_the_job_and_is_told_as_code() -> None:
     flags = {"micro_batch": "TrainingArguments(per_device_train_batch_size)"}
-    job = script_job(best(flags, args=[]), TORCHRUN, {}, ranks=2)
+    job = script_job(best(flags, args=[]), TORCHRUN, {}, Started(2))
     given = {"TrainingArguments(per_device_train_batch_size)": 32}
     assert Order.from_text(job.environment[VARIABLE]).constructed == given
     assert "micro_batch: TrainingArguments(per_device_train_batch_size=32)" in job.changes
     assert job.command == tuple(TORCHRUN)
 
 
-def test_job_that_is_sharded_says_what_becomes_of_its_checkpoints() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("parallelism", "fsdp", "checkpoints: the state_dict"),
+        ("gradient_compression", "powersgd", "gradient_compression: the first 1,000 steps"),
+    ],
+)
+def test_job_says_what_differs_from_a_trial_and_from_itself(
+    name: str, value: str, told: str
+) -> None:
     chosen = best()
-    knobs = {**chosen.knobs, "parallelism": "fsdp"}
+    knobs = {**chosen.knobs, name: value}
     assert chosen.script is not None
-    script = {**chosen.script, "changes": ["parallelism"]}
+    script = {**chosen.script, "changes": [name]}
     job = script_job(dataclasses.replace(chosen, knobs=knobs, script=script), TORCHRUN, {})
-    assert any(change.startswith("checkpoints: ") for change in job.changes)
+    assert any(change.startswith(told) for change in job.changes)
+
+
+@pytest.mark.parametrize(("measured", "text"), [("2.21.5", "Tree"), ("2.28.9", "allreduce:tree")])
+def test_nccl_is_told_its_algorithm_as_the_version_of_the_ranks_takes_it(
+    measured: str, text: str
+) -> None:
+    chosen = best()
+    knobs = {**chosen.knobs, "nccl_algo": "Tree"}
+    provenance = {"environment": {"nccl": measured}}
+    job = script_job(dataclasses.replace(chosen, knobs=knobs, provenance=provenance), TORCHRUN, {})
+    assert job.environment["NCCL_ALGO"] == text
 
 
 def test_assignments_of_a_leading_env_are_rewritten() -> None:
@@ -112,6 +133,17 @@ def test_job_that_has_the_recommended_batch_already_is_not_refused() -> None:
     job = script_job(best(), [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
     assert job.refusals == ()
     assert job.changes == ("bucket_cap_mb: 25 -> 5 (from outside)",)
+
+
+def test_job_that_has_all_of_it_already_is_told_so() -> None:
+    config = best()
+    assert config.script is not None
+    config.script["changes"] = []
+    job = script_job(config, [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
+    assert job.changes == ()
+    assert _unchanged(config) == "nothing is changed: the command has what the study recommends"
+    config.script["turned"] = {}
+    assert _unchanged(config) == "nothing is changed: the study keeps your configuration"
 
 
 PARTS = {"--labeled-bs": 4, "--unlabeled-bs": 12}
@@ -192,18 +224,203 @@ def test_variable_that_the_job_lacks_is_the_studys() -> None:
 
 
 def test_job_of_other_ranks_is_refused() -> None:
-    (refused,) = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {}, ranks=8).refusals
+    (refused,) = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {}, Started(8)).refusals
     assert refused.startswith("the command starts 8 ranks, and the study ran 2")
 
 
 def test_job_under_another_launcher_than_the_study_is_refused() -> None:
     config, command = best(), [*TORCHRUN, "--batch-size", "16"]
-    (refused,) = script_job(config, command, {}, ranks=2, launch="deepspeed").refusals
+    (refused,) = script_job(config, command, {}, Started(2, "deepspeed")).refusals
     assert "starts its script as deepspeed does, and the study as torchrun does" in refused
-    assert not script_job(config, command, {}, ranks=2, launch="torchrun").refusals
+    assert not script_job(config, command, {}, Started(2, "torchrun")).refusals
     older = {name: value for name, value in (config.script or {}).items() if name != "launch"}
     config = dataclasses.replace(config, script=older)
-    assert not script_job(config, command, {}, ranks=2, launch="deepspeed").refusals
+    assert not script_job(config, command, {}, Started(2, "deepspeed")).refusals
+
+
+def test_start_that_is_not_known_is_told_and_that_variables_may_not_arrive() -> None:
+    config, command = best(), ["docker", "run", "img", *TORCHRUN, "--batch-size", "16"]
+    job = script_job(config, command, {"STEPS": "2"}, Started(unknown="docker"))
+    assert job.differences == (
+        "ranks and launcher were not compared: docker",
+        "what acts from outside, or by variables, may not arrive in the ranks",
+    )
+    assert config.script is not None
+    config.script["changes"] = []
+    job = script_job(config, command, {"STEPS": "2"}, Started(unknown="docker"))
+    assert job.differences == ("ranks and launcher were not compared: docker",)
+
+
+OVER_HOSTS = ["deepspeed", "--hostfile", "hosts"]
+
+
+def test_changes_that_deepspeed_hands_on_to_no_other_host_are_refused() -> None:
+    Path("hosts").write_text("a slots=1\nb slots=1\n")
+    config, rest = best(), ["train.py", "--batch-size", "16"]
+    assert config.script is not None
+    config.script["launch"] = "deepspeed"
+    started, variables = _started([*OVER_HOSTS, *rest]), {"STEPS": "2"}
+    assert started == Started(2, "deepspeed", 2)
+    with pytest.raises(BadInput, match=r"on 2 hosts, .*STEPS, AUTOTUNE_RUN.*--node_rank N"):
+        script_job(config, [*OVER_HOSTS, *rest], variables, started)
+    own = [*OVER_HOSTS, "--no_ssh", "--node_rank", "0", *rest]
+    assert script_job(config, own, variables, _started(own)).refusals == ()
+    config.script.update(changes=[], turned={"micro_batch": 32})
+    assert script_job(config, [*OVER_HOSTS, *rest], variables, started).refusals == ()
+
+
+@pytest.mark.parametrize(("number", "ranks"), [(4, 4), (0, None)])
+def test_rank_on_each_device_is_as_many_as_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ranks: int | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for which in range(number):
+        (tmp_path / f"nvidia{which}").touch()
+    command = ["torchrun", "--nproc-per-node", "gpu", "train.py", "--batch-size", "16"]
+    started = _started(command, tmp_path)
+    assert started.ranks == ranks
+    job = script_job(best(), command, {"STEPS": "2"}, started)
+    refused = [reason for reason in job.refusals if "starts 4 ranks, and the study ran 2" in reason]
+    untold = [one for one in job.differences if one.startswith("ranks were not compared: ")]
+    assert (len(refused), len(untold)) == ((1, 0) if ranks else (0, 1))
+
+
+def test_devices_are_those_that_the_command_chooses(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    command = ["env", "CUDA_VISIBLE_DEVICES=1,3", "torchrun", "--nproc-per-node", "gpu", "train.py"]
+    assert _started(command, tmp_path).ranks == 2
+
+
+def test_ranks_that_the_script_starts_are_told_where_devices_are_others() -> None:
+    config, command = best(), ["python", "train.py", "--batch-size", "16"]
+    assert config.script is not None
+    config.script["launch"] = "torch.multiprocessing.spawn"
+    started = Started(1, "python", devices=4)
+    (told,) = script_job(config, command, {"STEPS": "2"}, started).differences
+    assert told == (
+        "how many ranks train.py starts was not compared: the study ran 2, and the command finds 4 "
+        "CUDA devices"
+    )
+    same = Started(1, "python", devices=2)
+    assert script_job(config, command, {"STEPS": "2"}, same).differences == ()
+
+
+OTHERS = [
+    "--seq-length",
+    "2048",
+    "--lr=1e-4",
+    "--bf16",
+    "--api-key",
+    "sk-1",
+    "--out",
+    "a",
+    "epochs=3",
+]
+
+
+def with_others() -> BestConfig:
+    return best(args=[*OTHERS, "--global-batch-size", "256", "--batch-size", "16"])
+
+
+def test_arguments_of_the_study_are_kept_without_those_turned_and_secret() -> None:
+    script = with_others().script
+    assert script is not None
+    assert script["arguments"] == {
+        "--seq-length": "2048",
+        "--lr": "1e-4",
+        "--bf16": "",
+        "--out": "a",
+        "epochs=": "3",
+        "--global-batch-size": "256",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--seq-length 2048", []),
+        ("--seq-length=2048", []),
+        (
+            "--seq-length 4096 --flash",
+            [
+                "--seq-length 4096 in the command, and --seq-length 2048 in the study",
+                "--flash in the command, and --flash (not given) in the study",
+            ],
+        ),
+        ("", ["--seq-length (not given) in the command, and --seq-length 2048 in the study"]),
+    ],
+)
+@pytest.mark.parametrize("size", ["--batch-size 16", "--batch-size=32"])
+def test_other_arguments_than_in_the_study_are_told(words: str, told: list[str], size: str) -> None:
+    rest = ["--global-batch-size", "256", "--api-key", "sk-2", *OTHERS[2:4], *OTHERS[6:]]
+    command = [*TORCHRUN, *rest, *words.split(), *size.split()]
+    job = script_job(with_others(), command, {"STEPS": "2"})
+    assert (job.differences, job.refusals) == (tuple(told), ())
+
+
+@pytest.mark.parametrize(
+    "words", ["--batch-size 32 data/", "data/ --batch-size=32", "--batch-size=32 data/"]
+)
+def test_word_behind_an_option_that_was_turned_is_no_part_of_it(words: str) -> None:
+    config = best(args=["--batch-size", "16", "data/"])
+    assert config.script is not None
+    assert config.script["arguments"] == {"": "data/"}
+    assert script_job(config, [*TORCHRUN, *words.split()], {"STEPS": "2"}).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [("--global-batch-size", True), ("--eval-batch-size", False), ("batch_size=", True)],
+)
+def test_another_size_of_a_batch_that_was_not_tuned_is_refused(option: str, refused: bool) -> None:
+    config = best(BATCH)
+    assert config.script is not None
+    config.script["arguments"] |= {option: "256"}
+    word = f"{option}2048" if option.endswith("=") else f"{option}=2048"
+    job = script_job(config, [*TORCHRUN, "--batch-size", "16", word], {"STEPS": "2"})
+    assert (len(job.refusals), len(job.differences)) == ((1, 0) if refused else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("here", "told"),
+    [
+        (("NVIDIA H100",), "it was tuned on NVIDIA A100 MIG 1g, and NVIDIA H100 is here"),
+        (("NVIDIA A100",), ""),
+        ((), ""),
+    ],
+)
+def test_other_devices_than_those_of_the_study_are_told(here: tuple[str, ...], told: str) -> None:
+    devices = {"environment": {"devices": [{"name": "NVIDIA A100 MIG 1g"}]}}
+    config = dataclasses.replace(best(), provenance=devices)
+    command = [*TORCHRUN, "--batch-size", "16"]
+    job = script_job(config, command, {"STEPS": "2"}, Started(2, models=here))
+    assert job.differences == ((told,) if told else ())
+
+
+REFUSED_BY_INIT = [
+    "docker run img python",
+    "apptainer exec x.sif python",
+    "srun --container-image=x.sqsh python",
+    "srun --export=NONE python",
+    "srun -n 8 --ntasks-per-node 8 python",
+    "mpirun -np 16 python",
+    "sudo python",
+    "taskset -c 0 python",
+    "uv run --directory /p python",
+]
+
+
+@pytest.mark.parametrize("before", REFUSED_BY_INIT)
+def test_command_that_init_refuses_is_run_with_a_word_of_it(before: str) -> None:
+    started = _started([*before.split(), "train.py"])
+    assert (started.ranks, started.launch) == (None, None)
+    assert started.unknown.startswith("`autotune init` would refuse this command (")
+
+
+def test_command_that_chooses_devices_is_compared_all_the_same() -> None:
+    command = ["env", "CUDA_VISIBLE_DEVICES=0,1", *TORCHRUN]
+    assert _started(command) == Started(2, "torchrun")
 
 
 @pytest.mark.parametrize(

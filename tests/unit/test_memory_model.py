@@ -42,6 +42,13 @@ def test_what_failed_fails_again_and_so_does_all_that_is_larger():
     assert risk[4] > 0.99
 
 
+def test_failure_at_the_size_of_one_that_ran_rules_nothing_out():
+    model = MemoryModel(GRID, rows((16, "fp32", 1)), fp32(16))
+    assert model.risk(fp32(8, 16, 32)).max() < 1
+    assert MemoryModel(GRID, rows((16, "bf16", 1)), fp32(16)).risk(fp32(16)) == [1]
+    assert MemoryModel(GRID, rows((8, "fp32", 1)), fp32(16)).risk(fp32(16)) == [1]
+
+
 def test_another_precision_is_suspected_too_but_less():
     model = MemoryModel(GRID, fp32(8, 16, 32), fp32(64))
     same, other, far = model.risk(rows((64, "fp32", 1), (64, "bf16", 10), (128, "bf16", 10)))

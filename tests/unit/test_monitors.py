@@ -11,6 +11,7 @@ from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import FirstStepsMonitor, TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import (
+    COMMAND_ENDED,
     SCRIPT_ENDED,
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
@@ -82,6 +83,12 @@ def test_script_that_trained_to_its_end_counts_by_enough_blocks(blocks, state):
     assert (found.state, found.throughput) == (state, 100.0 if state == "COMPLETE" else None)
 
 
+@pytest.mark.parametrize(("blocks", "state"), [(5, "COMPLETE"), (1, "ERROR")])
+def test_command_that_trained_to_its_end_counts_by_enough_blocks(blocks, state):
+    cause = f"rank 0: {COMMAND_ENDED} 50 reports, before enough was seen; have it run for longer"
+    assert judged(numbered(blocks), Outcome.ERROR, cause=cause).state == state
+
+
 def test_a_lost_agent_is_nobodys_fault():
     assert judged(numbered(5), Outcome.CRASH, lost_agent=True).state == AttemptState.LOST
 
@@ -108,6 +115,45 @@ def test_a_reference_that_its_time_has_ended_is_none(count):
         "PRUNED",
         f"ended after {count} of {PROOF.most_steps} steps",
     )
+
+
+ENDED = f"rank 0: {SCRIPT_ENDED} 50 measured optimizer steps, before enough was seen"
+GRADIENT = {"gradient": [["a", 4, 1.0, 1.0, 0.5]]}
+
+
+def judged_at_its_end(blocks, reference=None):
+    judge = TrajectoryMonitor(reference)
+    for block in blocks:
+        judge(block)
+    return judge.result(TrialReport("t", Outcome.ERROR, ENDED, tuple(blocks), 5.0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "observed", "state"),
+    [
+        (PROOF.fewest_steps + 5, GRADIENT, "COMPLETE"),
+        (PROOF.start, GRADIENT, "COMPLETE"),
+        (PROOF.start - 1, GRADIENT, "ERROR"),
+        (PROOF.fewest_steps - 1, {}, "ERROR"),
+    ],
+)
+def test_reference_of_a_script_that_came_to_its_end_is_judged_by_its_steps(steps, observed, state):
+    first = [dataclasses.replace(block, observed=observed) for block in flat(STEPS_WITHOUT_DROPOUT)]
+    found = judged_at_its_end([*first, *flat(steps)[STEPS_WITHOUT_DROPOUT:]])
+    assert (found.state, ENDED in found.cause) == (state, state == "ERROR")
+
+
+def test_reference_of_a_script_that_came_to_its_end_needs_a_fall_of_its_loss_without_gradients():
+    assert judged_at_its_end(falling(PROOF.fewest_steps + 5)).state == "COMPLETE"
+    hardly = judged_at_its_end(flat(PROOF.fewest_steps + 5))
+    assert hardly.state == "ERROR"
+    assert "the loss of the reference fell by 0.0% in 37 steps" in hardly.cause
+
+
+@pytest.mark.parametrize(("steps", "state"), [(37, "COMPLETE"), (36, "ERROR")])
+def test_check_of_a_script_that_came_to_its_end_has_the_steps_of_its_reference(steps, state):
+    reference = trajectory(falling(PROOF.fewest_steps + 5))
+    assert judged_at_its_end(falling(steps), reference).state == state
 
 
 def test_a_reference_may_end_once_its_loss_has_fallen():

@@ -1,6 +1,5 @@
 """A script that chooses its CUDA devices in its code is refused."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,9 @@ def test_script_that_sets_other_devices_than_it_was_given_is_refused(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     devices, none_here = GivenDevices(tmp_path), GivenDevices(tmp_path / "no driver")
     assert devices.problem() == ""
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if own is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = own  # as scripts do
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
     found = devices.problem()
     assert bool(found) == bool(does)
     assert not does or found.startswith(f"the script {does}, and this trial was given {given!r}")

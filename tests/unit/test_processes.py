@@ -45,7 +45,7 @@ def stubborn():
 def alive(pid):
     return processes.state(pid) not in "ZX?"
 
-def wait_until(true, seconds=10):
+def wait_until(true, seconds=120):
     give_up = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < give_up, "the scene did not come about"

@@ -1,11 +1,11 @@
 """Who holds a name on this machine, whom one waits for, and whom not; the holders are real processes."""
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_one_waits_until_a_rival_has_gone(name: str, rival: subprocess.Popen[str
     assert not taken.is_set()
     assert {found.pid for found in heard} == {rival.pid}
     end(rival)
-    thread.join(10)
+    thread.join(180)
     assert taken.is_set()
 
 
@@ -255,39 +255,73 @@ time.sleep(600)
         mine.take([name])
 
 
-def test_of_several_that_begin_at_once_one_is_first(name: str) -> None:
-    """And each gets its turn."""
-    most = threading.Semaphore(1)
-    done: list[bool] = []
-    code = HOLD.replace("(refuse)", "(lambda _: False)").replace(
-        "time.sleep(600)", "sys.stdin.read()"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, name],
+_ONE_OF_SEVERAL = """
+import sys
+
+from launchers.reservation import Reservation
+
+held = Reservation(lambda _: print("waits", flush=True))
+print("ready", flush=True)
+sys.stdin.readline()
+held.take(sys.argv[1:])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Contender:
+    """A process that takes a name once it is told to, and holds it until it may leave."""
+
+    def __init__(self, name: str) -> None:
+        self.said: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ONE_OF_SEVERAL, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(4)
-    ]
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def turn(process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        got = process.stdout.readline() == "held\n" and most.acquire(blocking=False)
-        time.sleep(0.05)
-        most.release()
-        done.append(got)
-        process.stdin.close()
-        process.wait(60)
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said.append(line.strip())
 
-    threads = [threading.Thread(target=turn, args=(process,)) for process in processes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert done == [True] * 4
+    def begin(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("begin\n")
+        self._process.stdin.flush()
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether it has the name, or knows that another process has it."""
+        return len(self.said) > 1
+
+    def leave(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(180) == 0
+
+    def end(self) -> None:
+        with self._process:
+            self._process.kill()
+
+
+def test_of_several_that_begin_at_once_one_is_first(name: str) -> None:
+    """And each gets its turn."""
+    with contextlib.ExitStack() as stack:
+        left = [Contender(name) for _ in range(4)]
+        for one in left:
+            stack.callback(one.end)
+        wait_for(lambda: all(one.said for one in left), "all are ready")
+        for one in left:
+            one.begin()
+        wait_for(lambda: all(one.has_looked for one in left), "each has looked")
+        while left:
+            holding = wait_for(lambda: [one for one in left if "held" in one.said], "one has it")
+            assert len(holding) == 1
+            left.remove(holding[0])
+            holding[0].leave()
 
 
 def test_a_socket_that_nobody_listens_on_is_no_holder(name: str, mine: Reservation) -> None:

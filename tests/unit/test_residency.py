@@ -47,20 +47,18 @@ def test_what_replaces_the_forward_pass_alone_can_be_undone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "name", "value"),
+    ("parallelism", "name", "value"),
     [
-        ({"parallelism": "ddp"}, "channels_last", True),
-        ({"parallelism": "fsdp"}, "compile", "default"),
-        ({"parallelism": "zero1"}, "activation_checkpointing", 1),
-        ({"static_graph": True}, "compile", "default"),
-        ({"float8": "tensorwise"}, "precision", "bf16"),
+        ("ddp", "channels_last", True),
+        ("fsdp", "compile", "default"),
+        ("zero1", "activation_checkpointing", 1),
     ],
 )
-def test_what_the_wrapper_or_the_layers_are_made_for_takes_new_processes(
-    beside: dict[str, object], name: str, value: object
+def test_knob_of_the_model_takes_new_processes_beneath_a_wrapper(
+    parallelism: str, name: str, value: object
 ) -> None:
-    now = {**defaults(), **beside}
-    assert why_not_live(now, {**now, name: value})
+    now = {**defaults(), "parallelism": parallelism}
+    assert why_not_live(now, {**now, name: value}) == f"{name} acts on the model"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -86,26 +84,40 @@ def test_single_values_stay_with_their_process(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "name", "value"),
+    ("maker", "made", "name", "value"),
     [
-        ({"compile": "reduce-overhead"}, "micro_batch", 1),
-        ({"compile": "reduce-overhead"}, "precision", "bf16"),
-        ({"compile": "max-autotune"}, "attention", "flash"),
-        ({"compile": "max-autotune"}, "activation_checkpointing", 1),
-        ({"static_graph": True}, "accumulation_steps", 4),
-        ({"parallelism": "fsdp"}, "micro_batch", 1),
-        ({"parallelism": "zero1"}, "micro_batch", 1),
-        ({"parallelism": "data_parallel"}, "micro_batch", 1),
-        ({"gradient_compression": "powersgd"}, "micro_batch", 1),
-        ({"layer_keep": 0.5}, "log_interval", 1),
-        ({"curriculum_start": 0.5}, "log_interval", 1),
+        ("compile", "reduce-overhead", "micro_batch", 1),
+        ("compile", "reduce-overhead", "precision", "bf16"),
+        ("compile", "max-autotune", "attention", "flash"),
+        ("compile", "max-autotune", "activation_checkpointing", 1),
+        ("static_graph", True, "accumulation_steps", 4),
+        ("static_graph", True, "compile", "default"),
+        ("float8", "tensorwise", "precision", "bf16"),
     ],
 )
 def test_what_was_made_for_a_value_is_made_anew_for_another(
-    beside: dict[str, object], name: str, value: object
+    maker: str, made: object, name: str, value: object
 ) -> None:
-    now = {**defaults(), **beside}
-    assert why_not_live(now, {**now, name: value})
+    now = {**defaults(), maker: made}
+    reason = f"{name} is part of what was made for {maker}"
+    assert why_not_live(now, {**now, name: value}) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("parallelism", "fsdp"),
+        ("parallelism", "zero1"),
+        ("parallelism", "data_parallel"),
+        ("gradient_compression", "powersgd"),
+        ("layer_keep", 0.5),
+        ("curriculum_start", 0.5),
+    ],
+)
+def test_what_has_a_history_is_no_start_of_another_training(name: str, value: object) -> None:
+    now = {**defaults(), name: value}
+    reason = f"{name}={value} goes with a training from its first step on"
+    assert why_not_live(now, {**now, "log_interval": 1}) == reason
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])

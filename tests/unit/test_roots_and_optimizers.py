@@ -2,7 +2,10 @@
 
 import functools
 import gc
+import inspect
 import multiprocessing
+import os
+import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -11,13 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from autotune.worker.effects.process import COLLECTING_STEPS
+from autotune.worker.inject import job_order
 from autotune.worker.inject.changes import Changes
+from autotune.worker.inject.job_order import Order
 from autotune.worker.inject.root_changes import RootChanges
 from autotune.worker.inject.roots import Call, Prepare, Roots
+from autotune.worker.protocol import COMPRESSION_WARM_UP
 from tests.support.seeing import PRELOADED
 from tests.support.trials import knobs
 
@@ -246,6 +254,47 @@ def test_first_bucket_is_idle_where_the_script_says_the_size_of_all(
     bucket: int | None, idle: list[str]
 ) -> None:
     run_apart(functools.partial(_first_bucket, bucket, idle))
+
+
+def _powersgd_begins(*, in_job: bool) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    chosen = knobs(gradient_compression="powersgd")
+    names = ("gradient_compression",)
+    if in_job:
+        os.environ[job_order.VARIABLE] = Order("train.py", False, chosen, names).to_text()
+        job_order.begin(["python", "train.py"])
+    else:
+        Changes(chosen, names).begin()
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    ((_, state),) = model._comm_hooks
+    by_itself = inspect.signature(PowerSGDState).parameters["start_powerSGD_iter"].default
+    assert by_itself == 1000, "the announcement of a job names it"
+    assert state.start_powerSGD_iter == (by_itself if in_job else COMPRESSION_WARM_UP)
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_own_job_begins_to_compress_where_pytorch_does_and_a_trial_at_once(in_job: bool) -> None:
+    run_apart(functools.partial(_powersgd_begins, in_job=in_job))
+
+
+def _garbage_in_a_script() -> None:
+    Changes(knobs(freeze_gc=True), ("freeze_gc",)).begin()
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter])
+    optimizer.step()
+    cycle: list[Any] = [nn.Identity()]
+    left = weakref.ref(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    for _ in range(COLLECTING_STEPS - 1):
+        optimizer.step()
+    assert left() is not None
+    optimizer.step()
+    assert left() is None
+
+
+def test_garbage_of_a_script_is_collected_at_few_steps() -> None:
+    run_apart(_garbage_in_a_script)
 
 
 def _set_back(setting: str, value: object) -> None:

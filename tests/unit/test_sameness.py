@@ -97,6 +97,18 @@ def test_data_that_is_not_shown_to_be_the_same_is_named(
     assert word in " ".join(sentences)
 
 
+@pytest.mark.parametrize("of_script", [True, False])
+def test_parallelism_is_refused_where_a_layer_computes_over_other_rows(of_script: bool) -> None:
+    today = seen(batch_dependent="BatchNorm") if of_script else {"batch_dependent": "BatchNorm"}
+    values = ("none", "zero1", "fsdp", "hsdp", "data_parallel")
+    found = comparison(today, *(({"parallelism": value}, today) for value in values))
+    refused = found.refused()
+    assert sorted(refused) == [3, 4, 5], "those that shard, and data_parallel"
+    assert all("parallelism changes its statistics" in reason for reason in refused.values())
+    plain = comparison(seen(), ({"parallelism": "data_parallel"}, seen()))
+    assert plain.refused() == {}
+
+
 def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
     knobs = {"loader_workers": 1, "persistent_workers": True}
     found = comparison(
@@ -110,6 +122,19 @@ def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
     assert not found.lacks_epoch(2, configuration)
     assert found.lacks_epoch(3, configuration)
     assert "no second epoch" in " ".join(found.open(3, configuration))
+
+
+@pytest.mark.parametrize("today", [True, False])
+def test_gradients_of_zero_are_refused_where_a_step_leaves_parameters_out(today: bool) -> None:
+    """Where they are set to zero today, only the trial shows which have none."""
+    knobs = {"set_to_none": False}
+    told = (seen(unused_parameters=2), seen()) if today else (seen(), seen(unused_parameters=2))
+    (reason,) = comparison(told[0], (knobs, told[1])).refused().values()
+    assert "2 parameters had no gradient" in reason
+    assert comparison(seen(), (knobs, seen())).refused() == {}
+    unseen = comparison({}, (knobs, {}))
+    assert "set_to_none" in " ".join(unseen.open(1, {**TODAY, **knobs}))
+    assert unseen.open(1, TODAY) == []
 
 
 def test_a_graph_that_the_script_does_not_call_static_stays_a_risk() -> None:

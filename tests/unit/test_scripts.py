@@ -20,7 +20,7 @@ from autotune.export.tuned_job import script_job, script_of
 from autotune.runs.plan import resources
 from autotune.worker import inject
 from autotune.worker.inject.batch_samples import samples
-from autotune.worker.inject.job_order import Order, runs
+from autotune.worker.inject.job_order import VARIABLE, Order, runs
 from search_spaces import defaults
 from tests.support.steering import write_study
 
@@ -297,6 +297,13 @@ def test_the_allocator_keeps_what_the_job_tells_it() -> None:
     assert found == "max_split_size_mb:128,expandable_segments:True"
 
 
+def test_the_allocator_keeps_what_the_study_tells_it() -> None:
+    config = best(env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"})
+    config = dataclasses.replace(config, knobs={**config.knobs, "expandable_segments": True})
+    found = script_job(config, ["python", "src/train.py"], {}).environment
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+
+
 def test_arguments_for_all_ranks_are_told_to_be_for_as_many() -> None:
     config = best(over_all_ranks={"flags": ["--b"], "ranks": 8})
     job = script_job(config, ["python", "src/train.py"], {})
@@ -452,10 +459,49 @@ def test_ranks_share_cpus_where_a_script_is_run_as_its_owner_runs_it(
     assert resources(spec).shares_cpus == shares
 
 
-def test_python_without_autotune_starts_in_a_job_as_ever(tmp_path: Path) -> None:
-    venv.create(tmp_path / "other")
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A python for which autotune is not installed."""
+    folder = tmp_path_factory.mktemp("other")
+    venv.create(folder)
+    return folder / "bin/python"
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "rank", "says"),
+    [
+        ("train.py --x", ["bucket_cap_mb"], None, True),
+        ("-u ./train.py train.py", ["bucket_cap_mb"], "0", True),
+        ("train.py", ["bucket_cap_mb"], "1", False),
+        ("train.py", [], None, False),
+        ("other.py train.py", ["bucket_cap_mb"], None, False),
+        ("-m other train.py", ["bucket_cap_mb"], None, False),
+    ],
+)
+def test_job_of_a_python_without_autotune_says_that_nothing_changes(
+    tmp_path: Path, other_python: Path, words: str, changes: list[str], rank: str | None, says: bool
+) -> None:
+    for name in ("train.py", "other.py"):
+        (tmp_path / name).write_text("print('ran')")
+    order = Order("train.py", False, {}, tuple(changes))
+    env = {"PYTHONPATH": str(Path(inject.__file__).parent / "site"), VARIABLE: order.to_text()}
     found = subprocess.run(
-        [tmp_path / "other/bin/python", "-c", "import sys; print('sitecustomize' in sys.modules)"],
+        [other_python, *words.split()],
+        env=env | ({} if rank is None else {"RANK": rank}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    told = f"autotune is not installed for {other_python}: nothing is changed from outside"
+    assert found.stdout == "ran\n"
+    assert (told in found.stderr, bool(found.stderr)) == (says, says)
+
+
+def test_python_without_autotune_starts_in_a_job_as_ever(
+    tmp_path: Path, other_python: Path
+) -> None:
+    found = subprocess.run(
+        [other_python, "-c", "import sys; print('sitecustomize' in sys.modules)"],
         env={"PYTHONPATH": str(Path(inject.__file__).parent / "site")},
         cwd=tmp_path,
         capture_output=True,

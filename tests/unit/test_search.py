@@ -91,6 +91,34 @@ def test_nothing_that_must_run_out_of_memory_is_asked():
     assert len(asked) == 6
 
 
+@pytest.mark.parametrize("ran", [False, True])
+def test_failure_rules_out_what_needs_as_much_unless_its_equal_ran(ran):
+    values = {"micro_batch": [4, 8], "loader_workers": [0, 32], "log_interval": [1, 10]}
+    space = Space(values, {**defaults(), "log_interval": 1}, CPU)
+    study = optuna.create_study(direction="maximize", sampler=sampler("random", space, seed=0))
+
+    def told(workers, *, log_interval, fails):
+        study.enqueue_trial(
+            {"micro_batch": 4, "loader_workers": workers, "log_interval": log_interval}
+        )
+        trial = study.ask(space.distributions())
+        trial.set_user_attr("end", "OOM" if fails else "COMPLETE")
+        state = optuna.trial.TrialState.PRUNED if fails else None
+        study.tell(trial, None if fails else 1.0, state=state)
+
+    told(32, log_interval=1, fails=True)
+    if ran:
+        told(32, log_interval=10, fails=False)
+    asked = set()
+    with pytest.raises(Exhausted):
+        while True:
+            trial = study.ask(space.distributions())
+            study.tell(trial, 1.0)
+            asked.add((trial.params["micro_batch"], trial.params["loader_workers"]))
+    assert (8, 0) in asked
+    assert ((8, 32) in asked) is ran
+
+
 def test_memory_is_compared_only_where_all_else_is_the_same():
     small = defaults()
     large = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}

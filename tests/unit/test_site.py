@@ -1,13 +1,18 @@
 """Place of the trials of a study: what a rank has there."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.config import StudySpec
+from autotune.runs.plan import Plan
 from launchers.replay import ReplayLauncher
+from launchers.replay.answers import Answer, Launch
 from launchers.replay.launcher import ENVIRONMENT
 from launchers.site import Site
+from search_spaces import defaults
 
 GIB = 2**30
 NODE: dict[str, Any] = {**ENVIRONMENT, "cores": 8, "memory_bytes": 32 * GIB}
@@ -17,6 +22,10 @@ DEVICES = [
 ]
 ON_CPU = Site("cpu", ranks=8, nodes=2, devices_per_rank=0.0, environment=NODE)
 ON_CUDA = Site("cuda", 2, 1, 1.0, {**NODE, "devices": DEVICES})
+
+
+def not_launched(_: Launch) -> Answer:
+    pytest.fail("nothing is launched")
 
 
 def test_rank_on_processors_has_its_share_of_all_nodes() -> None:
@@ -47,8 +56,37 @@ def test_devices_are_named_by_the_processor_where_there_are_none() -> None:
 
 
 def test_site_of_a_launcher_stays_as_it_was_when_its_agents_move() -> None:
-    with ReplayLauncher(lambda launch: pytest.fail("nothing is launched"), workers=4) as launcher:
+    with ReplayLauncher(not_launched, workers=4) as launcher:
         site = launcher.site
         launcher.slots[0].environment = {**ENVIRONMENT, "host": "elsewhere"}
         assert launcher.site is site
         assert (site.ranks, site.device, site.environment["host"]) == (4, "cpu", "replay")
+
+
+@pytest.mark.parametrize(
+    ("devices", "precision", "strict"),
+    [
+        (DEVICES, "fp32", True),
+        (DEVICES, "tf32", False),
+        (DEVICES, "bf16", False),
+        ([], "fp32", False),
+    ],
+)
+def test_tf32_of_the_workload_itself_is_refused_where_the_baseline_says_fp32(
+    devices: list[dict[str, Any]], precision: str, strict: bool, tmp_path: Path
+) -> None:
+    baseline = {"precision": precision, "parallelism": "none"}
+    spec = StudySpec.model_validate(
+        {
+            "name": "a",
+            "workload": {"name": "gpt"},
+            "baseline": baseline,
+            "resources": {"workers": 1},
+        }
+    )
+    environment = {**ENVIRONMENT, "devices": devices[1:]}
+    with ReplayLauncher(not_launched, workers=1, environment=environment) as launcher:
+        asked = Plan(spec, launcher).request(
+            launcher.slots[0], defaults(), name="t", workdir=Path(), log_dir=tmp_path
+        )
+    assert asked.strict_fp32 is strict

@@ -41,6 +41,8 @@ from tests.support.trials import of_one_rank
 from tests.support.waiting import wait_for
 
 REQUEST = of_one_rank({}, world_size=2)
+ON_DEVICE = dataclasses.replace(REQUEST, device="cuda", devices_per_rank=1.0)
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)
 CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
 DIED = RankEnd(1, Outcome.CRASH, "died by SIGABRT", at=1.0)
@@ -151,12 +153,12 @@ def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
     cluster = Cluster(ended(0), ended(1))
 
     def train() -> None:
-        for _ in range(4):
-            time.sleep(0.3)
+        while cluster.slot.unreachable() != ["node 1 fell silent"]:
             cluster.links[0].say(Heartbeat("t").to_line())
+            time.sleep(0.05)
         cluster.links[0].say(BLOCK.to_line())
 
-    threading.Thread(target=train).start()
+    threading.Thread(target=train, daemon=True).start()
     report = cluster.run(enough)
     assert report.not_its_own.startswith("node 1 stood still, or was cut off, for")
 
@@ -378,16 +380,17 @@ def test_an_agent_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.Mon
 
 @pytest.mark.fault(28)
 def test_one_that_says_that_it_is_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launchers.agents.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("launchers.agents._LISTEN_SECONDS", 0.1)
+    """Silence is counted in looks; twenty fit into what is too long, however busy the machine is."""
+    monkeypatch.setattr("launchers.agents.SILENT_SECONDS", 2.0)
+    monkeypatch.setattr("launchers.agents._LISTEN_SECONDS", 0.05)
     cluster = Cluster({}, {})
     began = time.monotonic()
 
     def talk() -> None:
-        while time.monotonic() < began + 1.5:
+        while time.monotonic() < began + 3.0:
             for link in cluster.links:
                 link.say(Heartbeat("t").to_line())
-            time.sleep(0.1)
+            time.sleep(0.05)
         for node, link in enumerate(cluster.links):
             link.say(cleared(node).to_line())
 
@@ -434,6 +437,7 @@ def test_nor_one_whose_agent_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) ->
             "what(): CUDA error: uncorrectable ECC error encountered",
         ),
         (Outcome.ERROR, "RuntimeError: no CUDA-capable device is detected", ""),
+        (Outcome.ERROR, f"RuntimeError: {BUSY}", ""),
     ],
 )
 def test_a_device_that_fails_is_no_result_and_leaves_the_slot_out_of_use(
@@ -441,11 +445,29 @@ def test_a_device_that_fails_is_no_result_and_leaves_the_slot_out_of_use(
 ) -> None:
     broken = RankEnd(1, outcome, cause, log_tail=tail)
     cluster = Cluster({StartTrial: [BLOCK, NodeReport("t", 0, (broken,))]})
-    report = cluster.run(go_on)
+    report = cluster.run(go_on, ON_DEVICE)
     assert report.not_its_own.startswith("a device has failed: rank 1: ")
     assert report.not_its_own in cluster.slot.unusable
     with pytest.raises(LauncherError, match="out of use: a device has failed"):
         cluster.run(go_on)
+
+
+@pytest.mark.parametrize(
+    ("request_", "cause", "tail"),
+    [
+        (dataclasses.replace(ON_DEVICE, takes_turns=True), BUSY, ""),
+        (dataclasses.replace(ON_DEVICE, devices_per_rank=0.5), BUSY, ""),
+        (REQUEST, "died by SIGSEGV", "RuntimeError: the queue system not yet initialized"),
+    ],
+)
+def test_device_that_others_use_or_that_there_is_none_of_has_not_failed(
+    request_: TrialRequest, cause: str, tail: str
+) -> None:
+    end = RankEnd(1, Outcome.CRASH, cause, log_tail=tail)
+    cluster = Cluster({StartTrial: [NodeReport("t", 0, (end,))]})
+    report = cluster.run(go_on, request_)
+    assert (report.outcome, report.not_its_own) == (Outcome.CRASH, "")
+    assert cluster.slot.usable
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.HANG, Outcome.ERROR])
@@ -453,7 +475,7 @@ def test_what_a_configuration_does_to_itself_leaves_the_slot_in_use(outcome: Out
     said = "CUDA error: an illegal memory access was encountered"
     noted = "printed before: uncorrectable ECC error"  # of another run, in the log
     cluster = Cluster({StartTrial: [NodeReport("t", 0, (RankEnd(1, outcome, said, noted),))]})
-    report = cluster.run(go_on)
+    report = cluster.run(go_on, ON_DEVICE)
     assert report.outcome is outcome
     assert not report.not_its_own
     assert cluster.slot.usable

@@ -55,5 +55,33 @@ def build(*, folder):
     return autotune.Workload(layers, data, loss, optimizer)
 
 
+def overflowing(*, folder):
+    """Overflows once, in the part of the first rank only; each rank writes what its updates do."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4, bias=False)
+    data = torch.utils.data.TensorDataset(torch.ones(256, 4))
+    updates = []
+
+    def loss(model, batch):
+        huge = 1e30 if len(updates) == _AT else 1.0
+        return (model(batch[0]).float() * torch.tensor([huge, 1.0, 1.0, 1.0])).sum()
+
+    def step(update):
+        before = _local(layer.weight).clone()
+        finite = bool(_local(layer.weight.grad).isfinite().all())
+        update()
+        updates.append([finite, not torch.equal(_local(layer.weight), before)])
+        if len(updates) == _AT + 2:
+            Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(updates[_AT - 1 :]))
+
+    return autotune.Workload(
+        nn.Sequential(layer),
+        data,
+        loss,
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        step=step,
+    )
+
+
 def _local(tensor):
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

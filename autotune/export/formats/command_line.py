@@ -8,7 +8,7 @@ from autotune.config import arguments, commands
 from autotune.errors import BadInput
 from autotune.export import config_copies
 from autotune.export.best import BestConfig
-from autotune.export.formats.telling import Said, arguments_of, own_words, told
+from autotune.export.formats.telling import Said, arguments_of, nccl, own_words, told
 from search_spaces import CATALOGUE, defaults
 from search_spaces.knob import VARIABLES
 from search_spaces.words import Fields, Knobs, Words
@@ -31,20 +31,18 @@ def env(best: BestConfig) -> Said:
 
 
 def _acting(best: BestConfig) -> dict[str, Words]:
-    # Of the ranks: where this runs there may be no NCCL.
-    told = str(best.provenance.get("environment", {}).get("nccl") or "")
-    nccl = tuple(int(part) for part in told.split(".") if part.isdigit()) or None
-    return {name: _variables_of(name, nccl) for name in ACTING}
+    of_ranks = nccl(best)  # where this runs there may be none
+    return {name: _variables_of(name, of_ranks) for name in ACTING}
 
 
-def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Words:
+def _variables_of(name: str, version: tuple[int, ...] | None) -> Words:
     def say(value: Any, _: Knobs) -> Fields | None:
         if name == "cpu_threads":
             return {"OMP_NUM_THREADS": str(value)} if value else None
         from autotune.worker.effects import process  # with it comes torch
 
         # None of them: a variable cannot be exported away.
-        return dict(process.environment({**defaults(), name: value}, nccl)) or None
+        return dict(process.environment({**defaults(), name: value}, version)) or None
 
     return Words(say)
 

@@ -114,6 +114,12 @@ def nodes(best: BestConfig) -> int:
     return 1 + len(best.provenance.get("environment", {}).get("others", ()))
 
 
+def nccl(best: BestConfig) -> tuple[int, ...] | None:
+    """Return the version of NCCL that it was measured with; None where there was none."""
+    told = str(best.provenance.get("environment", {}).get("nccl") or "")
+    return tuple(int(part) for part in told.split(".") if part.isdigit()) or None
+
+
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `{"a.b": 1}` as `{"a": {"b": 1}}`."""
     found: dict[str, Any] = {}

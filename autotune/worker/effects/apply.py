@@ -188,8 +188,7 @@ class Applied:
         Args:
             number: of the step, from 0.
         """
-        if not number:
-            process.garbage_collection(self._knobs)
+        process.garbage_collection(self._knobs, number)
         self._layers.begin(number)
         self._curriculum.begin(number)
         for left in reversed(range(self._knobs["accumulation_steps"])):

@@ -18,8 +18,16 @@ _LEAST_VARIANCE = 0.01
 """Smallest second moment relative to the mean of its tensor."""
 
 
-def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
-    """Register the hook of gradient_compression and powersgd_rank; one_bit is in the optimizer."""
+def compress_gradients(
+    knobs: Knobs, model: DistributedDataParallel, warm_up: int | None = COMPRESSION_WARM_UP
+) -> None:
+    """Register the hook of gradient_compression and powersgd_rank; one_bit is in the optimizer.
+
+    Args:
+        knobs: of the trial.
+        model: whose gradients are sent.
+        warm_up: steps before low-rank factors are sent; None: as many as PyTorch's hook has by itself.
+    """
     wanted, low_rank = knobs["gradient_compression"], knobs["powersgd_rank"]
     if wanted in _HOOKS:
         model.register_comm_hook(None, _HOOKS[wanted])
@@ -27,10 +35,9 @@ def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
         # Imported where needed: few trials use it.
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+        start: dict[str, Any] = {} if warm_up is None else {"start_powerSGD_iter": warm_up}
         state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=low_rank,
-            start_powerSGD_iter=COMPRESSION_WARM_UP,
+            process_group=None, matrix_approximation_rank=low_rank, **start
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 

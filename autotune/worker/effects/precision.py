@@ -52,6 +52,20 @@ def matmul_in_tf32() -> bool:
     return bool(matmul.allow_tf32)
 
 
+def check_strict() -> None:
+    """Check that the user's own code or environment does not let fp32 products run in TF32.
+
+    Raises:
+        ValueError: it does.
+    """
+    if matmul_in_tf32():
+        raise ValueError(
+            "precision: the workload's own code (torch.set_float32_matmul_precision, allow_tf32) or "
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE lets fp32 products run in TF32, and `baseline` says "
+            "fp32, which would switch that off: say `baseline: {precision: tf32}`, or take that out"
+        )
+
+
 def float32_matmul(knobs: Knobs) -> Convolutions:
     """Set whether fp32 matrix products may run in TF32, for this process (precision).
 

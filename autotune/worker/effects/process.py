@@ -48,6 +48,10 @@ VARIABLES = tuple(name for names in VARIABLES_OF.values() for name in names)
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 _ADDRESS_BYTES = 32
+COLLECTING_STEPS = 50
+"""Steps from one collection of garbage to the next: torchtitan's `training.gc_freq`."""
+_YOUNG = 1
+"""Generation up to which garbage is collected then, as in torchtitan."""
 
 
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
@@ -155,15 +159,24 @@ def compile_workers(knobs: Knobs, ranks: int) -> None:
     config.compile_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def garbage_collection(knobs: Knobs) -> None:
-    """Freeze all present objects, and collect no garbage during steps (freeze_gc).
+def garbage_collection(knobs: Knobs, step: int) -> None:
+    """Freeze what is there before the first step, and collect garbage at few steps (freeze_gc).
 
-    Reference counts still free almost everything.
+    Reference counts free almost everything else. Ranks collect at the same steps, so that none waits
+    for another.
+
+    Args:
+        knobs: of the trial.
+        step: number of the step that is about to begin, from 0.
     """
-    if knobs["freeze_gc"]:
+    if not knobs["freeze_gc"]:
+        return
+    if not step:
         gc.collect()
         gc.freeze()
         gc.disable()
+    elif not step % COLLECTING_STEPS:
+        gc.collect(_YOUNG)
 
 
 def near_device(knobs: Knobs, device: torch.device) -> None:

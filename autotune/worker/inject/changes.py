@@ -29,7 +29,7 @@ from autotune.worker.inject.constructed import construct_by
 from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
-from autotune.worker.protocol import CHECKED_STEPS, Knobs
+from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP, Knobs
 
 VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
 """Knobs that are variables of the environment: set before torch was used, see effects.process."""
@@ -74,15 +74,22 @@ class Changes:
         built: objects that it has built so far.
     """
 
-    def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        knobs: Knobs,
+        names: tuple[str, ...],
+        compression_warm_up: int | None = COMPRESSION_WARM_UP,
+    ) -> None:
         """Prepare the changes.
 
         Args:
             knobs: a value for every knob.
             names: of the knobs to apply; the script keeps its own settings of all others.
+            compression_warm_up: see `compress_gradients`.
         """
         self._knobs = knobs
         self._names = frozenset(names)
+        self._compression_warm_up = compression_warm_up
         self.built = ScriptObjects()
         self._met: set[str] = set()
         self._threads = 0
@@ -91,7 +98,7 @@ class Changes:
         self._sharded = False
         self._root = RootChanges(knobs, self._names & ROOT)
         self._roots = Roots(self._root.prepare)
-        self._steps = 0
+        self._steps = self._updates = 0
 
     def begin(self) -> None:
         """Patch what the script will use."""
@@ -153,13 +160,13 @@ class Changes:
             precision.float32_matmul(knobs)
             done.add("precision")
         if "freeze_gc" in names:
-            register_optimizer_step_pre_hook(self._freeze)
+            register_optimizer_step_pre_hook(self._collect_garbage)
         self._met |= names & done
 
-    def _freeze(self, *_: Any) -> None:
-        if "freeze_gc" not in self._met:
-            process.garbage_collection(self._knobs)
-            self._met.add("freeze_gc")
+    def _collect_garbage(self, *_: Any) -> None:
+        process.garbage_collection(self._knobs, self._updates)
+        self._updates += 1
+        self._met.add("freeze_gc")
 
     def _settle_roots(self, *_: Any) -> None:
         self._steps += 1
@@ -190,7 +197,7 @@ class Changes:
         self.built.model = model = arguments["self"]
         self.built.inner = model.module
         if names & {*HOOKED}:
-            compress_gradients(knobs, model)
+            compress_gradients(knobs, model, self._compression_warm_up)
         self._met |= names & {*DDP_ARGUMENTS, *HOOKED}
         if "first_bucket_mb" in names and arguments.get("bucket_cap_mb") is None:
             self._met.add("first_bucket_mb")  # else DDP has all buckets of one size

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+from autotune.worker import failure
 from autotune.worker.effects.precision import is_skipped
 from autotune.worker.inject import asked, detected
 from autotune.worker.inject.accumulation import Accumulation
@@ -31,6 +32,7 @@ from autotune.worker.inject.rows import Rows
 from autotune.worker.inject.tokens import Tokens
 from autotune.worker.observers import communication
 from autotune.worker.patches import wrapping
+from autotune.worker.protocol import Outcome
 
 _SOURCE = "_source_seen_by_autotune"
 """Attribute of a loader's iterator: a Source."""
@@ -38,6 +40,7 @@ _MOST_OF_OTHERS = 128
 """Steps that others take for one of the leader; a critic takes 100 for one of its generator (WGAN)."""
 _MOST_OF_PASSES = 128
 """Steps of the leader after the same backward passes that are one; ZeRO has one for each group."""
+_STEP_FAILED = Outcome.ERROR, "a step of an optimizer failed"
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -77,6 +80,8 @@ class ScriptProbe:
         leader: optimizer that stepped first, until others step without it; its steps are those of the
             training, one for the same backward passes.
         accumulation: micro-batches of its steps.
+        failed: outcome and cause of a backward pass or step that was not completed; None once an
+            optimizer has stepped since.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class ScriptProbe:
         self.records_loss = True
         self.leader: Optimizer | None = None
         self.first_backward: int | None = None
+        self.failed: tuple[Outcome, str] | None = None
         self.counts_tokens = counts_tokens
         self._texts: list[Tokens] = []
         self._unscaled: torch.Tensor | None = None
@@ -181,9 +187,11 @@ class ScriptProbe:
         compares = at_gradients is not None
 
         def before_step(*_: Any) -> None:
+            self.failed = _STEP_FAILED
             accumulation.begins()
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
+            self.failed = None
             if compares and is_skipped(optimizer):
                 return  # as where the update is not fused: there the scaler does not call it
             self._taken = True
@@ -377,7 +385,13 @@ class ScriptProbe:
                 self.first_backward = communication.collectives()
             if self.records_loss:
                 self._record_loss(loss)
-            backward(loss, *args, **kwargs)
+            try:
+                backward(loss, *args, **kwargs)
+            except Exception as error:
+                # In words: the error itself would keep the tensors of its frames.
+                what = f"{type(error).__name__}: {failure.message_of(error)}"
+                self.failed = failure.outcome_of_error(error), f"a backward pass failed ({what})"
+                raise
             went_on()
 
     def _record_loss(self, loss: torch.Tensor) -> None:

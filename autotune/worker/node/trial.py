@@ -241,6 +241,7 @@ class NodeTrial:
             self._failed_at = self._failed_at or time.monotonic()
             tail = self._log_tail(end.rank)
             advice = self._sandbox.advice(end.cause + tail) if self._sandbox else ""
+            advice += failure.advice(end.cause)
             end = dataclasses.replace(end, cause=end.cause + advice, log_tail=tail)
         self._ends.append(end)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -46,6 +47,12 @@ def peak_bytes(device: torch.device, *, alone: bool = True) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device)) + beside_allocator(device, alone=alone)
     return peak_resident(_STATUS)
+
+
+def allocation_failures(devices: Iterable[torch.device]) -> int:
+    """Return how often this process has run out of memory on CUDA devices."""
+    used = [device for device in devices if device.type == "cuda"]
+    return sum(int(torch.cuda.memory_stats(device).get("num_ooms", 0)) for device in used)
 
 
 def peak_resident(status: Path) -> int:

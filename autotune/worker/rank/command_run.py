@@ -20,6 +20,7 @@ from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.observers import memory
 from autotune.worker.observers.contention import NodeLoad
 from autotune.worker.protocol import (
+    COMMAND_ENDED,
     BlockPlan,
     BlockReport,
     Command,
@@ -225,18 +226,21 @@ class CommandRun:
         return max(map(_largest_resident, processes.descendants(os.getpid())), default=0)
 
     def _ended(self, status: int) -> NoReturn:
-        tail = self._log_tail()
+        about = f"{self._reports} reports, before enough was seen"
+        if not status:
+            self._leave(Outcome.ERROR, f"{COMMAND_ENDED} {about}; have it run for longer")
+        outcome, how = self._failed(status, self._log_tail())
+        self._leave(outcome, f"the command {how} after {about}")
+
+    def _failed(self, status: int, tail: str) -> tuple[Outcome, str]:
+        """Return outcome and cause, as the end of a sentence, of a command that has failed."""
+        struck = failure.kernel_oom_kills() > self._kernel_kills
         if status < 0:
-            struck = failure.kernel_oom_kills() > self._kernel_kills
-            outcome, how = failure.outcome_of_exit(status, tail, kernel_killed=struck)
-        else:
-            outcome = _of_failure(tail) if status else Outcome.ERROR
-            how = f"ended with exit status {status}"
-        self._leave(
-            outcome,
-            f"the command {how} after {self._reports} reports, before enough was seen"
-            + ("" if status else "; have it run for longer"),
-        )
+            return failure.outcome_of_exit(status, tail, kernel_killed=struck)
+        how = f"ended with exit status {status}"
+        if struck:  # a launcher, or a shell, outlives the process that is killed below it
+            return Outcome.OOM, f"{how}, as the kernel's out-of-memory killer was at work,"
+        return _of_failure(tail), how
 
     def _log_tail(self) -> str:
         return TrialFiles(Path(self._request.log_dir)).tail(0, _TAIL_BYTES)

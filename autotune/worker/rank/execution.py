@@ -13,11 +13,12 @@ import runpy
 import struct
 import sys
 import termios
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 from zipfile import is_zipfile
 
 from autotune.worker.protocol import (
@@ -39,6 +40,7 @@ _ROWS, _COLUMNS = 24, 80
 """Size of a terminal that does not say another."""
 _LOCAL_MODES, _CHARACTERS = 3, 6
 """Places in what termios.tcgetattr returns."""
+_STATUS_BITS = 0xFF
 _MAIN = "__main__"
 _SOURCE = (".py", ".pyw")
 
@@ -172,14 +174,34 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     multiprocessing.set_start_method(None, force=True)
     main = sys.modules[_MAIN] = ModuleType(_MAIN)
     vars(main).update(__annotations__={}, __builtins__=builtins)
+    rank = os.getpid()
+    code: str | int | None = None
     try:
         (_run_module if script.is_module else _run_file)(target)
     except SystemExit as left:
-        if isinstance(left.code, str):
-            return f"({left.code}) "
-        if left.code:
-            return f"with exit status {left.code} "
-    return ""
+        code = left.code
+    module: Any = threading
+    module._shutdown()  # as python does at its end: it waits for threads, which may train
+    if os.getpid() != rank:
+        _end_child(code)
+    if isinstance(code, str):
+        return f"({code}) "
+    return f"with exit status {code} " if code else ""
+
+
+def _end_child(code: str | int | None) -> NoReturn:
+    """End a process that the script has forked, with the exit status that python would give it."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    flush_output()
+    os._exit(1 if isinstance(code, str) else (code or 0) & _STATUS_BITS)
+
+
+def flush_output() -> None:
+    """Flush what was printed, as far as the script has left streams that can be flushed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _run_module(name: str) -> None:

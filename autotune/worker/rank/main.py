@@ -1,5 +1,6 @@
 """One rank of a trial, in a process of its own that was forked with torch already imported."""
 
+import contextlib
 import datetime
 import faulthandler
 import io
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.worker import failure, imports, interpreter, processes, workload
-from autotune.worker.effects import process
+from autotune.worker.effects import precision, process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory
@@ -70,6 +71,7 @@ def main(
     # As under torchrun. Where Linux shares out the processors by session, ranks in that of the agent
     # would have one share together, and be slower than the job is.
     os.setsid()
+    rank = os.getpid()
     processes.end_first_without_memory()
     files = TrialFiles(Path(request.log_dir))
     _redirect_output(files.log(placement.first_rank + local_rank))
@@ -80,7 +82,11 @@ def main(
         _train(request, placement, local_rank, line, turns)
     except BaseException as error:
         at = time.time()
-        traceback.print_exception(error.with_traceback(_of_user(error, request)))
+        with contextlib.suppress(Exception):  # of an object that a script has put for the stream
+            traceback.print_exception(error.with_traceback(_of_user(error, request)))
+        if os.getpid() != rank:
+            execution.flush_output()
+            os._exit(1)  # a script has forked this process: it does not speak for the rank
         line.leave(failure.outcome_of_error(error), _describe(error), at)
     line.leave(None, "finished")
 
@@ -111,8 +117,7 @@ class _Line:
             at: time of the end; None: now.
         """
         end = RankEnd(self._rank, outcome, cause, at=time.time() if at is None else at)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        execution.flush_output()
         self.connection.send_bytes(end.to_line())
         # Destructors of DDP and of the process group can deadlock: exit without them.
         os._exit(0)
@@ -229,6 +234,8 @@ def _build(
 ) -> workload.Workload:
     announce = _announcement(request, placement, context, connection)
     built = workload.build(request.factory, request.args, context.device, request.import_paths)
+    if request.strict_fp32:
+        precision.check_strict()
     announce()
     return of_longest(built, request) if request.longest else built
 

@@ -14,6 +14,8 @@ from typing import IO, Any, Protocol
 POLL_SECONDS = 0.02
 """Interval between two readings of a file: the timing error of a report without seconds."""
 _READ_BYTES = 1 << 16
+_MOST_READS = 16
+"""Reads of output at a time: more than a pipe holds, so that all is read once its command has ended."""
 _ENDS = re.compile(rb"[\r\n]+")
 """Ends of lines. Progress bars return to the beginning of theirs."""
 _SHOWN = 200
@@ -153,12 +155,15 @@ class OutputLines:
         self._descriptor = output.fileno()
         os.set_blocking(self._descriptor, False)
         self._log = log
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Parts of the line that has not ended yet."""
         self._open = True
 
     def read(self) -> Iterator[str]:
-        """Yield lines completed since the last call."""
-        while self._open:
+        """Yield lines completed since the last call, or some of them if there are very many."""
+        for _ in range(_MOST_READS):
+            if not self._open:
+                return
             try:
                 data = os.read(self._descriptor, _READ_BYTES)
             except BlockingIOError:
@@ -166,10 +171,18 @@ class OutputLines:
             if data:
                 os.write(self._log, data)
             self._open = bool(data)
-            *lines, self._rest = _ENDS.split(self._rest + (data or b"\n"))
-            for line in lines:
+            for line in self._completed(data or b"\n"):
                 if line.strip():
                     yield line.decode(errors="replace")
+
+    def _completed(self, data: bytes) -> list[bytes]:
+        """Return the lines that data complete; only these are looked through for ends."""
+        first, *others = _ENDS.split(data)
+        self._rest.append(first)
+        if not others:
+            return []
+        whole, self._rest = b"".join(self._rest), [others[-1]]
+        return [whole, *others[:-1]]
 
     def wait(self) -> None:
         """Wait until there is output, or a moment."""

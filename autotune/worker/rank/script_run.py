@@ -4,6 +4,7 @@ It is started as its launcher would, observed step by step, and left when enough
 done.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, NoReturn
@@ -20,7 +21,7 @@ from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.inject.settled import Loaded
 from autotune.worker.inject.spans import Spans
-from autotune.worker.observers import communication
+from autotune.worker.observers import communication, memory
 from autotune.worker.protocol import (
     SCRIPT_ENDED,
     SPAWN,
@@ -80,6 +81,8 @@ class ScriptTraining(Training):
         self._drawn_at_start = (0, 0)
         self.model = probe.built.model or nn.Identity()
         self.samples_done = counted()
+        self.allocation_failures = memory.allocation_failures(context.devices)
+        """Until the first step or the latest block ended."""
 
     def begin_block(self) -> None:
         """Count and time from here on."""
@@ -104,6 +107,7 @@ class ScriptTraining(Training):
         self.loss = self._probe.loss
         self.clock.wait_seconds = self._probe.wait_seconds
         figures = super().end_block()
+        self.allocation_failures = memory.allocation_failures(self._devices)
         self._check()
         self.samples_done = self._counted()
         return figures
@@ -195,6 +199,7 @@ class ScriptRun:
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
         self._steps_seen = 0
+        self._process = os.getpid()
 
     def run(self) -> NoReturn:
         """Run the script until enough of its steps are measured."""
@@ -209,11 +214,23 @@ class ScriptRun:
         folders, local_rank = self._request.import_paths, self._context.local_rank
         ended = execute(self._script, folders, local_rank)
         taken = self._training.steps_done if self._training else 0
+        if failed := self._caught():
+            outcome, what = failed
+            self._leave(
+                outcome, f"{what} after {taken} measured optimizer steps, and the script ended"
+            )
         how = f"the script ended {ended}after" if ended else SCRIPT_ENDED
         self._leave(
             Outcome.ERROR,
             f"{how} {taken} measured optimizer steps, before enough was seen; have it train for longer",
         )
+
+    def _caught(self) -> tuple[Outcome, str] | None:
+        """Return outcome and cause of a failure that the script has caught, and not recovered from."""
+        before = self._training.allocation_failures if self._training else 0
+        if memory.allocation_failures(self._context.devices) > before:
+            return Outcome.OOM, "a CUDA device was out of memory"
+        return self._probe.failed
 
     def _refuse(self, why: str) -> NoReturn:
         self._leave(Outcome.ERROR, why)
@@ -243,6 +260,8 @@ class ScriptRun:
     def _taken(self) -> None:
         # An error here must not be raised in the script, which might catch it.
         try:
+            if os.getpid() != self._process:
+                self._refuse(_FORKS)
             self._spans.leave("optimizer")
             self._steps_seen += 1
             self._first_steps.taken(self._steps_seen)
@@ -427,6 +446,10 @@ class _Drew(NamedTuple):
 
 
 _END = object()
+_FORKS = (
+    "the script trains in processes that it forks, and a trial follows the process that it is started "
+    "in: have it train there, or have torchrun start its ranks"
+)
 _SET_BACK = (
     "is what the script has set, over what it was changed to from outside; map the knob to an argument "
     "of the script, or take it out"

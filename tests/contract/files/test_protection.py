@@ -1,5 +1,6 @@
 """Trials of a script that writes: the files of its user stay as they are, whatever protects them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -30,6 +31,27 @@ TOLD = {"overlay": "overlay", "user": "overlay", "copies": "copies"}
 ROOT = Path(__file__).parents[3]
 
 
+@contextlib.contextmanager
+def ended(started: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Kill the process and those below it at the end, if they are still there."""
+    with started:
+        try:
+            yield started
+        finally:
+            kill(started)
+
+
+def kill(started: subprocess.Popen[str]) -> list[int]:
+    """Kill the process and those below it; return the latter."""
+    below = children(started.pid) if started.poll() is None else []
+    started.kill()
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    started.wait()
+    return below
+
+
 class Place:
     """A project and a home, which are watched."""
 
@@ -56,7 +78,8 @@ class Place:
 
     def run(self, how: str, *arguments: str) -> list[dict[str, str | None]]:
         """What became of trials there."""
-        output, _ = self.spawn(how, *arguments).communicate(timeout=200)
+        with ended(self.spawn(how, *arguments)) as started:
+            output, _ = started.communicate(timeout=200)
         told: list[dict[str, str | None]] = json.loads(output.splitlines()[-1])
         return told
 
@@ -66,8 +89,10 @@ def place() -> Iterator[Place]:
     # Not pytest's own folder, which no other user may enter.
     folder = Path(tempfile.mkdtemp(prefix="autotune-files-"))
     folder.chmod(0o755)
-    yield Place(folder)
-    shutil.rmtree(folder)
+    try:
+        yield Place(folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 def give_to_user(place: Place) -> None:
@@ -134,14 +159,10 @@ def test_trial_that_nothing_protects_is_not_started(place: Place) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["overlay", "copies"])
 def test_files_after_a_kill_in_mid_trial_are_as_before(place: Place, how: str) -> None:
-    started = place.spawn(how, "--endless")
     progress = place.folder / "logs/0/progress-0"
-    wait_for(lambda: progress.exists() and any(progress.read_bytes()), "the script trains")
-    ours = children(started.pid)
-    os.kill(started.pid, signal.SIGKILL)
-    for pid in ours:
-        os.kill(pid, signal.SIGKILL)
-    started.communicate()
+    with ended(place.spawn(how, "--endless")) as started:
+        wait_for(lambda: progress.exists() and any(progress.read_bytes()), "the script trains")
+        ours = kill(started)
     wait_for(lambda: not any(map(alive, ours)), "all processes have ended")
     assert place.now() == place.before
     assert "autotune-sandbox" not in Path("/proc/self/mountinfo").read_text()

@@ -62,6 +62,11 @@ def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) ->
         ),
         ("tiny:build", {"args": {"colour": "red"}}, r"TypeError: .*colour"),
         ("odd:one_sided", {}, r"rank 1: ValueError: planted error \(.*odd.py:\d+, in one_sided\)$"),
+        (
+            "odd:relaxed",
+            {"strict_fp32": True},
+            r"ValueError: precision: .*baseline: {precision: tf32}",
+        ),
         ("odd:tiny_set", {}, r"ValueError: the dataset has 1 samples.*enlarge the dataset$"),
         ("tiny:build", {"knobs": knobs(qkv_streams=True)}, r"ValueError: qkv_streams is on"),
         ("tiny:build", {"workdir": "/no/such/folder"}, r"FileNotFoundError: .*/no/such/folder"),

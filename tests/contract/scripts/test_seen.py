@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 import launchers
 from autotune.worker import processes
-from autotune.worker.protocol import Deadlines, Outcome
+from autotune.worker.protocol import PYTHON, Deadlines, Outcome
 from launchers import Resources
 from tests.contract.scripts.bench import (
     EVALUATES,
@@ -251,12 +252,151 @@ def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     assert "the script ended after 4 measured optimizer steps" in report.cause
 
 
+_ALONE = """
+import torch
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for x in DataLoader(torch.randn(64, 8), 4):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+_WRITES_ONLY = """
+import sys
+class Tee:
+    def write(self, text):
+        pass
+sys.stdout = sys.stderr = Tee()
+"""
+_CLOSES = "import sys; sys.stdout.close(); sys.stderr.close()\n"
+_CATCHES = """
+import logging
+def fail(_):
+    raise ERROR("planted")
+def batches():
+    while True:
+        yield from training
+for number, (x,) in zip(range(60), batches()):
+    loss = model(x).square().mean()
+    if number == 39:
+        BREAKS
+    try:
+        loss.backward()
+        optimizer.step()
+    except Exception:
+        logging.exception("failed")
+        THEN
+"""
+
+
+def _catching(
+    error: str = "RuntimeError", breaks: str = "loss.register_hook(fail)", then: str = "break"
+) -> str:
+    """A script that catches the failure of its 40th step."""
+    text = TRAINS.partition("while True")[0] + _CATCHES
+    return text.replace("ERROR", error).replace("BREAKS", breaks).replace("THEN", then)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [("RuntimeError", Outcome.ERROR), ("torch.OutOfMemoryError", Outcome.OOM)],
+)
+def test_failure_that_a_script_catches_is_no_ordinary_end(
+    bench: Bench, error: str, outcome: Outcome
+) -> None:
+    report = bench.run(bench.write(_catching(error)), blocks=1000)
+    assert report.outcome == outcome
+    name = error.rpartition(".")[2]
+    assert f"a backward pass failed ({name}: planted) after 38 measured" in report.cause
+
+
+def test_training_in_a_thread_that_outlives_the_main_one_is_seen(bench: Bench) -> None:
+    text = f"""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+waits = ThreadPoolExecutor()
+waits.submit(print, "once")
+def train():
+{textwrap.indent(_ALONE, "    ")}
+threading.Thread(target=train).start()
+"""
+    assert_well(bench.run(bench.write(text), told={"launch": PYTHON}, samples=4))
+
+
+def test_thread_pool_that_a_script_leaves_open_does_not_keep_it(bench: Bench) -> None:
+    text = "import concurrent.futures as f\npool = f.ThreadPoolExecutor()\npool.submit(print, 1)\n"
+    report = bench.run(bench.write(text), told={"launch": PYTHON})
+    assert "the script ended after 0 measured optimizer steps" in report.cause
+
+
+def test_step_that_fails_and_is_caught_is_no_ordinary_end(bench: Bench) -> None:
+    text = _catching(breaks="optimizer.param_groups[0]['lr'] = None")
+    report = bench.run(bench.write(text), blocks=1000)
+    assert report.outcome == Outcome.ERROR
+    assert "a step of an optimizer failed after 38 measured" in report.cause
+
+
+def test_failure_that_a_script_recovers_from_is_none(bench: Bench) -> None:
+    report = bench.run(bench.write(_catching(then="pass")), blocks=1000)
+    assert "the script ended after 58 measured optimizer steps" in report.cause
+
+
+_CHILD = """
+import os, sys
+if (child := os.fork()) == 0:
+    LEAVES
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == STATUS
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaves", "status"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('no data')", 1),
+        ("raise OSError", 1),
+    ],
+)
+def test_process_that_a_script_forks_does_not_end_the_trial(
+    bench: Bench, leaves: str, status: int
+) -> None:
+    child = _CHILD.replace("LEAVES", leaves).replace("STATUS", str(status))
+    assert_well(bench.run(bench.write(child + TRAINS), samples=4))
+
+
+def test_script_that_trains_in_processes_that_it_forks_is_told(bench: Bench) -> None:
+    text = f"""
+import multiprocessing
+def train():
+{textwrap.indent(_ALONE, "    ")}
+children = [multiprocessing.get_context("fork").Process(target=train) for _ in range(2)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+"""
+    report = bench.run(bench.write(text), told={"launch": PYTHON})
+    assert report.outcome == Outcome.ERROR
+    assert "the script trains in processes that it forks" in report.cause
+    assert report.blocks == ()
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
         ("import sys\nsys.exit(3)", "the script ended with exit status 3"),
         ("import sys\nsys.exit('no data')", "the script ended (no data) after 0"),
         ("raise ValueError('planted')", "ValueError: planted"),
+        (f"{_WRITES_ONLY}raise ValueError('planted')", "ValueError: planted"),
+        (f"{_CLOSES}raise ValueError('planted')", "ValueError: planted"),
+        (
+            "raise RuntimeError('unable to write to file </torch_7_3_0>: No space left on device (28)')",
+            "start the container with more of it (--shm-size)",
+        ),
+        (f"{_CLOSES}sys.exit('no data')", "the script ended (no data) after 0"),
         ("import no_such_library", "No module named 'no_such_library'"),
     ],
 )
@@ -517,6 +657,29 @@ def test_first_step_belongs_to_the_start(bench: Bench) -> None:
     """It compiles its optimizer for longer than a step may take."""
     script = bench.write(TRAINS.replace("while True", f"{_COMPILES}while True"))
     assert_well(bench.run(script, samples=4, asked={"deadlines": Deadlines(startup=120, step=5)}))
+
+
+_HAS_HANDLERS = """
+import signal, time
+def asked(number, _):
+    open("asked", "w").close()
+signal.signal(signal.SIGUSR1, asked)
+signal.signal(signal.SIGUSR2, asked)
+def sleep_for_ever():
+    while True:
+        time.sleep(60)
+"""
+
+
+def test_a_script_that_hangs_is_sent_no_signal_that_it_has_a_use_for(
+    bench: Bench, tmp_path: Path
+) -> None:
+    hangs = f"{_HAS_HANDLERS}{TRAINS}        if number == 5:\n            sleep_for_ever()\n"
+    deadlines = Deadlines(startup=120, step=2)
+    report = bench.run(bench.write(hangs), blocks=1000, asked={"deadlines": deadlines})
+    assert report.outcome == Outcome.HANG
+    assert "in sleep_for_ever" in report.log_tail
+    assert not (tmp_path / "asked").exists()
 
 
 def test_long_step_is_told_with_its_setting_and_the_usual_reasons(bench: Bench) -> None:

@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from autotune.errors import StorageUnreachable
 from storage import Database, LeaseHolder, Repository
-from tests.support.waiting import stopwatch
 from tests.unit.database.opening import execute, opened, raw
 
 
@@ -118,11 +117,10 @@ class TestLocks:
             assert lease is not None
             seen = False
             with contextlib.suppress(DBAPIError), lost.writing() as held:
-                before, took = time.monotonic(), stopwatch()
+                before = time.monotonic()
                 held.execute(text("update autotune_lease set pid = 2"))
-                repository.leases.renew(lease, 60.0)
+                repository.leases.renew(lease, 60.0)  # raises if it waits as long as it may
                 assert time.monotonic() - before > 0.6
-                assert took() < 20
                 state = repository.leases.state("c")
                 assert state is not None
                 assert state.pid == 1, "what was not committed is undone"

@@ -1,5 +1,7 @@
 """Start-up hook of python in a job of `autotune run`, or in a trial, before the user's own."""
 
+import json
+import os
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -17,6 +19,24 @@ def _users_own() -> None:
         found.loader.exec_module(module)
 
 
+def _say_that_nothing_changes() -> None:
+    """Say once that a job's script runs as it is; launchers and other processes say nothing."""
+    order = json.loads(os.environ.get("AUTOTUNE_RUN") or "{}")
+    standing_in = any(copy["stands_in"] for copy in order.get("copies", ()))
+    acts = order.get("changes") or order.get("constructed") or standing_in
+    if acts and _runs(order["target"], order["is_module"]) and os.environ.get("RANK", "0") == "0":
+        print(
+            f"autotune is not installed for {sys.executable}: nothing is changed from outside",
+            file=sys.stderr,
+        )
+
+
+def _runs(target: str, is_module: bool) -> bool:
+    words = getattr(sys, "orig_argv", sys.argv)  # which python before 3.10 lacks
+    run = words[-len(sys.argv)]
+    return run in (target, f"-m{target}") if is_module else Path(run).name == target
+
+
 _users_own()
 if _HERE in sys.path:
     sys.path.remove(_HERE)
@@ -25,7 +45,7 @@ try:
     from autotune.worker.inject.job_order import begin
     from autotune.worker.sandbox.redirect import inherited
 except ImportError:
-    pass  # another python of the job, for which autotune is not installed
+    _say_that_nothing_changes()  # another python of the job
 else:
     inherited()
     begin(sys.orig_argv)

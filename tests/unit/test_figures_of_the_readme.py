@@ -1,0 +1,111 @@
+"""Figures of README.md, computed again from what the benchmarks have printed."""
+
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.quickstart import summary
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+_MISSED = 61
+"""Trials of a course that ended without a good row."""
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def quickstarts() -> str:
+    found = recorded("quickstart-one-build-cpu")
+    assert found["verdicts"] == {"better": 8}
+    gains = [run["speedup"][0] for run in found["runs"]]
+    fastest, _, slowest = found["seconds"]
+    return f"{min(gains):.2f}x to {max(gains):.2f}x, {fastest:.0f} to {slowest:.0f} s"
+
+
+def cost_of_a_trial() -> str:
+    seconds = recorded("overhead-cpu")["seconds_per_trial"]
+    return f"{seconds['local']['median']:.2f} s; {seconds['torchrun']['median']:.1f} s"
+
+
+def simulated_verdicts() -> str:
+    cells = recorded("verdicts-cpu")["cells"]
+    equal = [one for one in cells if re.search(r"^equal|gain 0%", one["world"])]
+    better = {one["world"]: one["better"]["share"] for one in cells}
+    wrong = statistics.fmean(better[one["world"]] for one in equal)
+    gain = [one for one in cells if one not in equal]
+    held = statistics.fmean(
+        [one["coverage_given_better"]["share"] for one in gain],
+        [better[one["world"]] for one in gain],
+    )
+    return f"{wrong:.1f} %; {held:.1f} %"
+
+
+def refused() -> str:
+    faults, harmless = [0, 0], [0, 0]
+    for model in recorded("gate-seeds-cpu").values():
+        for name, case in model["refused"].items():
+            is_fault = name not in model["largest errors where nothing is wrong"]
+            sums = faults if is_fault else harmless
+            sums[0] += round(case["share"] * case["runs"])
+            sums[1] += case["runs"] - (0 if is_fault else case["bit for bit as the reference"])
+    return f"{faults[0]} of {faults[1]}; {harmless[0]} of {harmless[1]}"
+
+
+def trials_to_a_good_row() -> str:
+    courses = recorded("search-courses-cpu")["courses"]
+    ours, theirs = (
+        statistics.median(
+            one["trials"]["2"] or _MISSED for one in courses if one["sampler"] == name
+        )
+        for name in ("model", "tpe")
+    )
+    return f"{ours:g}; {theirs:g}"
+
+
+def ends_with_more_left() -> str:
+    return f"{recorded('search-courses-cpu')['stop']['share_with_more_than_2_percent_left']:.0%}"
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    'eight quickstarts in a row, all "better"': quickstarts,
+    "a trial besides its steps; torchrun's": cost_of_a_trial,
+    'simulated: equals called "better"; intervals that hold the truth': simulated_verdicts,
+    "planted faults refused; harmless changes refused": refused,
+    "trials to within 2 % of the best, median; Optuna's TPE": trials_to_a_good_row,
+    "searches that end with more than 2 % left (wanted: 5 %)": ends_with_more_left,
+}
+
+
+def told() -> dict[str, str]:
+    """Return figure -> value, as README.md has them."""
+    rows = re.findall(
+        r"^\| (.+) \| (.+) \| `\w+\.py[^`]*` \|$", (ROOT / "README.md").read_text(), re.M
+    )
+    return dict(rows)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_figure_is_that_of_the_recorded_run(figure: str) -> None:
+    value = FIGURES[figure]().replace("%", " %").replace("  ", " ")
+    assert told()[figure] == value
+    page = (RESULTS / "README.md").read_text()
+    assert all(part in page for part in re.split("[;,] ", value)), (
+        "the page of results says so, too"
+    )
+
+
+def test_every_figure_is_computed_here() -> None:
+    assert told().keys() == FIGURES.keys()
+
+
+def test_summary_of_quickstarts_has_the_median_of_an_even_number() -> None:
+    found = recorded("quickstart-one-build-cpu")
+    runs = found.pop("runs")
+    assert summary(runs) == found

@@ -32,6 +32,10 @@ from storage.urls import parse
 _SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
 _NO_STORAGE = "{path} holds no studies of autotune; name the file of a storage, or of a backup"
+_IDENTITY = (
+    "select concat_ws(' ', system_identifier, d.oid, current_schema()) "
+    "from pg_control_system(), pg_database d where datname = current_database()"
+)
 _NOW = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "extract(epoch from clock_timestamp())::double precision",
@@ -87,6 +91,23 @@ class Database:
         """Folder of the SQLite file; None for a server."""
         sqlite = self.url.get_backend_name() == "sqlite"
         return Path(str(self.url.database)).parent if sqlite else None
+
+    def identity(self) -> str:
+        """Return what tells a database of PostgreSQL from all others, whatever its URL.
+
+        A URL with `localhost`, or of a tunnel, leads to another database on another machine.
+
+        Raises:
+            StorageError: the server does not answer, or does not tell.
+        """
+        engine = open_engine(self.url)  # that of a database of an older schema reads a copy
+        try:
+            with engine.connect() as connection:
+                return str(connection.scalar(text(_IDENTITY)))
+        except DBAPIError as error:
+            raise StorageError(f"storage {self}: {self.reason(error)}") from None
+        finally:
+            engine.dispose()
 
     def now(self) -> str:
         """Return SQL for the database's own clock, in seconds since the epoch."""

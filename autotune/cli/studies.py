@@ -85,7 +85,7 @@ def clean(
     if left := cleaning.undecided(repository, Path.cwd()):
         print(
             "An earlier version made these, of studies that this storage does not know; they may be "
-            f"another machine's, so they stay: {', '.join(map(str, left))}",
+            f"another storage's, so they stay: {', '.join(map(str, left))}",
             file=sys.stderr,
         )
 

@@ -16,8 +16,13 @@ def signature(database: Database) -> str:
     """Return what a storage signs the folders of its studies with.
 
     A SQLite file is that of one machine: another may have one at the same path.
+
+    Raises:
+        StorageError: the server does not answer, or does not tell which database it is.
     """
-    return f"{this_machine()} {database}" if database.folder else str(database)
+    if database.folder:
+        return f"{this_machine()} {database}"
+    return f"postgresql {database.identity()}"
 
 
 def delete(repository: Repository, name: str) -> list[Path]:
@@ -60,12 +65,11 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
 
 
 def undecided(repository: Repository, workdir: Path) -> list[Path]:
-    """Return folders that may be needed by another machine with a SQLite file at the same path.
+    """Return folders that may be of another storage that has the same URL on another machine.
 
-    Earlier versions signed them without their machine, and the storage does not know their studies.
+    Earlier versions signed them with the URL alone, and the storage does not know their studies.
     """
-    database = repository.database
-    return _unknown(repository, workdir, str(database)) if database.folder else []
+    return _unknown(repository, workdir, str(repository.database))
 
 
 def _unknown(repository: Repository, workdir: Path, sign: str) -> list[Path]:

@@ -12,7 +12,7 @@ from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec, stores, withheld
-from autotune.errors import LauncherError
+from autotune.errors import LauncherError, StorageError
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan
@@ -64,7 +64,9 @@ class StudyRun:
         self._wait_for_room()
         begins()
         make(paths.folder)
-        with contextlib.suppress(OSError):  # without the mark `clean` only removes less
+        with contextlib.suppress(
+            OSError, StorageError
+        ):  # without the mark `clean` only removes less
             paths.sign(signature(self._repository.database))
         weight = self._repository.quotas.weight_of(study.owner)
         tenant = Tenant(study.owner, study.name, weight)

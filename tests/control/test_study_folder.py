@@ -212,6 +212,27 @@ def test_clean_leaves_a_folder_of_a_storage_at_that_path_on_another_machine(
     assert theirs.folder.is_dir()
 
 
+def test_clean_leaves_a_folder_of_another_database_that_has_the_same_url(
+    postgres_server: Any, postgres_url: str, tmp_path: Path
+) -> None:
+    """As `localhost` is another server on each machine."""
+    earlier, theirs = Database(postgres_url), StudyPaths(tmp_path, "theirs", "12345678")
+    theirs.folder.mkdir(parents=True)
+    theirs.sign(signature(earlier))
+    earlier.forget_connections()
+    name = str(earlier.url.database)
+    postgres_server.psql(f"alter database {name} rename to {name}_elsewhere")
+    postgres_server.psql(f"create database {name}")
+    repository = Repository(Database(postgres_url))
+    assert clean(repository, tmp_path) == []
+    assert theirs.folder.is_dir()
+    assert undecided(repository, tmp_path) == []
+    theirs.sign(str(repository.database))
+    assert undecided(repository, tmp_path) == [theirs.folder], "of an earlier version"
+    theirs.sign(signature(repository.database))
+    assert clean(repository, tmp_path) == [theirs.folder]
+
+
 def test_clean_names_and_leaves_what_was_signed_without_a_machine(played: Replayed) -> None:
     played.run(**SHORT)
     theirs = StudyPaths(played.folder, "theirs", "12345678")

@@ -245,8 +245,8 @@ def resume(
     from autotune.service.submission import (
         move_to_this_machine,
         refuse_elsewhere,
+        resume_by_file,
         resume_study,
-        submit,
     )
 
     _refuse_both(foreground, detach)
@@ -258,8 +258,7 @@ def resume(
     if study == name:
         resume_study(repository, name)
     else:
-        repository.studies.named(name)  # fails unless it exists
-        submit(repository, load(Path(study)), Path.cwd(), Path(study))
+        resume_by_file(repository, load(Path(study)), Path(study))
     _follow_until_done(repository, name, detach, foreground, as_json)
 
 

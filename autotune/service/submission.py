@@ -53,15 +53,15 @@ def submit(
 ) -> StoredStudy:
     """Queue a new study, or continue one of that name; return it.
 
-    A study whose folder is gone continues in this folder: it has been moved. One that has measured
-    nothing begins anew, with any settings.
+    A study whose folder is gone continues in this folder: it has been moved. By a file in its folder
+    it continues there. One that has measured nothing begins anew, with any settings.
 
     Args:
         file: file with the settings; values that are not stored are read there again.
 
     Raises:
-        BadInput: the study was started with other settings, nothing can be exported, or a path is no
-            text.
+        BadInput: the study was started with other settings or in another folder, nothing can be
+            exported, or a path is no text.
     """
     where = str(file.resolve()) if file else None
     for path in filter(None, (str(workdir), spec.folder, where)):
@@ -74,15 +74,19 @@ def submit(
         return _new(repository, spec, workdir, where)
     before = withheld.kept(withheld.as_stored(known.spec))
     changed = sorted(_differences(before, stored))
-    if forbidden := [name for name in changed if not _may_change(name, spec)]:
+    forbidden = [name for name in changed if not _may_change(name, spec)]
+    folders = [workdir, file.resolve().parent] if file else [workdir]
+    elsewhere = all(_is_elsewhere(known, folder) for folder in folders)
+    if forbidden or elsewhere:
         own = known.owner in ("", user_name())
         if not own or not _is_blank(repository, known):
-            raise BadInput(_started_otherwise(spec.name, forbidden))
+            different = _started_otherwise(spec.name, forbidden)
+            raise BadInput(_started_elsewhere(known, workdir) if elsewhere else different)
         repository.studies.delete(spec.name)
         return _new(repository, spec, workdir, where)
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
-    moved = not Path(known.workdir).is_dir()
+    moved = not _is_there(known)
     told = [name for name in changed if name.split(".")[0] not in _UNSAID]
     repository.studies.enqueue(
         spec.name,
@@ -123,6 +127,32 @@ def _is_blank(repository: Repository, study: StoredStudy) -> bool:
     return all(run.result.throughput is None for run in repository.attempts.of(study.id))
 
 
+def _is_there(study: StoredStudy) -> bool:
+    """Return whether the folder of a study is there, or may be: another user's cannot be looked at."""
+    try:
+        return Path(study.workdir).is_dir()
+    except PermissionError:
+        return True
+
+
+def _is_elsewhere(known: StoredStudy, folder: Path) -> bool:
+    """Return whether a study has a folder, and it is another one."""
+    if str(folder) == known.workdir or not _is_there(known):
+        return False
+    try:
+        return not folder.samefile(known.workdir)
+    except OSError:
+        return True
+
+
+def _started_elsewhere(known: StoredStudy, workdir: Path) -> str:
+    return (
+        f"the storage has a study {known.name!r} of {known.owner or 'an unknown owner'}, in the folder "
+        f"{known.workdir}, and this is {workdir}: give this one another name, or go on with that one: "
+        f"autotune resume {known.name}"
+    )
+
+
 def _started_otherwise(name: str, fields: Sequence[str]) -> str:
     return (
         f"the study {name!r} was started with other settings ({', '.join(fields)}), so its figures "
@@ -143,6 +173,17 @@ def _at(settings: Mapping[str, Any], name: str) -> str:
     if field and isinstance(found, Mapping):
         found = found.get(field)
     return "(not set)" if found is None else str(found)
+
+
+def resume_by_file(repository: Repository, spec: StudySpec, file: Path) -> None:
+    """Queue a study again with the settings in a file; it stays in its folder, unless that is gone.
+
+    Raises:
+        StudyNotFound: there is no study of that name.
+        BadInput: see `submit`.
+    """
+    study = repository.studies.named(spec.name)
+    submit(repository, spec, Path(study.workdir) if _is_there(study) else Path.cwd(), file)
 
 
 def resume_study(repository: Repository, name: str) -> None:

@@ -69,14 +69,42 @@ def test_a_folder_whose_name_is_no_text_is_refused_in_words(
     assert "Traceback" not in told.stderr
 
 
-def test_one_whose_folder_is_still_there_stays_in_it(
-    repository: Repository, tmp_path: Path
+@pytest.mark.parametrize("state", ["DONE", "STOPPED", "RUNNING"])
+def test_study_of_a_folder_that_is_still_there_is_not_taken_for_another_of_its_name(
+    repository: Repository, tmp_path: Path, state: str
 ) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir()
-    new.mkdir()
-    submission.submit(repository, spec(tmp_path), old)
-    assert submission.submit(repository, spec(tmp_path, trials=5), new).workdir == str(old)
+    """As a team's clones of one project, whose study.yaml names a database of all."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    before = submission.submit(repository, spec(tmp_path), own)
+    measured(repository)
+    with repository.database.writing() as connection:
+        change = text("update autotune_study set state = :state, owner = 'ann'")
+        connection.execute(change, {"state": state})
+    with pytest.raises(BadInput, match=rf"'tiny' of ann, in the folder {own}, .*another name, or"):
+        submission.submit(repository, spec(tmp_path), other)
+    assert repository.studies.named("tiny").workdir == str(own)
+    with pytest.raises(BadInput, match="'tiny' of ann"):
+        submission.submit(repository, spec(tmp_path), other, tmp_path / "study.yaml")
+    by_file = submission.submit(repository, spec(tmp_path), other, own / "study.yaml")
+    assert (by_file.id, by_file.workdir) == (before.id, str(own))
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    assert submission.submit(repository, spec(tmp_path), link).id == before.id
+
+
+def test_study_is_resumed_by_its_file_from_any_folder(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    submission.submit(repository, spec(tmp_path), own)
+    measured(repository)
+    monkeypatch.chdir(tmp_path)
+    submission.resume_by_file(repository, spec(tmp_path, trials=5), tmp_path / "study.yaml")
+    found = repository.studies.named("tiny")
+    assert (found.state, found.workdir, found.spec["budget"]["trials"]) == ("QUEUED", str(own), 5)
 
 
 def test_an_export_that_cannot_be_written_is_refused_before_anything_runs(

@@ -28,9 +28,10 @@ _FRESH_SECONDS = 5.0
 _SHARES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", re.MULTILINE)
 _DEVICES = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)")
 _NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
-_AWAY = re.compile(r"DOWN|FAIL|NOT_RESPONDING|REBOOT|POWER|\*")
+_AWAY = re.compile(r"\bDOWN|FAIL|NOT_RESPONDING|REBOOT(?!_REQUESTED)|POWER(?!_DOWN\b)|\*")
 """States of a node that starts no step. `*`: it does not answer."""
-_LEAVING = re.compile("DRAIN|MAINT")
+_LEAVING = re.compile(r"DRAIN|MAINT|REBOOT_REQUESTED|POWER_DOWN\b")
+"""States of a node that goes once its jobs have ended."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,29 @@ def test_node_that_drains_is_taken_last_and_one_that_is_down_never(allocation: A
     assert taken(allocation) == [("a2", 0)]
 
 
+@pytest.mark.parametrize(
+    ("state", "is_away"),
+    [
+        ("ALLOCATED+REBOOT_REQUESTED", False),
+        ("ALLOCATED+DRAIN+REBOOT_REQUESTED", False),
+        ("ALLOCATED+POWER_DOWN", False),
+        ("ALLOCATED+REBOOT_ISSUED", True),
+        ("IDLE+POWERING_DOWN", True),
+        ("IDLE+POWERED_DOWN", True),
+        ("DOWN+NOT_RESPONDING", True),
+        ("DOWN*", True),
+    ],
+)
+def test_node_that_goes_after_its_jobs_is_taken_last_and_one_that_goes_now_never(
+    monkeypatch: pytest.MonkeyPatch, allocation: Allocation, state: str, is_away: bool
+) -> None:
+    nodes = NODES.replace("DOWN*", state)
+    monkeypatch.setattr(slurm_allocation, "_ask", lambda *_: nodes)
+    assert taken(allocation) == [("a1", 0)]
+    allocation.left_out |= {"a1", "a2"}
+    assert taken(allocation) == ([] if is_away else [("b1", 0)])
+
+
 def test_node_that_was_lost_is_avoided_and_its_place_is_free_again(allocation: Allocation) -> None:
     assert taken(allocation) == [("a1", 0)]
     allocation.give_back("a1", 0)

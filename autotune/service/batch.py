@@ -27,9 +27,20 @@ study=$!
 wait $study
 code=$?
 while kill -0 $study 2> /dev/null; do wait $study; code=$?; done
-# A job that was cancelled is no longer running, and stays cancelled.
-if [ $code -eq {requeued} ] && [ "$(squeue -h -o %T -j "$SLURM_JOB_ID")" = RUNNING ]; then
-  scontrol requeue "$SLURM_JOB_ID"
+if [ $code -eq {requeued} ]; then
+  # A controller that is restarted or busy answers seconds later.
+  for pause in 1 2 4 8; do
+    state=$(squeue -h -o %T -j "$SLURM_JOB_ID")
+    [ -z "$state" ] || break
+    sleep $pause
+  done
+  # A job that was cancelled is no longer running, and stays cancelled.
+  if [ "${{state:-RUNNING}}" = RUNNING ]; then
+    for pause in 1 2 4 8; do
+      scontrol requeue "$SLURM_JOB_ID" && break
+      sleep $pause
+    done
+  fi
 fi
 exit $code
 """

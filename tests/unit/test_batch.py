@@ -56,6 +56,33 @@ def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "requeued").exists()
 
 
+@pytest.mark.parametrize("answers", [(False, True), (True, False), (False, False)])
+def test_job_is_requeued_by_a_controller_that_first_does_not_answer(
+    programs: Path, tmp_path: Path, answers: tuple[bool, bool]
+) -> None:
+    """As one that is restarted, or asked by thousands of jobs."""
+    first = '[ -e "$0.asked" ] || { touch "$0.asked"; echo "Socket timed out" >&2; exit 1; }\n'
+    asked, ordered = ("" if answer else first for answer in answers)
+    program(programs / "autotune", "exit 75")
+    program(programs / "sleep", "exit 0")
+    program(programs / "squeue", f"{asked}echo RUNNING")
+    program(programs / "scontrol", f'{ordered}echo "$@" > requeued')
+    script = sbatch_script(SPEC, STUDY, tmp_path, [])
+    subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+
+
+def test_job_is_requeued_where_nothing_tells_that_it_was_cancelled(
+    programs: Path, tmp_path: Path
+) -> None:
+    program(programs / "autotune", "exit 75")
+    program(programs / "sleep", "exit 0")
+    program(programs / "squeue", "exit 1")
+    script = sbatch_script(SPEC, STUDY, tmp_path, [])
+    subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+
+
 @pytest.mark.parametrize(
     "option",
     ["--array=1-3", "-a1-3", "--arr=1", "--wrap=true", "--no-requeue", "--signal=USR1@10"],

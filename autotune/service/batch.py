@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         warning=_WARNING_SECONDS,
         options="".join(f"#SBATCH {line}\n" for line in _lines(options)),
         folder=shlex.quote(str(folder)),
-        command=shlex.join(_command(study)),
+        command=shlex.join([sys.executable, "-P", "-m", *_command(study)]),
         requeued=Requeued.exit_code,
     )
 

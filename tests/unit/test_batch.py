@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ STUDY = Path("study.yaml")
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for programs, which are found first."""
+    """A folder for programs, which are found first; `python` stands in for that of autotune."""
     folder = tmp_path / "bin"
     folder.mkdir()
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     program(folder / "scontrol", 'echo "$@" > requeued')
@@ -39,7 +41,7 @@ def test_job_is_requeued_only_if_its_study_is(
 ) -> None:
     folder = tmp_path / "it's here"
     folder.mkdir()
-    program(programs / "autotune", f"exit {code}")
+    program(programs / "python", f"exit {code}")
     script = sbatch_script(SPEC, STUDY, folder, ["-N1"])
     done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
     assert done.returncode == code
@@ -47,8 +49,24 @@ def test_job_is_requeued_only_if_its_study_is(
     assert (told.read_text() if told.exists() else None) == requeued
 
 
+def test_job_runs_the_autotune_that_submits_it(tmp_path: Path) -> None:
+    """The environment is that of a login shell, in which this one may not be activated."""
+    script = sbatch_script(SPEC, tmp_path / "there is no.yaml", tmp_path, [])
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-s"],
+        input=script,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "there is no.yaml" in done.stderr) == (2, True)
+
+
 def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
-    program(programs / "autotune", "exit 75")
+    program(programs / "python", "exit 75")
     program(programs / "squeue", "echo COMPLETING")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
     done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
@@ -63,7 +81,7 @@ def test_job_is_requeued_by_a_controller_that_first_does_not_answer(
     """As one that is restarted, or asked by thousands of jobs."""
     first = '[ -e "$0.asked" ] || { touch "$0.asked"; echo "Socket timed out" >&2; exit 1; }\n'
     asked, ordered = ("" if answer else first for answer in answers)
-    program(programs / "autotune", "exit 75")
+    program(programs / "python", "exit 75")
     program(programs / "sleep", "exit 0")
     program(programs / "squeue", f"{asked}echo RUNNING")
     program(programs / "scontrol", f'{ordered}echo "$@" > requeued')
@@ -75,7 +93,7 @@ def test_job_is_requeued_by_a_controller_that_first_does_not_answer(
 def test_job_is_requeued_where_nothing_tells_that_it_was_cancelled(
     programs: Path, tmp_path: Path
 ) -> None:
-    program(programs / "autotune", "exit 75")
+    program(programs / "python", "exit 75")
     program(programs / "sleep", "exit 0")
     program(programs / "squeue", "exit 1")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
@@ -106,11 +124,11 @@ def test_script_shows_the_options_of_sbatch_one_a_line() -> None:
 
 def test_several_nodes_are_for_a_launcher_that_spans_them() -> None:
     spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": "slurm"})
-    assert "autotune start study.yaml" in sbatch_script(spec, STUDY, Path("/w"), ["-N4"])
+    assert "-m autotune start study.yaml" in sbatch_script(spec, STUDY, Path("/w"), ["-N4"])
 
 
 def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: Path) -> None:
-    program(programs / "autotune", "trap 'exit 75' TERM; kill -TERM $PPID; sleep 60 & wait")
+    program(programs / "python", "trap 'exit 75' TERM; kill -TERM $PPID; sleep 60 & wait")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
     done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
     assert done.returncode == 75

@@ -1,5 +1,6 @@
 """Batch scripts and manifests that run a study in a batch system, and go on with it."""
 
+import hashlib
 import re
 import shlex
 import sys
@@ -70,7 +71,7 @@ spec:
           workingDir: {folder}
           command: [{words}]
           env:
-            - {{name: AUTOTUNE_MACHINE, value: {label}}}   # stays when the pod is made anew
+            - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
           resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
             requests: {{cpu: TODO, memory: TODO}}
             limits: {{cpu: TODO, memory: TODO}}   # nvidia.com/gpu: 8
@@ -83,6 +84,9 @@ spec:
         - name: shm
           emptyDir: {{medium: Memory}}
 """
+_LONGEST_LABEL = 63
+"""Letters of a name in Kubernetes, as its pods have it for a label."""
+_DIGITS = 8
 _CONFLICTS = {
     "--array": "each task of the array would run the same study",
     "--wrap": "it takes the place of the script that runs the study",
@@ -125,12 +129,22 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
 def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
     """Return a Kubernetes Job; entries that only the user knows are TODO."""
     return _JOB.format(
-        label=re.sub(r"[^a-z0-9-]+", "-", spec.name.lower()).strip("-") or "study",
+        label=_quoted(_label(spec.name)),
+        machine=_quoted(spec.name),
         warning=_WARNING_SECONDS,
         folder=_quoted(str(folder)),
         words=", ".join(map(_quoted, _command(study))),
         requeued=Requeued.exit_code,
     )
+
+
+def _label(name: str) -> str:
+    """Return the name of a Kubernetes Job for a study, which no study of another name has."""
+    label = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
+    if label == name and len(name) <= _LONGEST_LABEL:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+    return f"{label[: _LONGEST_LABEL - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def _command(study: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Batch scripts and manifests of a study."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,9 +156,31 @@ def test_manifest_for_kubernetes_is_printed(project: Path) -> None:
 
 def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:
     found = yaml.safe_load(job_manifest(SPEC, STUDY, Path('/w "x"')))
-    assert found["metadata"]["name"] == "my-study"
+    assert re.fullmatch("my-study-[0-9a-f]{8}", found["metadata"]["name"])
     rules = found["spec"]["podFailurePolicy"]["rules"]
     assert rules[0] == {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}}
     [container] = found["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["autotune", "start", "study.yaml", "--foreground"]
     assert container["workingDir"] == '/w "x"'
+
+
+LONG = "x" * 99
+
+
+@pytest.mark.parametrize("name", ["2024", "0x1F", "1e3", "true", "No", "null", "GPT_a", LONG])
+def test_name_of_a_job_of_kubernetes_is_a_label_and_the_study_s_own(name: str) -> None:
+    found = yaml.safe_load(job_manifest(named(name), STUDY, Path("/w")))
+    label = found["metadata"]["name"]
+    assert re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", label)
+    others = (name.lower(), name.upper(), f"{name}x", name.replace("_", "-"))
+    labels = {
+        yaml.safe_load(job_manifest(named(other), STUDY, Path("/w")))["metadata"]["name"]
+        for other in {*others} - {name}
+    }
+    assert label not in labels
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "AUTOTUNE_MACHINE", "value": name}]
+
+
+def named(name: str) -> StudySpec:
+    return StudySpec.model_validate({"name": name, "workload": {"name": "gpt"}})

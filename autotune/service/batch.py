@@ -94,6 +94,15 @@ _CONFLICTS = {
     "--signal": "the study leaves on the signal that its script asks for",
 }
 """Option of sbatch -> why it cannot be given."""
+_SWITCHES = frozenset(
+    (
+        *("--contiguous", "--exclusive", "--get-user-env", "--hold", "--nice", "--no-kill"),
+        *("--overcommit", "--oversubscribe", "--parsable", "--propagate", "--quiet", "--reboot"),
+        *("--requeue", "--spread-job", "--test-only", "--use-min-nodes", "--verbose", "--wait"),
+        *("-H", "-k", "-O", "-Q", "-s", "-v", "-W"),
+    )
+)
+"""Options of sbatch behind which no value stands."""
 _NODES = re.compile(r"(?:-N|--nodes=?)(\d+)")
 
 
@@ -106,10 +115,11 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         options: of sbatch, which come last in the script.
 
     Raises:
-        BadInput: an option conflicts with the script, or more nodes are asked for than the study
-            would use.
+        BadInput: an option conflicts with the script, a word is none, or more nodes are asked for
+            than the study would use.
     """
     _refuse_conflicts(options)
+    _refuse_other_scripts(options)
     nodes = _nodes(options)
     if nodes > 1 and not spec.launcher.is_shared:
         raise BadInput(
@@ -164,6 +174,23 @@ def _refuse_conflicts(options: Sequence[str]) -> None:
         for refused, why in _CONFLICTS.items():
             if name.startswith("--") and len(name) > len("--") and refused.startswith(name):
                 raise BadInput(f"{word}: {why}; leave it out")
+
+
+def _refuse_other_scripts(options: Sequence[str]) -> None:
+    """Refuse words that sbatch would take for a script: it would not read that of the study.
+
+    Raises:
+        BadInput: there is one.
+    """
+    takes_value = False
+    for word in options:
+        if word == "--" or not (word.startswith("-") or takes_value):
+            raise BadInput(
+                f"{word}: sbatch would run it in the place of the study; behind -- stand options of "
+                "sbatch alone"
+            )
+        is_bare = len(word) == len("-p") or (word.startswith("--") and "=" not in word)
+        takes_value = word.startswith("-") and is_bare and word not in _SWITCHES
 
 
 def _lines(options: Sequence[str]) -> list[str]:

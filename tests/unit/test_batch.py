@@ -111,14 +111,32 @@ def test_option_that_conflicts_with_the_script_is_refused(option: str) -> None:
         sbatch_script(SPEC, STUDY, Path("/w"), ["-N1", option])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["train.sh"],
+        ["-p", "gpu", "train.sh"],
+        ["-pgpu", "train.sh"],
+        ["--time=1:00:00", "train.sh"],
+        ["-N4", "--exclusive", "train.sh"],
+        ["-H", "train.sh"],
+        ["-p", "gpu", "--", "train.sh"],
+    ],
+)
+def test_script_of_the_user_s_own_is_refused(options: list[str]) -> None:
+    with pytest.raises(BadInput, match="sbatch would run it in the place of the study"):
+        sbatch_script(SPEC, STUDY, Path("/w"), options)
+
+
 def test_script_shows_the_options_of_sbatch_one_a_line() -> None:
-    options = ["-p", "gpu", "-N1", "--comment=two words", "--time", "2:00:00"]
+    options = ["-p", "gpu", "-N1", "--comment=two words", "--exclusive", "--time", "2:00:00"]
     lines = sbatch_script(SPEC, STUDY, Path("/w"), options).splitlines()
-    shown = lines[lines.index("#SBATCH --signal=B:TERM@60") + 1 :][:4]
+    shown = lines[lines.index("#SBATCH --signal=B:TERM@60") + 1 :][:5]
     assert shown == [
         "#SBATCH -p gpu",
         "#SBATCH -N1",
         "#SBATCH '--comment=two words'",
+        "#SBATCH --exclusive",
         "#SBATCH --time 2:00:00",
     ]
 

@@ -1,6 +1,7 @@
 """A pool of daemons: real processes that die, leave, or stay."""
 
 import itertools
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import launchers
 from autotune.errors import AutotuneError
 from autotune.service import pool
 from autotune.service.pool import DaemonPool
@@ -116,3 +118,9 @@ def test_daemon_of_a_pool_that_does_not_start_names_no_file(
     with pytest.raises(AutotuneError) as told:
         spawn_daemon("host:here", url, tmp_path, None)
     assert str(tmp_path) not in str(told.value)
+
+
+def test_systemd_leaves_a_pool_the_time_that_it_gives_its_daemons() -> None:
+    recipe = Path(launchers.__file__).parent / "recipes" / "autotune.service"
+    [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", recipe.read_text(), re.MULTILINE)
+    assert int(seconds) > pool._LEAVE_SECONDS

@@ -244,7 +244,7 @@ class Repository:
         Args:
             command: command of autotune that works with them, for the history.
         """
-        transactions = Transactions(database)
+        transactions = self._transactions = Transactions(database)
         self.database = database
         self.events = Events(database, transactions, Author.of_this_process(command))
         self.quotas = Quotas(transactions)
@@ -257,6 +257,14 @@ class Repository:
         self.messages = Messages(transactions)
         self.choices = Choices(transactions)
         self.recommendations = Recommendations(transactions)
+
+    def now(self) -> float:
+        """Return the seconds since the epoch by the database's clock, as in all records.
+
+        Clocks of other machines may differ from it.
+        """
+        with self._transactions.reading() as session:
+            return self._transactions.now(session)
 
 
 def study_names(url: str) -> frozenset[str]:

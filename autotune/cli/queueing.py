@@ -67,7 +67,7 @@ def queue(
     repository = open_storage(url_of(storage), existing=True, reading=True)
     order = repository.studies.order()
     rows = queue_of(repository, order if everything else order[:MOST_ROWS])
-    print(json.dumps(rows, indent=2) if as_json else table(rows))
+    print(json.dumps(rows, indent=2) if as_json else table(rows, repository.now()))
     tell_of_more(len(order) - len(rows), "later studies")
 
 

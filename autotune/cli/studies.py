@@ -113,7 +113,7 @@ def list_(
 
     repository = open_storage(url_of(storage), existing=True, reading=True)
     rows = list_of(repository, None if everything else MOST_ROWS)
-    print(json.dumps(rows, indent=2) if as_json else table(rows))
+    print(json.dumps(rows, indent=2) if as_json else table(rows, repository.now()))
     tell_of_more(repository.studies.count() - len(rows), "older studies")
 
 

@@ -1,7 +1,6 @@
 """Queue and daemon, for Prometheus and for probes: /metrics and /healthz, on loopback only."""
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ class QueueMetrics(Collector):
             count.add_metric([state], states.count(state))
         yield count
         waiting = self._without_daemon(found)
-        oldest = max(0.0, time.time() - min(waiting)) if waiting else 0.0
+        oldest = max(0.0, self._repository.now() - min(waiting)) if waiting else 0.0
         yield _gauge(
             "oldest_wait_seconds", "Age of the oldest study that no daemon serves.", oldest
         )

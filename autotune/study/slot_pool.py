@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -229,27 +228,30 @@ class SlotHealthReporter:
     def __init__(self, context: StudyContext) -> None:
         self._context = context
         self._since: dict[tuple[int, str], float] = {}
-        """Time since when an agent of a slot has been away, in seconds since the epoch."""
+        """Time since when an agent of a slot has been away, by the database's clock."""
         self._reported: SlotHealth | None = None
 
     def report(self) -> None:
         """Record how many slots work and what keeps the others from it, if that has changed."""
-        launcher, now = self._context.plan.launcher, time.time()
-        for news in launcher.notices():
+        for news in self._context.plan.launcher.notices():
             self._context.say(news)
-        working, away = 0, dict[tuple[int, str], float]()
+        with contextlib.suppress(StorageUnreachable):  # what runs does not need it
+            self._record()
+
+    def _record(self) -> None:
+        context, launcher = self._context, self._context.plan.launcher
+        working, away = 0, list[tuple[int, str]]()
         for number, slot in enumerate(list(launcher.slots)):
             if slot.given_back:
                 continue
             why = slot.unreachable()
             working += slot.usable and not why
-            away |= {(number, text): self._since.get((number, text), now) for text in why}
-        self._since = away
+            away += [(number, text) for text in why]
+        now = context.repository.now() if {*away} - self._since.keys() else 0.0
+        self._since = {one: self._since.get(one, now) for one in away}
         planned = max(launcher.planned, working)
-        health = SlotHealth(working, planned, last_away(away, planned - working))
+        health = SlotHealth(working, planned, last_away(self._since, planned - working))
         if health == self._reported:
             return
-        context = self._context
-        with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            context.repository.claims.record_slots(context.lease, context.study.id, health)
-            self._reported = health
+        context.repository.claims.record_slots(context.lease, context.study.id, health)
+        self._reported = health

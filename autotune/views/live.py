@@ -1,7 +1,6 @@
 """Live view of a running study on a terminal: one screen of few lines, redrawn in place."""
 
 import textwrap
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -127,7 +126,7 @@ class LiveView:
             self._ratios = trial_ratios(attempts, noise)
             self._present = Present.of(attempts, self._ratios)
             self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
-        seen = outlook(study, self._spec, self._present, time.time())
+        seen = outlook(study, self._spec, self._present, self._repository.now())
         doing = self._repository.messages.status(study.id) if seen.running else None
         return LiveMoment(
             study,

@@ -49,7 +49,7 @@ def outlook(study: StoredStudy, spec: StudySpec, present: Present, now: float) -
     """Return the outlook that the records give.
 
     Args:
-        now: seconds since the epoch.
+        now: seconds since the epoch, by the database's clock.
     """
     spent = present.standing.seconds + sum(max(0.0, now - a.started) for a in present.running)
     workers = (study.facts or {}).get("world_size", 1)

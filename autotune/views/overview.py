@@ -37,8 +37,8 @@ _UNFINISHED = ("RUNNING", "QUEUED")
 def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
-    waits = study.state == StudyState.QUEUED
-    return standing_of(repository, study, repository.quotas.reasons()(study.owner) if waits else "")
+    quota = repository.quotas.reasons()(study.owner) if study.state == StudyState.QUEUED else ""
+    return standing_of(repository, study, quota, repository.now())
 
 
 def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
@@ -47,22 +47,25 @@ def list_of(repository: Repository, last: int | None) -> list[dict[str, Any]]:
     Args:
         last: number of the newest studies to return; None: all.
     """
-    quota = repository.quotas.reasons()
+    quota, now = repository.quotas.reasons(), repository.now()
     places = {study_id: at for at, study_id in enumerate(repository.studies.order(), 1)}
     return [
-        {**standing_of(repository, study, quota(study.owner)), "order": places.get(study.id)}
+        {**standing_of(repository, study, quota(study.owner), now), "order": places.get(study.id)}
         for study in repository.studies.all(last)
     ]
 
 
-def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[str, Any]:
+def standing_of(
+    repository: Repository, study: StoredStudy, quota: str, now: float
+) -> dict[str, Any]:
     """Return the standing of a study, for JSON.
 
     Args:
         quota: quota of its owner that is exhausted; empty: none.
+        now: seconds since the epoch, by the database's clock.
     """
     lease = repository.leases.serving(study)
-    waiting = waiting_of(repository, study, quota)
+    waiting = waiting_of(repository, study, quota, now)
     known = _known_of(repository, study, lease)
     try:
         spec = withheld.as_stored(study.spec)
@@ -72,23 +75,23 @@ def standing_of(repository: Repository, study: StoredStudy, quota: str) -> dict[
         return {**_UNKNOWN, **known, **told}
     served = study.state == StudyState.RUNNING and lease is not None
     found = present(repository, study, spec)
-    now = found.standing
-    seen = _outlook(study, spec, found, served=served)
+    standing = found.standing
+    seen = _outlook(study, spec, found, now, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
     runs = served and not waiting
-    signs = _signs_of(repository, study.id, found, time.time()) if runs else _NO_SIGNS
+    signs = _signs_of(repository, study.id, found, now) if runs else _NO_SIGNS
     return {
         **known,
         "waiting": waiting,
-        "trials": now.trials,
-        "trials_by_state": now.by_state,
+        "trials": standing.trials,
+        "trials_by_state": standing.by_state,
         "budget": spec.budget.model_dump(),
         "device_hours": round(seen.device_hours, 4) if seen else None,
         "running": list(seen.running) if seen else [],
         "doing": doing.text if doing else None,
         "next": seen.next if seen else None,
         **signs,
-        **_figures_of(study, spec, now),
+        **_figures_of(study, spec, standing),
     }
 
 
@@ -125,38 +128,40 @@ def _figures_of(study: StoredStudy, spec: StudySpec, now: Standing) -> dict[str,
     }
 
 
-def waiting_of(repository: Repository, study: StoredStudy, quota: str) -> str | None:
+def waiting_of(repository: Repository, study: StoredStudy, quota: str, now: float) -> str | None:
     """Return why a study waits, although it has a daemon or could have one; None if it does not.
 
     Args:
         quota: quota of its owner that is exhausted; empty: none.
+        now: seconds since the epoch, by the database's clock.
     """
     disk = repository.database.folder
     if disk and is_full(disk) and not study.state.ended:
         return f"{full(disk)}, and nothing can be recorded before there is some."
     last = repository.messages.last(study.id) if study.state == StudyState.RUNNING else None
     waits = last is not None and last.kind == MessageKind.WAITING
-    return last.text if last and waits else _postponed(study, quota)
+    return last.text if last and waits else _postponed(study, quota, now)
 
 
-def _postponed(study: StoredStudy, quota: str) -> str | None:
+def _postponed(study: StoredStudy, quota: str, now: float) -> str | None:
     """Return why a queued study is not begun, or tried again later, and when; None if neither."""
     if study.held:
         return f"held; autotune release {study.name}"
-    if study.retry_at is None:
+    left = 0.0 if study.retry_at is None else study.retry_at - now
+    if left <= 0:
         return (quota or None) if study.state == StudyState.QUEUED else None
-    at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))
-    left = duration(study.retry_at - time.time())
-    return f"{study.error}; tried again at {at}, in {left}; autotune resume {study.name}: at once"
+    at = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+    again = f"tried again at {at}, in {duration(left)}"
+    return f"{study.error}; {again}; autotune resume {study.name}: at once"
 
 
 def _outlook(
-    study: StoredStudy, spec: StudySpec, found: Present, *, served: bool
+    study: StoredStudy, spec: StudySpec, found: Present, now: float, *, served: bool
 ) -> Outlook | None:
     """Return what a study does, and what comes next; None before it has run."""
     if study.facts is None:
         return None
-    seen = outlook(study, spec, found, time.time())
+    seen = outlook(study, spec, found, now)
     return seen if served else replace(seen, running=(), next="")
 
 
@@ -207,15 +212,19 @@ def _of_time(status: dict[str, Any]) -> str:
     return f"{text}, {hours:.3g}{f' of {most:g}' if most else ''} device hours"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the studies, a line each."""
+def table(rows: list[dict[str, Any]], now: float) -> str:
+    """Return the studies, a line each.
+
+    Args:
+        now: seconds since the epoch, by the database's clock.
+    """
     if not rows:
         return "no studies yet"
     lines = [
         f"{'study':30} {'owner':12} {'age':>9} {'order':>5} {'state':18} {'trials':>6}  over yours"
     ]
     for row in rows:
-        age = duration(max(0.0, time.time() - row["created"]))
+        age = duration(max(0.0, now - row["created"]))
         lines.append(
             f"{row['study']:30} {row['owner'] or '-':12} {age:>9} {row.get('order') or '-':>5} "
             f"{_state(row):18} {_of(row['trials'], None):>6}  {_speedup(row)}"
@@ -252,7 +261,7 @@ def _signs_of(repository: Repository, study_id: int, found: Present, now: float)
     """Return the signs of life, ready for JSON.
 
     Args:
-        now: seconds since the epoch.
+        now: seconds since the epoch, by the database's clock.
 
     Returns:
         `progress_seconds` since a run began, came a block further or ended, up to two more than that;

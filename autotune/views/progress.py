@@ -4,7 +4,6 @@ They are the seconds since the study was submitted, the kind of event, and its n
 of a round.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,7 +97,7 @@ class ProgressLines:
         if now.ratio and now.ratio.low != now.ratio.high:
             known = over_yours(now.ratio, Terms.of(self._unit))
             text += f", leading: trial {now.leading}, {known}, seen once"
-        seen = outlook(study, self._spec, found, time.time())
+        seen = outlook(study, self._spec, found, self._repository.now())
         doing_now = seen.running[:1] or _before(study, found)
         text += "".join(f"; {running}" for running in doing_now)
         doing = self._repository.messages.status(study.id) if seen.running else None

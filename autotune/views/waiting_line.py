@@ -1,7 +1,6 @@
 """The studies that run or wait, in the order in which daemons take them: why each waits, how long."""
 
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
     """
     rows: list[dict[str, Any]] = []
     ahead: dict[str, dict[str, Any]] = {}
-    reasons = functools.cache(repository.quotas.reasons())
+    reasons, now = functools.cache(repository.quotas.reasons()), repository.now()
     studies = repository.studies.of_ids(order)
     keys = {key_of(study.id) for study in studies} | {study.queue for study in studies}
     holders = repository.leases.holders(keys)
@@ -34,7 +33,7 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
         daemon = holders.get(key_of(study.id))
         if daemon is None and study.state == StudyState.QUEUED:
             daemon = holders.get(study.queue)
-        waiting = waiting_of(repository, study, quota)
+        waiting = waiting_of(repository, study, quota, now)
         row = {"order": number, **_row(study, daemon, waiting, ahead.get(study.queue))}
         row["starts_in"] = None if quota else row["starts_in"]
         rows.append(row)
@@ -89,8 +88,12 @@ def _reason(
     return None
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the queue as text, a line per study, with the reason of each that waits below it."""
+def table(rows: list[dict[str, Any]], now: float) -> str:
+    """Return the queue as text, a line per study, with the reason of each that waits below it.
+
+    Args:
+        now: seconds since the epoch, by the database's clock.
+    """
     if not rows:
         return "nothing runs or waits"
     lines = [
@@ -99,7 +102,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         state = "HELD" if row["held"] else row["state"]
-        age = duration(max(0.0, time.time() - row["created"]))
+        age = duration(max(0.0, now - row["created"]))
         lines.append(
             f"{row['order']:>3} {row['study']:30} {row['owner'] or _NO_OWNER:12} {age:>9} {state:9} "
             f"{row['priority']:>4} {_time(row['seconds_left']):>10} {_time(row['starts_in']):>10}"

@@ -40,7 +40,7 @@ def test_status_and_list(played: Replayed, daemon: subprocess.Popen[bytes]) -> N
     assert dead["daemon"] is None
     assert describe(dead).startswith("played: RUNNING, no daemon\n")
     assert "autotune resume played starts one" in describe(dead)
-    assert "RUNNING, no daemon" in table([dead])
+    assert "RUNNING, no daemon" in table([dead], played.repository.now())
 
 
 def test_who_stops_following_is_told_whether_it_runs_on(

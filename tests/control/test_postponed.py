@@ -15,10 +15,13 @@ from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
+from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import where
 from storage import EVERY_OWNER, Database, Quota, Repository
+from storage.database import _NOW
+from storage.holders import user_name
 from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.support.waiting import wait_for
@@ -83,7 +86,7 @@ def test_meanwhile_another_study_runs_and_everybody_is_told(
     assert first["waiting"].startswith("no Ray cluster at head:6379; tried again at ")
     assert first["retry_at"] == pytest.approx(time.time(), abs=60)
     assert "  waits     no Ray cluster at head:6379; tried again at " in describe(first)
-    assert "no Ray cluster at head:6379" in table([first])
+    assert "no Ray cluster at head:6379" in table([first], played.repository.now())
     after = status_of(played.repository, "played")
     assert (after["waiting"], after["retry_at"], after["error"]) == (None, None, None)
 
@@ -263,6 +266,33 @@ def test_study_that_is_moved_away_from_the_foreground_is_left_to_its_new_queue(
     with pytest.raises(AutotuneError, match="moved to another queue, and runs on host:elsewhere"):
         here.looks_again()
     assert played.study().state == "QUEUED"
+
+
+@pytest.mark.parametrize("off_by", [0, -3600, 3600])
+def test_reason_of_a_study_that_is_tried_again_is_told_until_then(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, off_by: int
+) -> None:
+    """Whatever the clock of the database says."""
+    monkeypatch.setitem(_NOW, "sqlite", f"{_NOW['sqlite']} + {off_by}")
+    played.submit(**SHORT)
+    repository = played.repository
+    due = repository.now() + 600.0
+
+    def reasons(retry_at: float) -> tuple[str | None, str]:
+        with repository.database.writing() as connection:
+            error = "no Ray cluster at head:6379"
+            connection.execute(update(StudyRow).values(retry_at=retry_at, error=error))
+        [row] = queue_of(repository, repository.studies.order())
+        return status_of(repository, played.name)["waiting"], row["reason"]
+
+    before = reasons(due)
+    assert before[0] == before[1]
+    assert before[1].startswith("no Ray cluster at head:6379; tried again at ")
+    assert " min; autotune resume" in before[1]
+    assert reasons(due - 700.0) == (None, "no daemon runs it; autotune resume played starts one")
+    repository.quotas.set(Quota(EVERY_OWNER, studies=0))
+    after = reasons(due - 700.0)
+    assert after[0] == after[1] == f"quota of {user_name()}: 0 of 0 studies run"
 
 
 def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_long_run() -> None:

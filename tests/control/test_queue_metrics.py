@@ -8,10 +8,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
 from autotune.service.queues import this_queue
 from storage import LeaseHolder
+from storage.database import _NOW
+from storage.models import StudyRow
 from tests.control.replayed import Replayed
 from tests.support.steering import Command
 from tests.support.waiting import wait_for
@@ -55,6 +58,19 @@ def test_page_on_operations_has_a_row_for_each_metric(played: Replayed) -> None:
     assert [name for name, _ in rows] == [*found]
     for name, labels in rows:
         assert {*found[name]._labelnames} == {*re.findall(r"`(\w+)`", labels)}
+
+
+@pytest.mark.parametrize("off_by", [-36_000, 36_000])
+def test_age_goes_by_the_clock_of_the_database(
+    played: Replayed, page: Page, monkeypatch: pytest.MonkeyPatch, off_by: int
+) -> None:
+    monkeypatch.setitem(_NOW, "sqlite", f"{_NOW['sqlite']} + {off_by}")
+    played.submit()
+    with played.repository.database.writing() as connection:
+        connection.execute(update(StudyRow).values(created=StudyRow.created - 600.0))
+    found = page.get("/metrics").splitlines()
+    [oldest] = [line for line in found if line.startswith("autotune_oldest_wait_seconds ")]
+    assert 600.0 <= float(oldest.split()[1]) < 4200.0
 
 
 def test_health_is_that_of_the_daemon(page: Page) -> None:

@@ -7,6 +7,7 @@ import pytest
 from autotune.study import executor
 from autotune.views.overview import describe, status_of
 from launchers.replay import Answer, Launch
+from storage.database import _NOW
 from tests.control.replayed import PLAIN, Replayed
 from tests.support.waiting import wait_for
 
@@ -68,6 +69,35 @@ def test_slots_alive_are_told_of_those_planned(played: Replayed) -> None:
     assert meanwhile.endswith(" s ago")
     assert losing.status()["slots"] is None
     assert "alive" not in played.said(), "that is no message"
+
+
+class Dated(Losing):
+    """Meanwhile the ages of what is told are looked at, too."""
+
+    ages: tuple[float, ...] = ()
+    running: tuple[str, ...] = ()
+
+    def told(self, away: tuple[str, ...]) -> str:
+        told, found = super().told(away), self.status()
+        if told and found["slots"]["away"]:
+            self.ages = found["progress_seconds"], *found["slots"]["away"].values()
+            self.running = tuple(found["running"])
+        return told
+
+
+@pytest.mark.parametrize("off_by", [-36_000, 36_000])
+def test_ages_go_by_the_clock_of_the_database(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, off_by: int
+) -> None:
+    """Else they would be hours too long, or always none."""
+    monkeypatch.setitem(_NOW, "sqlite", f"{_NOW['sqlite']} + {off_by}")
+    played.submit(**SHORT)
+    dated = Dated(played)
+    played.on(dated, slots=2).serve()
+    assert len(dated.ages) == 2
+    assert max(dated.ages) < 3600.0
+    assert dated.running
+    assert not any(" h" in text or "-" in text for text in dated.running)
 
 
 class Still(Held):

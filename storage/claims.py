@@ -69,28 +69,28 @@ class Claims:
             self._transactions.check_not_upgraded(session)
             now = self._transactions.moment(session)
             own = before.key if before else ""
-            due = self._due(session, queue, now.wall, only)
+            due = self._due(session, queue, now, only)
             for study_id in sorted(due, key=lambda one: leases.key_of(one) != own):
                 if claimed := self._claim(session, study_id, queue, holder, now, before):
                     return claimed
             return None
 
-    def _due(self, session: Session, queue: str, now: float, only: int | None) -> Sequence[int]:
+    def _due(self, session: Session, queue: str, now: Moment, only: int | None) -> Sequence[int]:
         """Return the studies of a queue that may run now, the first one first."""
         due = or_(
             StudyRow.retry_at.is_(None),
-            StudyRow.retry_at <= now,
-            StudyRow.retry_at > now + _FARTHEST_RETRY,
+            StudyRow.retry_at <= now.wall,
+            StudyRow.retry_at > now.wall + _FARTHEST_RETRY,
         )
         wanted = select(*PLACED)
         found = session.execute(wanted.where(*open_in(queue, only), due)).all()
         owners = {row.owner for row in found}
-        used = recent_hours(session, now) if len(owners) > 1 else {}
+        used = recent_hours(session, now.wall) if len(owners) > 1 else {}
         quota = self._quota(session, now)
         allowed = [row for row in found if row.state == StudyState.RUNNING or not quota(row.owner)]
         return [one[-1] for one in places(allowed, used)]
 
-    def _quota(self, session: Session, now: float) -> Callable[[str], str]:
+    def _quota(self, session: Session, now: Moment) -> Callable[[str], str]:
         """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
         quotas = quotas_of(session)
         if quotas:

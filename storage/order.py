@@ -9,7 +9,9 @@ from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput
-from storage.models import AttemptRow, QuotaRow, StudyRow
+from storage.holders import Moment
+from storage.leases import is_held, key_of
+from storage.models import AttemptRow, LeaseRow, QuotaRow, StudyRow
 from storage.records import Quota, StudyState
 from storage.transactions import Transactions
 
@@ -87,7 +89,7 @@ class Quotas:
     def reasons(self) -> Callable[[str], str]:
         """Return a function that tells, for an owner, which quota is exhausted at present."""
         with self._transactions.reading() as session:
-            return exhausted(session, quotas_of(session), self._transactions.now(session))
+            return exhausted(session, quotas_of(session), self._transactions.moment(session))
 
 
 def quotas_of(session: Session) -> dict[str, Quota]:
@@ -110,14 +112,13 @@ def _in_force(quotas: Mapping[str, Quota], owner: str) -> Quota:
     return Quota(owner, studies, hours.device_hours, hours.days, weight)
 
 
-def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Callable[[str], str]:
+def exhausted(session: Session, quotas: Mapping[str, Quota], now: Moment) -> Callable[[str], str]:
     """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
     if not quotas:
         return lambda owner: ""
-    counted = select(StudyRow.owner).where(StudyRow.state == StudyState.RUNNING)
-    running = Counter(session.scalars(counted))
+    running = _running(session, now)
     used = {
-        days: recent_hours(session, now, days)
+        days: recent_hours(session, now.wall, days)
         for days in {q.days for q in quotas.values() if q.device_hours is not None}
     }
 
@@ -134,6 +135,14 @@ def exhausted(session: Session, quotas: Mapping[str, Quota], now: float) -> Call
         return ""
 
     return reason
+
+
+def _running(session: Session, now: Moment) -> Counter[str]:
+    """Return how many studies of each owner a daemon runs. One that was left behind takes nothing."""
+    running = select(StudyRow.id, StudyRow.owner).where(StudyRow.state == StudyState.RUNNING)
+    owners = {key_of(study_id): owner for study_id, owner in session.execute(running)}
+    leases = session.scalars(select(LeaseRow).where(LeaseRow.key.in_(owners)))
+    return Counter(owners[lease.key] for lease in leases if is_held(lease, now))
 
 
 def places(

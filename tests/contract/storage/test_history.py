@@ -138,6 +138,23 @@ class TestQuotas:
         end(repository, found[0].lease, found[0].study)
         assert [claim.study.name for claim in taken_in_order(repository)] == ["ann-1"]
 
+    def test_study_that_no_daemon_runs_any_more_does_not_count(
+        self, repository: Repository
+    ) -> None:
+        """As on a machine that is gone, where nobody goes on with it."""
+        repository.studies.submit("left", "host:gone", {}, "/w", owner="ann")
+        waiting(repository, "ann")
+        gone = repository.claims.take("host:gone", FIRST)
+        assert gone is not None
+        repository.quotas.set(Quota("ann", studies=1))
+        assert repository.claims.take(CLUSTER, SECOND) is None
+        state = repository.leases.state(gone.lease.key)
+        assert state is not None
+        end_lease(repository, state)
+        assert repository.quotas.reasons()("ann") == ""
+        assert take(repository, SECOND).study.name == "ann-0"
+        assert "1 of 1 studies" in repository.quotas.reasons()("ann")
+
     def test_device_hours_count_within_their_days(self, repository: Repository) -> None:
         waiting(repository, "ann", "ann")
         run = take(repository)

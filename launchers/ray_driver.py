@@ -79,6 +79,8 @@ class _CallServer:
         self._line = line
         self._writing = threading.Lock()
         self._groups: dict[int, PlacementGroup] = {}
+        self._released: list[PlacementGroup] = []
+        """Groups that are still to be removed."""
         self._actors: dict[int, Any] = {}
         self._unasked = 0.0
         """Seconds for which this process has run since the last call."""
@@ -128,6 +130,7 @@ class _CallServer:
             with contextlib.suppress(KeyError):  # given back meanwhile
                 if self.stands(group) == "REMOVED":
                     return "it has ended this job: its placement groups are gone"
+        self._remove_released()
         return ""
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -185,10 +188,12 @@ class _CallServer:
     ) -> bool:
         """Reserve all of the bundles or none; return whether they were granted in time."""
         self.ask(group, bundles, strategy, tenant)
-        made = self._groups[group]
-        granted = bool(made.wait(patience))
-        if not granted:
-            self.release(group)
+        granted = False
+        try:
+            granted = bool(self._groups[group].wait(patience))
+        finally:
+            if not granted:
+                self.release(group)
         return granted
 
     def ask(
@@ -223,9 +228,13 @@ class _CallServer:
         ]
 
     def release(self, group: int) -> None:
-        """Give the bundles of a group back."""
-        if made := self._groups.pop(group, None):
-            remove_placement_group(made)
+        """Give the bundles of a group back.
+
+        Where the head does not answer, they are given back as soon as it answers a `ping`.
+        """
+        if made := self._groups.pop(group, None):  # first: `ping` looks for groups that are gone
+            self._released.append(made)
+        self._remove_released()
 
     def stands(self, group: int) -> str:
         """Return the state of a group: CREATED, RESCHEDULING, REMOVED and so on."""
@@ -292,6 +301,12 @@ class _CallServer:
         return left
 
     # Internals
+
+    def _remove_released(self) -> None:
+        for made in list(self._released):
+            remove_placement_group(made)  # twice is once
+            with contextlib.suppress(ValueError):  # by another call meanwhile
+                self._released.remove(made)
 
     def _answer(self, asked: dict[str, Any]) -> None:
         number, name = asked.pop("id"), asked.pop("call")

@@ -258,14 +258,15 @@ class Demand:
     def ask(self, bundles: Sequence[Mapping[str, float]], strategy: str) -> None:
         """Ask for these bundles, unless something is asked for already."""
         if not self._group:
-            self._group = next(_NUMBERS)
+            group = next(_NUMBERS)
             self._driver.call(
                 "ask",
-                group=self._group,
+                group=group,
                 bundles=list(bundles),
                 strategy=strategy,
                 tenant=self._tenant,
             )
+            self._group = group  # not before: a call may be refused
 
     def withdraw_if_granted(self) -> bool:
         """Give back what has been granted: the slot itself chooses among nodes.
@@ -325,14 +326,20 @@ class SlotPlacement:
         )
         if not granted:
             return False
-        self.group = group
-        by_id = {node.id: node for node in cluster.nodes()}
-        where = cluster.driver.call("where", group=group)
-        self.nodes = [
-            by_id.get(node, near) for node, near in zip(where, chosen, strict=True)
-        ]  # two nodes may have one address
+        self.group, self.nodes = group, []
+        try:
+            self.nodes = self._granted(chosen)
+        except BaseException:
+            self.release()
+            raise
         cluster.taken.update(node.id for node in self.nodes)
         return True
+
+    def _granted(self, chosen: list[ClusterNode]) -> list[ClusterNode]:
+        """Return the nodes on which the bundles are: two nodes may have one address."""
+        by_id = {node.id: node for node in self.cluster.nodes()}
+        where = self.cluster.driver.call("where", group=self.group)
+        return [by_id.get(node, near) for node, near in zip(where, chosen, strict=True)]
 
     def ensure(self) -> None:
         """Check that the group exists, or reserve another one.

@@ -1,5 +1,7 @@
 """Which nodes of a Ray cluster with CUDA devices a study runs on; answers stand in for the nodes."""
 
+import socket
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -7,10 +9,10 @@ import pytest
 import autotune
 from autotune.errors import ClusterAway
 from launchers.base import Resources
-from launchers.driver import Driver
+from launchers.driver import Driver, Refused
 from launchers.layout import demand_of
 from launchers.placement import ClusterNode
-from launchers.ray_nodes import Cluster, TooSmall
+from launchers.ray_nodes import Cluster, Demand, SlotPlacement, TooSmall
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 PART = f"{H100} MIG 1g.10gb"
@@ -128,3 +130,90 @@ def test_node_that_lacks_the_software_is_named_in_the_reason_for_waiting() -> No
 
     found.driver.call = others  # type: ignore[method-assign]
     assert "running there: no job that Ray knows of; left out: node n2" in found.busy("12:00")
+
+
+class Refusing:
+    """Stand-in for the driver of Ray; the head does not answer the first call of one name."""
+
+    lost = ""
+
+    def __init__(self, refused: str) -> None:
+        self._refused = refused
+        self.groups: set[int] = set()
+
+    def call(self, name: str, *_: Any, group: int = 0, **__: Any) -> Any:
+        if name == self._refused:
+            self._refused = ""
+            raise Refused("the head does not answer")
+        if name in ("ask", "reserve"):
+            self.groups.add(group)
+        if name == "release":
+            self.groups.discard(group)
+        if name == "stands" and group not in self.groups:
+            raise Refused(f"KeyError: {group}")
+        return {"nodes": [], "where": ["0"], "stands": "PENDING"}.get(name, True)
+
+
+def test_slot_is_asked_for_again_where_the_first_call_was_refused() -> None:
+    driver = Refusing("ask")
+    demand = Demand(cast(Driver, driver), None)
+    with pytest.raises(Refused):
+        demand.ask([{"CPU": 1.0}], "PACK")
+    assert not demand.withdraw_if_granted()
+    demand.ask([{"CPU": 1.0}], "PACK")
+    assert demand.is_pending
+    assert len(driver.groups) == 1
+
+
+def test_place_of_which_ray_does_not_tell_the_node_is_given_back() -> None:
+    found = cluster((8, H100, CUDA), workers=1)
+    nodes = found.nodes()
+    driver = Refusing("where")
+    placement = SlotPlacement(found, None, lambda: None)
+    found.driver, found.nodes = cast(Driver, driver), lambda: nodes  # type: ignore[method-assign]
+    with pytest.raises(Refused):
+        placement.reserve()
+    assert driver.groups == set()
+    assert found.taken == {}
+    assert placement.reserve()
+    assert found.taken == {"0": 1}
+
+
+class Groups:
+    """Stand-in for the placement groups of Ray, whose head does not answer at first."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, driver: Any) -> None:
+        self.made: list[object] = []
+        self._answers = False
+        patch.setattr(driver, "placement_group", self._make)
+        patch.setattr(driver, "remove_placement_group", self._remove)
+        patch.setattr(driver, "_answers", lambda _: True)
+        patch.setattr(driver.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=str))
+
+    def _make(self, *_: Any, **__: Any) -> object:
+        self.made.append(self)
+        return self
+
+    def wait(self, _: float) -> bool:
+        raise RuntimeError("the head does not answer")
+
+    def _remove(self, group: object) -> None:
+        if not self._answers:
+            self._answers = True
+            raise RuntimeError("the head does not answer")
+        self.made.remove(group)
+
+
+def test_groups_are_given_back_once_the_head_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from launchers import ray_driver  # which imports Ray
+
+    groups = Groups(monkeypatch, ray_driver)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        server = ray_driver._CallServer(ours)
+        with pytest.raises(RuntimeError):
+            server.reserve(1, [{"CPU": 1.0}], "PACK", 1.0, None)
+        assert len(groups.made) == 1
+        assert server.ping() == ""
+        assert groups.made == []

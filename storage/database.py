@@ -319,15 +319,30 @@ class Database:
             before = schema.revision_of(engine) or self.schema
             if before == schema.revisions()[0]:
                 return before
-            if busy := schema.holders(engine, _NOW[engine.dialect.name]):
-                raise StorageError(
-                    f"storage {self} is in use by {', '.join(busy)}: stop what runs there first; the "
-                    "lease of a daemon that has died runs out within ten seconds"
-                )
+            with engine.connect() as connection:
+                self._refuse_users(connection)
             if backup is not None:
                 schema.copied(engine, backup, newest=False).dispose()
-            schema.create(engine)
+            try:
+                # Once more: the copy may have taken minutes, in which a daemon was started.
+                schema.create(engine, check=self._refuse_users)
+            except StorageError:
+                if backup is not None:
+                    backup.unlink()  # nothing was changed
+                raise
             return before
+
+    def _refuse_users(self, connection: Connection) -> None:
+        """Refuse to go on while a daemon has a lease.
+
+        Raises:
+            StorageError: one has.
+        """
+        if busy := schema.holders(connection, _NOW[connection.dialect.name]):
+            raise StorageError(
+                f"storage {self} is in use by {', '.join(busy)}: stop what runs there first; the "
+                "lease of a daemon that has died runs out within ten seconds"
+            )
 
     def _missing(self) -> bool:
         if self.folder is None:

@@ -6,7 +6,7 @@ copy that is brought to the present schema.
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,16 @@ def is_strange(engine: Engine) -> bool:
     return bool(tables) and not tables & known
 
 
-def create(engine: Engine, revision: str = "head") -> None:
-    """Create Optuna's tables and ours, or bring ours to a newer schema."""
+def create(
+    engine: Engine,
+    revision: str = "head",
+    check: Callable[[Connection], object] = lambda connection: None,
+) -> None:
+    """Create Optuna's tables and ours, or bring ours to a newer schema.
+
+    Args:
+        check: raises if ours are to stay as they were. It is called last in their transaction.
+    """
     address = engine.url.render_as_string(hide_password=False)
     optunas = RDBStorage(address, engine_kwargs=engine_arguments(engine.url))
     optunas.engine.dispose()
@@ -75,19 +83,19 @@ def create(engine: Engine, revision: str = "head") -> None:
             connection.execute(text(setting))  # a migration idles while it computes
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+        check(connection)
 
 
-def holders(engine: Engine, now: str) -> list[str]:
+def holders(connection: Connection, now: str) -> list[str]:
     """Return the processes that hold a lease in a database of any schema, in words.
 
     Args:
         now: SQL for the database's clock.
     """
-    table = Table("autotune_lease", MetaData(), autoload_with=engine)
-    with engine.connect() as connection:
-        held = connection.execute(select(table).where(text(f"expires > {now}"))).mappings()
-        living = [row for row in held if not is_gone(row["host"], row["pid"], row.get("started"))]
-        return sorted({f"process {row['pid']} on {row['host'].split()[0]}" for row in living})
+    table = Table("autotune_lease", MetaData(), autoload_with=connection)
+    held = connection.execute(select(table).where(text(f"expires > {now}"))).mappings()
+    living = [row for row in held if not is_gone(row["host"], row["pid"], row.get("started"))]
+    return sorted({f"process {row['pid']} on {row['host'].split()[0]}" for row in living})
 
 
 def copied(source: Engine, path: Path, *, newest: bool) -> Engine:

@@ -38,6 +38,7 @@ from storage import (
     StoredBlock,
     StudyState,
     TrialLedger,
+    schema,
 )
 from storage.database import copy_of_file
 from storage.leases import key_of
@@ -395,6 +396,30 @@ def test_upgrade_under_a_daemon_is_refused(older: str, engine: Engine) -> None:
     with pytest.raises(StorageError, match="in use by process 7 on here: stop"):
         Database(older).upgrade()
     assert dumped(engine) == before
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_upgrade_is_undone_if_a_daemon_was_started_while_it_copied(
+    older: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, begun = schema.copied, list[Any]()
+
+    def copied(source: Engine, path: Path, *, newest: bool) -> Engine:
+        found = plain(source, path, newest=newest)
+        if not newest:
+            taken = "update autotune_lease set expires = 1e12 where host <> ''"
+            with engine.begin() as connection:
+                connection.execute(text(taken))
+            begun.append(dumped(engine))
+        return found
+
+    database = Database(older)
+    monkeypatch.setattr(schema, "copied", copied)
+    copy = tmp_path / "copy.db"
+    with pytest.raises(StorageError, match="in use by process 7 on here: stop"):
+        database.upgrade(copy)
+    assert [dumped(engine)] == begun
+    assert not copy.exists()
 
 
 @pytest.mark.long

@@ -5,7 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optuna.storages._rdb.models import StudyModel, TrialModel, TrialUserAttributeModel
+from optuna.storages._rdb.models import (
+    StudyDirectionModel,
+    StudyModel,
+    TrialModel,
+    TrialUserAttributeModel,
+)
+from optuna.study import StudyDirection
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -84,6 +90,7 @@ class Studies:
                 session.add(row)
                 session.flush()
                 self._refuse_trials_of_others(session, name)
+                _reserve_trials(session, name)
                 session.add(leases.free(leases.key_of(row.id)))
                 self._events.add(session, row, EventKind.SUBMITTED)
         except IntegrityError:
@@ -401,6 +408,17 @@ class Studies:
             there = f"the newest are: {names}" if names else "it holds none yet"
             raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
         return row
+
+
+def _reserve_trials(session: Session, name: str) -> None:
+    """Make the study of Optuna for the trials of a new study.
+
+    Until it is begun another program could make one of that name, whose trials would be taken for
+    its own.
+    """
+    made = StudyModel(study_name=name)
+    direction = StudyDirection.MAXIMIZE
+    session.add(StudyDirectionModel(study=made, direction=direction, objective=0))
 
 
 def _delete(session: Session, row: StudyRow) -> None:

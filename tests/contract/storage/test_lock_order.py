@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from optuna.storages._rdb.models import BaseModel
 from sqlalchemy import Connection, event
 
 from storage import Lease, Repository, Retry, StoredStudy
@@ -12,7 +13,7 @@ from tests.contract.storage.making import claim, submit, taken_over
 from tests.contract.storage.test_fence import FENCED
 
 LEASE = "autotune_lease"
-_TABLES = re.compile("|".join(Base.metadata.tables))
+_TABLES = re.compile("|".join((*Base.metadata.tables, *BaseModel.metadata.tables)))
 
 
 class Locks:

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
+from optuna.exceptions import DuplicatedStudyError
+from optuna.study import StudyDirection
 from sqlalchemy import event, text, update
 
 from autotune.errors import BadInput, StaleLease, StudyNotFound
@@ -24,6 +26,7 @@ from storage import (
     Retry,
     StoredStudy,
     StudyState,
+    TrialLedger,
 )
 from storage.leases import key_of
 from storage.models import LeaseRow, StudyRow
@@ -139,6 +142,17 @@ class TestStudies:
         claimed = claim(repository, lease)
         assert claimed is not None
         assert claimed.id == study.id
+
+    def test_no_other_program_makes_trials_of_its_name_before_it_is_begun(
+        self, repository: Repository
+    ) -> None:
+        submit(repository, "first")
+        optunas = repository.database.optuna()
+        with pytest.raises(DuplicatedStudyError):
+            optuna.create_study(storage=optunas, study_name="first")
+        opened = optuna.load_study(storage=optunas, study_name="first")
+        assert opened.directions == [StudyDirection.MAXIMIZE]
+        assert TrialLedger(repository.database, "first").trials() == []
 
     def test_a_new_spec_takes_the_place_of_the_old_one(self, repository: Repository) -> None:
         submit(repository, "first")

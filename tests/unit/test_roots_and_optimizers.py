@@ -5,6 +5,7 @@ import gc
 import inspect
 import multiprocessing
 import os
+import tempfile
 import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
@@ -321,6 +322,27 @@ def _set_back(setting: str, value: object) -> None:
 )
 def test_script_that_forbids_tf32_has_set_precision_back(setting: str, value: object) -> None:
     run_apart(functools.partial(_set_back, setting, value))
+
+
+def _saved_by_safetensors() -> None:
+    Changes(knobs(channels_last=True), ("channels_last",)).begin()
+    from safetensors.torch import load, load_file, save, save_file
+
+    model = nn.Conv2d(3, 8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3, 4, 4)).sum().backward()
+    optimizer.step()
+    weights = model.state_dict()
+    assert not weights["weight"].is_contiguous()
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(weights, f"{folder}/model.safetensors", metadata={"format": "pt"})
+        loaded = load_file(f"{folder}/model.safetensors")
+    for found in (loaded, load(save(tensors=weights))):
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_safetensors_save_weights_in_channels_last() -> None:
+    run_apart(_saved_by_safetensors)
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])

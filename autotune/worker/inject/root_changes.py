@@ -27,6 +27,7 @@ from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.roots import PLACE, Call
+from autotune.worker.patches import Arrivals, wrapping
 from autotune.worker.protocol import Knobs
 
 COMPILATION = frozenset({"compile", "compile_scope"})
@@ -53,11 +54,16 @@ class RootChanges:
         """True if compiled code computes activations anew, which does not show."""
 
     def watch(self) -> None:
-        """Notice from now on that activations are computed anew; see to attention there."""
+        """Notice from now on that activations are computed anew; see to attention there.
+
+        Files of safetensors take weights as channels_last leaves them.
+        """
         if "activation_checkpointing" in self._names:
             self._recomputation.watch()
         if "attention" in self._names:
             self._attention.watch()
+        if "channels_last" in self._names:
+            Arrivals({"safetensors.torch": _save_contiguous}).begin()
 
     def met(self) -> set[str]:
         """Return the knobs that have acted on a root, by what torch does."""
@@ -181,6 +187,15 @@ def _in_force(forwards: Mapping[nn.Module, Call], own: Call) -> Call:
                 _set(module, present)
 
     return call
+
+
+def _save_contiguous(safetensors: Any) -> None:
+    """Have safetensors save tensors of any memory format, which it refuses by itself."""
+    for name in ("save", "save_file"):
+
+        @wrapping(safetensors, name)
+        def saved(save: Call, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return save(feeding.mapped(tensors, torch.Tensor.contiguous), *args, **kwargs)
 
 
 def _of_images(call: Call) -> Call:

@@ -169,6 +169,7 @@ def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> 
         constructed=given.constructed,
         samples=script.get("samples") or 0,
         fixed_samples=scripts.samples_are_fixed(script["flags"]),
+        today=_of_changes(script),
     )
 
 
@@ -176,6 +177,12 @@ def _acts_from_outside(order: job_order.Order) -> bool:
     """Return whether the processes of the job change themselves."""
     standing_in = any(copy.stands_in for copy in order.copies)
     return bool(order.changes or order.constructed or standing_in)
+
+
+def _of_changes(script: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the baseline's values of what acts from outside; a file of an earlier version has none."""
+    today = script.get("today", {})
+    return {name: today[name] for name in script["changes"] if name in today}
 
 
 def _ordered(order: job_order.Order, environment: Mapping[str, str]) -> dict[str, str]:

@@ -141,6 +141,8 @@ class Script:
     """Launcher whose rules the process follows: one of those above."""
     changes: tuple[str, ...] = ()
     """Names of knobs that act on the script from outside; it sets all others itself."""
+    today: dict[str, Any] = field(default_factory=dict)
+    """Values of `changes` in the baseline."""
     constructed: dict[str, Any] = field(default_factory=dict)
     """Arguments with which it constructs objects of a framework: `Class(argument)` -> value."""
     samples: int = 0

@@ -3,7 +3,6 @@
 import functools
 import gc
 import inspect
-import multiprocessing
 import os
 import tempfile
 import weakref
@@ -27,27 +26,15 @@ from autotune.worker.inject.job_order import Order
 from autotune.worker.inject.root_changes import RootChanges
 from autotune.worker.inject.roots import Call, Prepare, Roots
 from autotune.worker.protocol import COMPRESSION_WARM_UP
-from tests.support.seeing import PRELOADED
+from tests.support.apart import run_apart
 from tests.support.trials import knobs
 
 T = TypeVar("T")
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
-_SECONDS = 120
 _MANY = 100
 """Objects that are collected: the memory of some is taken by other objects."""
 _MOST_TRIED = 10_000
 """Objects made until one has the id of an earlier one; CPython reuses it soon."""
-
-
-def run_apart(body: Callable[[], None]) -> None:
-    """Run a function in a process of its own, as it changes classes of torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=body)
-    process.start()
-    process.join(_SECONDS)
-    process.kill()
-    assert process.exitcode == 0
 
 
 def with_one_of(ids: set[int], make: Callable[[], T], of: Callable[[T], object]) -> T:

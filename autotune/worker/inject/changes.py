@@ -5,7 +5,7 @@ nothing to act on: the result of a run must not be attributed to it.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -18,15 +18,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import DataLoader
 
-from autotune.worker.effects import feeding, kernels, parallel, precision, process
+from autotune.worker.effects import kernels, parallel, precision, process
 from autotune.worker.effects.compression import HOOKED, compress_gradients
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.inject import sharding
 from autotune.worker.inject.constructed import construct_by
 from autotune.worker.inject.detected import is_sharded
+from autotune.worker.inject.loaders import LoaderChanges
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
 from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP, Knobs
@@ -78,6 +78,7 @@ class Changes:
         self,
         knobs: Knobs,
         names: tuple[str, ...],
+        today: Mapping[str, Any] | None = None,
         compression_warm_up: int | None = COMPRESSION_WARM_UP,
     ) -> None:
         """Prepare the changes.
@@ -85,6 +86,7 @@ class Changes:
         Args:
             knobs: a value for every knob.
             names: of the knobs to apply; the script keeps its own settings of all others.
+            today: their values in the baseline, as far as they are known.
             compression_warm_up: see `compress_gradients`.
         """
         self._knobs = knobs
@@ -98,6 +100,7 @@ class Changes:
         self._sharded = False
         self._root = RootChanges(knobs, self._names & ROOT)
         self._roots = Roots(self._root.prepare)
+        self._loaders = LoaderChanges(knobs, self._names & LOADER, today or {})
         self._steps = self._updates = 0
 
     def begin(self) -> None:
@@ -108,7 +111,7 @@ class Changes:
             construct_by(Optimizer, self._build_optimizer)
             sharding.change_calls(self._knobs, self._names, self._shards)
         if self._names & LOADER:
-            construct_by(DataLoader, self._build_loader)
+            self._loaders.watch()
         if self._names & {*OPTIMIZER, *SHARDING, "channels_last"}:
             register_optimizer_step_pre_hook(self._before_update)
         if self._names & ROOT:
@@ -128,6 +131,8 @@ class Changes:
                 DataLoader count as idle.
         """
         met = set(self._met)
+        if self._loaders.acted:
+            met |= LOADER
         if self._roots.trained():
             met |= self._root.met()
         return sorted(self._names - (met if draws else met - LOADER))
@@ -226,17 +231,6 @@ class Changes:
     def _build_optimizer(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         self._optimizers.add(bound.arguments["self"])
         build(*bound.args, **bound.kwargs)
-
-    def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
-        knobs, names, arguments = self._knobs, self._names, bound.arguments
-        for name in names & LOADER:
-            arguments[LOADER_ARGUMENTS[name]] = knobs[name]
-        if not arguments.get("num_workers", 0):
-            # The script may give them for the workers that it has today.
-            for refused in (*feeding.OF_WORKERS, "multiprocessing_context", "timeout"):
-                arguments.pop(refused, None)
-        build(*bound.args, **bound.kwargs)
-        self._met |= names & LOADER
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         """Apply the knobs of an optimizer before its first step; see whether it updates parts."""

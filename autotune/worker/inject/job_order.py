@@ -32,6 +32,7 @@ class Order:
         is_module: whether `target` is a module.
         knobs: a value for every knob.
         changes: names of those that act from outside.
+        today: their values in the baseline, as far as they are known.
         constructed: arguments with which it constructs objects of a framework.
         copies: of settings files that the script reads; their texts are written already.
         samples: of one rank in a step, where no loader shows them; 0: unknown.
@@ -46,6 +47,7 @@ class Order:
     constructed: dict[str, Any] = field(default_factory=dict)
     samples: int = 0
     fixed_samples: bool = False
+    today: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Return the order as a value for the environment."""
@@ -84,7 +86,7 @@ def begin(command: Sequence[str]) -> None:
     if order.constructed:
         constructed.watch()
     # A training begins to compress where PyTorch does: a trial's few steps would harm it.
-    changes = Changes(order.knobs, order.changes, compression_warm_up=None)
+    changes = Changes(order.knobs, order.changes, order.today, compression_warm_up=None)
     changes.begin()
     if "cpu_affinity" in order.changes and process.share_of_job(order.knobs):
         changes.met("cpu_affinity")

@@ -1,0 +1,76 @@
+"""Loaders of a script under knobs of DataLoader: those of its training and of its evaluation."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from autotune.worker.inject.changes import Changes
+from tests.support.apart import run_apart
+from tests.support.trials import knobs
+
+_ROWS = torch.ones(4, 1)
+
+
+def _changes(today: dict[str, Any], **wanted: Any) -> Changes:
+    changes = Changes(knobs(**wanted), tuple(wanted), today)
+    changes.begin()
+    return changes
+
+
+def _workers(loader: DataLoader[Any]) -> int:
+    return int(getattr(iter(loader), "_num_workers"))  # noqa: B009 - no attribute in its stubs
+
+
+def _other_loader() -> None:
+    changes = _changes({"loader_workers": 2}, loader_workers=1)
+    other = DataLoader(_ROWS)
+    assert _workers(other) == 0
+    assert changes.idle() == ["loader_workers"]
+    training = DataLoader(_ROWS, num_workers=2)
+    assert _workers(training) == 1
+    assert not changes.idle()
+
+
+def test_loader_with_other_workers_than_the_baseline_keeps_them() -> None:
+    run_apart(_other_loader)
+
+
+def _read_by_an_evaluation() -> None:
+    _changes({"loader_workers": 0}, loader_workers=1, persistent_workers=True)
+    loader = DataLoader(_ROWS)
+    assert _workers(loader) == 1
+    with torch.no_grad():
+        assert _workers(loader) == 0
+    assert _workers(loader) == 1
+
+
+def test_loader_is_as_the_script_has_built_it_while_gradients_are_disabled() -> None:
+    run_apart(_read_by_an_evaluation)
+
+
+def _without_workers() -> None:
+    _changes({"loader_workers": 1}, loader_workers=0)
+    loader = DataLoader(_ROWS, num_workers=1, timeout=9, persistent_workers=True)
+    assert _workers(loader) == 0
+    with torch.inference_mode():
+        assert _workers(loader) == 1
+        assert loader.timeout == 0
+    assert len(list(loader)) == 4
+
+
+def test_workers_of_an_evaluation_stay() -> None:
+    run_apart(_without_workers)
+
+
+def _of_workers(given: dict[str, Any], found: int) -> None:
+    today = {"prefetch_factor": 2}
+    _changes(today, prefetch_factor=4)
+    assert getattr(iter(DataLoader(_ROWS, num_workers=1, **given)), "_prefetch_factor") == found  # noqa: B009
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, 4), ({"prefetch_factor": 3}, 3)])
+def test_value_that_no_argument_gives_is_the_default(given: dict[str, Any], found: int) -> None:
+    run_apart(functools.partial(_of_workers, given, found))

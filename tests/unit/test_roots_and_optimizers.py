@@ -1,9 +1,11 @@
 """Roots and optimizers of a script, each changed once, and the results of roots."""
 
+import contextlib
 import functools
 import gc
 import inspect
 import os
+import io
 import tempfile
 import weakref
 from collections import OrderedDict, UserDict
@@ -31,6 +33,8 @@ from tests.support.trials import knobs
 
 T = TypeVar("T")
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+ChangeGroups = Callable[[torch.optim.Optimizer, nn.Parameter], None]
+"""Change of an optimizer's groups, given a parameter that it lacks."""
 _MANY = 100
 """Objects that are collected: the memory of some is taken by other objects."""
 _MOST_TRIED = 10_000
@@ -87,13 +91,16 @@ def _sharing(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1)
 
 
-def _scaled_losses(make: MakeOptimizer) -> list[float]:
+def _scaled_losses(make: MakeOptimizer, change: ChangeGroups = lambda *_: None) -> list[float]:
+    """Train, and change the groups of the optimizer before the third of four steps."""
     torch.manual_seed(0)
-    model = nn.Linear(4, 1)
+    model, late = nn.Linear(4, 1), nn.Parameter(torch.zeros(1))
     optimizer, scaler = make(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024)
     x, losses = torch.randn(8, 4), []
-    for _ in range(4):
-        loss = (model(x) - 1).square().mean()
+    for step in range(4):
+        if step == 2:
+            change(optimizer, late)
+        loss = (model(x) + late - 1).square().mean()
         losses.append(loss.item())
         optimizer.zero_grad()
         scaler.scale(loss).backward()
@@ -117,6 +124,55 @@ def test_fused_updates_beside_a_scaler_have_gradients_without_its_scale(
     make: MakeOptimizer,
 ) -> None:
     run_apart(functools.partial(_fused_inside, make))
+
+
+def _adds_a_group(optimizer: torch.optim.Optimizer, late: nn.Parameter) -> None:
+    optimizer.add_param_group({"params": [late]})
+
+
+def _loads_a_state(optimizer: torch.optim.Optimizer, _: nn.Parameter) -> None:
+    untuned = torch.optim.Adam(optimizer.param_groups[0]["params"], lr=0.1)
+    optimizer.load_state_dict(untuned.state_dict())
+
+
+def _fused_in_changed_groups(change: ChangeGroups) -> None:
+    make = functools.partial(torch.optim.Adam, lr=0.1)
+    plain = _scaled_losses(make, change)
+    Changes(knobs(optimizer_kernels="fused"), ("optimizer_kernels",)).begin()
+    assert _scaled_losses(make, change) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("change", [_adds_a_group, _loads_a_state], ids=["added", "loaded"])
+def test_groups_that_come_later_are_fused_beside_a_scaler(change: ChangeGroups) -> None:
+    run_apart(functools.partial(_fused_in_changed_groups, change))
+
+
+def _second_optimizer(*, in_job: bool) -> None:
+    names = ("optimizer_kernels",)
+    Changes(knobs(optimizer_kernels="fused"), names, in_job=in_job).begin()
+    parameter = nn.Parameter(torch.ones(4))
+
+    def loss() -> float:
+        parameter.grad = 2 * parameter.detach()
+        return parameter.detach().square().sum().item()
+
+    first = torch.optim.Adam([parameter], lr=0.1)
+    first.step(loss)
+    assert first.param_groups[0]["fused"]
+    second, said = torch.optim.LBFGS([parameter], lr=0.1), io.StringIO()
+    refused = contextlib.nullcontext() if in_job else pytest.raises(ValueError, match="no fused")
+    before = loss()
+    with refused, contextlib.redirect_stderr(said):
+        second.step(loss)
+        second.step(loss)
+    if in_job:
+        assert loss() < before
+        assert said.getvalue().count("LBFGS has no fused implementation") == 1
+
+
+@pytest.mark.parametrize("in_job", [False, True], ids=["trial", "job"])
+def test_optimizer_without_such_kernels_ends_a_trial_and_no_job(in_job: bool) -> None:
+    run_apart(functools.partial(_second_optimizer, in_job=in_job))
 
 
 def _roots(prepare: Prepare = lambda _, own: own) -> Roots:

@@ -252,18 +252,29 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
     wanted = knobs["optimizer_kernels"]
     if wanted == "default":
         return
+    chosen = {name: name == wanted for name in ("foreach", "fused")}
     for group in optimizer.param_groups:
         if wanted not in group:
             raise ValueError(
                 f"optimizer_kernels={wanted}: {type(optimizer).__name__} has no {wanted} "
                 "implementation; take the value out of the search space"
             )
-        group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
+        group.update(chosen)
+    optimizer.defaults.update(chosen)  # of groups that are added later
     if wanted == "fused":
         if _step(type(optimizer)) in _UNSCALING:
             # As the constructor does. With it a scaler does not divide the gradients.
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         _count_on_device(optimizer)
+
+
+def has_lost_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer has a group without the implementation, which it could have.
+
+    A state that is loaded brings the settings of its groups.
+    """
+    wanted = knobs["optimizer_kernels"]
+    return any(wanted in group and not group[wanted] for group in optimizer.param_groups)
 
 
 def _step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:

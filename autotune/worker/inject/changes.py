@@ -5,6 +5,7 @@ nothing to act on: the result of a run must not be attributed to it.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,8 @@ class Changes:
         knobs: Knobs,
         names: tuple[str, ...],
         today: Mapping[str, Any] | None = None,
-        compression_warm_up: int | None = COMPRESSION_WARM_UP,
+        *,
+        in_job: bool = False,
     ) -> None:
         """Prepare the changes.
 
@@ -87,11 +89,12 @@ class Changes:
             knobs: a value for every knob.
             names: of the knobs to apply; the script keeps its own settings of all others.
             today: their values in the baseline, as far as they are known.
-            compression_warm_up: see `compress_gradients`.
+            in_job: whether the script is the user's own job. It goes on where a trial fails, and begins
+                to compress gradients where PyTorch does: a trial's few steps would harm it.
         """
         self._knobs = knobs
+        self._in_job = in_job
         self._names = frozenset(names)
-        self._compression_warm_up = compression_warm_up
         self.built = ScriptObjects()
         self._met: set[str] = set()
         self._threads = 0
@@ -202,7 +205,7 @@ class Changes:
         self.built.model = model = arguments["self"]
         self.built.inner = model.module
         if names & {*HOOKED}:
-            compress_gradients(knobs, model, self._compression_warm_up)
+            compress_gradients(knobs, model, None if self._in_job else COMPRESSION_WARM_UP)
         self._met |= names & {*DDP_ARGUMENTS, *HOOKED}
         if "first_bucket_mb" in names and arguments.get("bucket_cap_mb") is None:
             self._met.add("first_bucket_mb")  # else DDP has all buckets of one size
@@ -234,14 +237,35 @@ class Changes:
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         """Apply the knobs of an optimizer before its first step; see whether it updates parts."""
-        if optimizer in self._changed:
-            return
-        self._changed.add(optimizer)
+        if optimizer not in self._changed:
+            self._changed.add(optimizer)
+            self._before_first_update(optimizer)
+        elif "optimizer_kernels" in self._names and kernels.has_lost_kernels(
+            self._knobs, optimizer
+        ):
+            kernels.optimizer_kernels(self._knobs, optimizer)
+
+    def _before_first_update(self, optimizer: Optimizer) -> None:
         parameters = (one for group in optimizer.param_groups for one in group["params"])
         if self._sharded and any(map(is_sharded, parameters)):
             self._met |= self._names & SHARDING
         if "channels_last" in self._names:
             kernels.lay_out_state(optimizer)
         if "optimizer_kernels" in self._names:
+            self._choose_kernels(optimizer)
+
+    def _choose_kernels(self, optimizer: Optimizer) -> None:
+        """Choose the kernels of an optimizer.
+
+        Raises:
+            ValueError: it has none of that kind, and this is a trial. A job may have other optimizers
+                later than a trial sees them.
+        """
+        try:
             kernels.optimizer_kernels(self._knobs, optimizer)
+        except ValueError as error:
+            if not self._in_job:
+                raise
+            print(f"autotune: {error}; it is left as it is", file=sys.stderr)
+        else:
             self._met.add("optimizer_kernels")

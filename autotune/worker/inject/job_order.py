@@ -85,8 +85,7 @@ def begin(command: Sequence[str]) -> None:
     constructed = Constructed(order.constructed)
     if order.constructed:
         constructed.watch()
-    # A training begins to compress where PyTorch does: a trial's few steps would harm it.
-    changes = Changes(order.knobs, order.changes, order.today, compression_warm_up=None)
+    changes = Changes(order.knobs, order.changes, order.today, in_job=True)
     changes.begin()
     if "cpu_affinity" in order.changes and process.share_of_job(order.knobs):
         changes.met("cpu_affinity")

@@ -26,8 +26,8 @@ from autotune.worker.inject import job_order
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.job_order import Order
 from autotune.worker.inject.root_changes import RootChanges
-from autotune.worker.inject.roots import Call, Prepare, Roots
-from autotune.worker.protocol import COMPRESSION_WARM_UP
+from autotune.worker.inject.roots import PLACE, Call, Prepare, Roots
+from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP
 from tests.support.apart import run_apart
 from tests.support.trials import knobs
 
@@ -240,10 +240,10 @@ def _compiled_as_a_root() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     model(torch.ones(1, 1))
-    uncompiled = roots.found[model]
+    uncompiled = vars(model)[PLACE].own
     model.compile(backend="eager")
     model(torch.ones(1, 1))
-    assert roots.found[model] is not uncompiled
+    assert vars(model)[PLACE].own is not uncompiled
     assert prepared == [model] == [*roots.found]
     assert len(calls) == 2
     del optimizer
@@ -251,6 +251,34 @@ def _compiled_as_a_root() -> None:
 
 def test_root_that_is_compiled_later_is_prepared_once_and_stays_changed() -> None:
     run_apart(_compiled_as_a_root)
+
+
+def _one_after_another() -> None:
+    Changes(knobs(precision="bf16"), ("precision",)).begin()
+    formats: list[torch.dtype] = []
+
+    class Telling(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = super().forward(x)
+            formats.append(found.dtype)
+            return found
+
+    def trained() -> weakref.ref[nn.Module]:
+        model = Telling(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(CHECKED_STEPS + 2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return weakref.ref(model)
+
+    first, second = trained(), trained()
+    assert formats == [torch.bfloat16] * (2 * (CHECKED_STEPS + 2))
+    gc.collect()
+    assert first() is second() is None
+
+
+def test_model_after_another_is_changed_and_neither_is_kept() -> None:
+    run_apart(_one_after_another)
 
 
 def _attention_of_every_pass(*, use_reentrant: bool) -> None:
@@ -283,6 +311,29 @@ def test_attention_is_chosen_in_gradient_passes_and_their_recomputation(
     use_reentrant: bool,
 ) -> None:
     run_apart(functools.partial(_attention_of_every_pass, use_reentrant=use_reentrant))
+
+
+def _refused_attention(*, in_job: bool) -> None:
+    Changes(knobs(attention="flash"), ("attention",), in_job=in_job).begin()
+
+    class Attending(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+            y = super().forward(x)
+            return nn.functional.scaled_dot_product_attention(y, y, y, mask)
+
+    model = Attending(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, refused = torch.ones(1, 1, 2, 4), torch.zeros(2, 2, requires_grad=True)
+    assert "Flash" in type(model(x, None).grad_fn).__name__
+    with contextlib.nullcontext() if in_job else pytest.raises(RuntimeError, match="No available"):
+        model(x, refused).sum().backward()
+    assert "Flash" in type(model(x, None).grad_fn).__name__
+    del optimizer
+
+
+@pytest.mark.parametrize("in_job", [False, True], ids=["trial", "job"])
+def test_batch_that_the_attention_refuses_ends_a_trial_and_no_job(in_job: bool) -> None:
+    run_apart(functools.partial(_refused_attention, in_job=in_job))
 
 
 def _first_bucket(bucket: int | None, idle: list[str]) -> None:

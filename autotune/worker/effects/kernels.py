@@ -27,6 +27,8 @@ _ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash3": SDPBackend.FLASH_ATTENTION,
 }
+_TAKE_MORE = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""Implementations for what another one refuses, in this order."""
 _OF_IMAGES = 4
 """Dimensions of a batch of images, and of the weight of a convolution over them."""
 _MULTIPLE = 16
@@ -170,10 +172,19 @@ def flash_attention(knobs: Knobs) -> None:
         ) from error
 
 
-def attention(knobs: Knobs) -> AbstractContextManager[Any]:
-    """Return a context that selects the implementation of attention for forward and backward pass."""
+def attention(knobs: Knobs, *, gives_way: bool = False) -> AbstractContextManager[Any]:
+    """Return a context that selects the implementation of attention for forward and backward pass.
+
+    Args:
+        knobs: a value for every knob.
+        gives_way: whether another one takes what this one refuses, as flash does masks.
+    """
     backend = _ATTENTION.get(knobs["attention"])
-    return sdpa_kernel(backend) if backend else nullcontext()
+    if not backend:
+        return nullcontext()
+    if gives_way:
+        return sdpa_kernel([backend, *_TAKE_MORE], set_priority=True)
+    return sdpa_kernel(backend)
 
 
 def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:

@@ -13,9 +13,10 @@ from autotune.worker.protocol import Knobs
 class ChosenAttention:
     """Application of `attention` to calls."""
 
-    def __init__(self, knobs: Knobs) -> None:
-        """Prepare the application of a configuration's value."""
+    def __init__(self, knobs: Knobs, *, gives_way: bool) -> None:
+        """Prepare the application of a configuration's value; see kernels.attention."""
         self._knobs = knobs
+        self._gives_way = gives_way
         self._inside = False
 
     def watch(self) -> None:
@@ -29,7 +30,7 @@ class ChosenAttention:
         def run(*args: Any, **kwargs: Any) -> Any:
             before, self._inside = self._inside, True
             try:
-                with kernels.attention(self._knobs):
+                with kernels.attention(self._knobs, gives_way=self._gives_way):
                     return call(*args, **kwargs)
             finally:
                 self._inside = before

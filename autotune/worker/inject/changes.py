@@ -15,10 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.worker.effects import kernels, parallel, precision, process
 from autotune.worker.effects.compression import HOOKED, compress_gradients
@@ -30,7 +27,7 @@ from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.loaders import LoaderChanges
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
-from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP, Knobs
+from autotune.worker.protocol import COMPRESSION_WARM_UP, Knobs
 
 VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
 """Knobs that are variables of the environment: set before torch was used, see effects.process."""
@@ -101,10 +98,10 @@ class Changes:
         self._changed: WeakSet[Optimizer] = WeakSet()
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._sharded = False
-        self._root = RootChanges(knobs, self._names & ROOT)
+        self._root = RootChanges(knobs, self._names & ROOT, in_job=in_job)
         self._roots = Roots(self._root.prepare)
         self._loaders = LoaderChanges(knobs, self._names & LOADER, today or {})
-        self._steps = self._updates = 0
+        self._updates = 0
 
     def begin(self) -> None:
         """Patch what the script will use."""
@@ -120,7 +117,6 @@ class Changes:
         if self._names & ROOT:
             self._root.watch()
             self._roots.watch()
-            register_optimizer_step_post_hook(self._settle_roots)
 
     def met(self, name: str) -> None:
         """Record that a knob was applied elsewhere."""
@@ -175,11 +171,6 @@ class Changes:
         process.garbage_collection(self._knobs, self._updates)
         self._updates += 1
         self._met.add("freeze_gc")
-
-    def _settle_roots(self, *_: Any) -> None:
-        self._steps += 1
-        if self._steps == CHECKED_STEPS:
-            self._roots.settle()
 
     # Objects that the script builds
 

@@ -13,8 +13,10 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.worker.patches import wrapping
+from autotune.worker.protocol import CHECKED_STEPS
 
 Call = Callable[..., Any]
 Prepare = Callable[[nn.Module, Call], Call]
@@ -38,8 +40,11 @@ _COMPILED = "_torchdynamo_orig_callable"
 class Roots:
     """Finder of root modules, which replaces what is called of each.
 
+    It looks until the optimizers have taken a few steps, and again once one is given parameters. It
+    keeps no root alive.
+
     Attributes:
-        found: root modules in the order of their first calls -> what the script would call now.
+        found: root modules.
         inside: whether a root is being called.
     """
 
@@ -49,26 +54,38 @@ class Roots:
         Args:
             prepare: called once for each, before its first call; see Prepare.
         """
-        self.found: dict[nn.Module, Call] = {}
+        self.found: WeakSet[nn.Module] = WeakSet()
         self._prepare = prepare
         self._optimizers: WeakSet[Optimizer] = WeakSet()
-        """All that exist. Their parameters are looked up at each call: a framework may replace them.
+        """Those that were given parameters since it began to look.
 
+        Their parameters are looked up at each call: a framework may replace them.
         A parameter must have no weak reference: `torch.utils.swap_tensors` refuses it then, by which
         `model.to(device)` moves sharded parameters.
         """
         self.inside = False
-        self._settled = False
+        self._steps_left = 0
 
     def watch(self) -> None:
-        """Look at every call of a module from now on."""
+        """Look at calls of modules from now on."""
         self._watch_optimizers()
         self._watch_compilation()
+        register_optimizer_step_post_hook(self._took_step)
+        self._look()
+
+    def _look(self) -> None:
+        self._steps_left = CHECKED_STEPS
         setattr(nn.Module, PLACE, _Looking(self))
+
+    def _took_step(self, *_: Any) -> None:
+        if self._steps_left == 1:
+            self.settle()
+        elif self._steps_left:
+            self._steps_left -= 1
 
     def settle(self) -> None:
         """Look for no more roots: calls of all other modules are as torch has them again."""
-        self._settled = True
+        self._steps_left = 0
         self._optimizers.clear()
         setattr(nn.Module, PLACE, None)
 
@@ -79,7 +96,8 @@ class Roots:
     def takes(self, module: nn.Module) -> bool:
         """Return whether the call of a module that begins now is that of a root."""
         return (
-            not (self.inside or self._settled)
+            self._steps_left > 0
+            and not self.inside
             and torch.is_grad_enabled()
             and torch._C._current_graph_task_id() == _NO_BACKWARD
             and module not in self.found
@@ -96,37 +114,25 @@ class Roots:
             args: of the call.
             kwargs: of the call.
         """
-        self.found[module] = own
-
-        @functools.wraps(own)
-        def call_own(*args: Any, **kwargs: Any) -> Any:
-            return self.found[module](*args, **kwargs)
-
-        changed = self._prepare(module, call_own)
-
-        @functools.wraps(own)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.inside or not torch.is_grad_enabled():
-                return call_own(*args, **kwargs)
-            self.inside = True
-            try:
-                return changed(*args, **kwargs)
-            finally:
-                self.inside = False
-
+        self.found.add(module)
+        call = _RootCall(self, own)
+        call.changed = self._prepare(module, call.call_own)
         # Past torch.compile's wrapper, which would set the attribute of the module inside.
         vars(module)[PLACE] = call
         return call(*args, **kwargs)
 
     def _is_updated(self, module: nn.Module) -> bool:
-        """Return whether an optimizer that exists updates a parameter of a module."""
+        """Return whether a known optimizer updates a parameter of a module."""
+        parameters = list(module.parameters())
+        if not parameters:
+            return False
         updated = {
             id(parameter)
             for optimizer in self._optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        return any(id(parameter) in updated for parameter in module.parameters())
+        return any(id(parameter) in updated for parameter in parameters)
 
     def _watch_optimizers(self) -> None:
         """Record the optimizers that are given parameters from now on."""
@@ -134,8 +140,8 @@ class Roots:
         @wrapping(Optimizer, "add_param_group")
         def added(add: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
             add(optimizer, param_group)
-            if not self._settled:
-                self._optimizers.add(optimizer)
+            self._optimizers.add(optimizer)
+            self._look()
 
     def _watch_compilation(self) -> None:
         """Look at modules that the script compiles in place, as torch does it by the same attribute."""
@@ -145,9 +151,9 @@ class Roots:
             earlier = vars(module).get(PLACE)
             compile_in_place(module, *args, **kwargs)
             own = vars(module)[PLACE]
-            if module in self.found:
+            if isinstance(earlier, _RootCall):
                 # It stays prepared, and calls what torch has compiled.
-                self.found[module] = own
+                earlier.own = own
                 vars(module)[PLACE] = earlier
                 return
 
@@ -157,6 +163,33 @@ class Roots:
                 return self.call_first(module, own, *args, **kwargs)
 
             vars(module)[PLACE] = call
+
+
+class _RootCall:
+    """Call of a root module in the place of its own.
+
+    Attributes:
+        own: what the script would call now.
+        changed: what is called with gradients on.
+    """
+
+    def __init__(self, roots: Roots, own: Call) -> None:
+        self.own = own
+        self.changed = own
+        self._roots = roots
+
+    def call_own(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what the script would call now."""
+        return self.own(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._roots.inside or not torch.is_grad_enabled():
+            return self.own(*args, **kwargs)
+        self._roots.inside = True
+        try:
+            return self.changed(*args, **kwargs)
+        finally:
+            self._roots.inside = False
 
 
 class _Looking:

@@ -27,6 +27,7 @@ from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.job_order import Order
 from autotune.worker.inject.root_changes import RootChanges
 from autotune.worker.inject.roots import PLACE, Call, Prepare, Roots
+from autotune.worker.inject.steps import after_steps, before_steps
 from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP
 from tests.support.apart import run_apart
 from tests.support.trials import knobs
@@ -173,6 +174,25 @@ def _second_optimizer(*, in_job: bool) -> None:
 @pytest.mark.parametrize("in_job", [False, True], ids=["trial", "job"])
 def test_optimizer_without_such_kernels_ends_a_trial_and_no_job(in_job: bool) -> None:
     run_apart(functools.partial(_second_optimizer, in_job=in_job))
+
+
+def _state_made_by_a_step() -> None:
+    calls: list[str] = []
+    before_steps(lambda *_: calls.append("before"))
+    after_steps(lambda *_: calls.append("after"))
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert get_optimizer_state_dict(model, optimizer)["state"]
+    assert not calls
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert calls == ["before", "after"]
+
+
+def test_step_by_which_torch_makes_the_state_of_an_optimizer_is_none_of_the_training() -> None:
+    run_apart(_state_made_by_a_step)
 
 
 def _roots(prepare: Prepare = lambda _, own: own) -> Roots:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.worker.effects import kernels, parallel, precision, process
 from autotune.worker.effects.compression import HOOKED, compress_gradients
@@ -27,6 +26,7 @@ from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.loaders import LoaderChanges
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
+from autotune.worker.inject.steps import before_steps
 from autotune.worker.protocol import COMPRESSION_WARM_UP, Knobs
 
 VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
@@ -113,7 +113,7 @@ class Changes:
         if self._names & LOADER:
             self._loaders.watch()
         if self._names & {*OPTIMIZER, *SHARDING, "channels_last"}:
-            register_optimizer_step_pre_hook(self._before_update)
+            before_steps(self._before_update)
         if self._names & ROOT:
             self._root.watch()
             self._roots.watch()
@@ -164,7 +164,7 @@ class Changes:
             precision.float32_matmul(knobs)
             done.add("precision")
         if "freeze_gc" in names:
-            register_optimizer_step_pre_hook(self._collect_garbage)
+            before_steps(self._collect_garbage)
         self._met |= names & done
 
     def _collect_garbage(self, *_: Any) -> None:

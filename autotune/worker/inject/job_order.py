@@ -105,7 +105,7 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
 
 
 def _say_what_is_idle(changes: Any, copies: SettingsCopies, constructed: Any) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from autotune.worker.inject.steps import after_steps
 
     checked = False
 
@@ -129,4 +129,4 @@ def _say_what_is_idle(changes: Any, copies: SettingsCopies, constructed: Any) ->
                 file=sys.stderr,
             )
 
-    register_optimizer_step_post_hook(look)
+    after_steps(look)

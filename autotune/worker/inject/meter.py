@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.speed_report import SpeedReport
+from autotune.worker.inject.steps import after_steps
 from autotune.worker.patches import wrapping
 
 BLOCK_SECONDS = 1.0
@@ -112,7 +112,7 @@ class JobProbe(ScriptProbe):
             if self._counts(optimizer):
                 taken()
 
-        register_optimizer_step_post_hook(after_step)
+        after_steps(after_step)
 
     def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
         if not self.problem:

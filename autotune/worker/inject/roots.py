@@ -13,8 +13,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from autotune.worker.inject.steps import after_steps
 from autotune.worker.patches import wrapping
 from autotune.worker.protocol import CHECKED_STEPS
 
@@ -70,7 +70,7 @@ class Roots:
         """Look at calls of modules from now on."""
         self._watch_optimizers()
         self._watch_compilation()
-        register_optimizer_step_post_hook(self._took_step)
+        after_steps(self._took_step)
         self._look()
 
     def _look(self) -> None:

@@ -14,10 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import dataloader
 
 from autotune.worker import failure
@@ -29,6 +25,7 @@ from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.draws import Batch, Draws, Source
 from autotune.worker.inject.graph import reached
 from autotune.worker.inject.rows import Rows
+from autotune.worker.inject.steps import after_steps, before_steps
 from autotune.worker.inject.tokens import Tokens
 from autotune.worker.observers import communication
 from autotune.worker.patches import wrapping
@@ -201,8 +198,8 @@ class ScriptProbe:
                 accumulation.ends(self.draws.batches)
                 taken()
 
-        register_optimizer_step_pre_hook(before_step)
-        register_optimizer_step_post_hook(after_step)
+        before_steps(before_step)
+        after_steps(after_step)
 
     def _counts(self, optimizer: Optimizer) -> bool:
         """Return whether a step that is over, or was skipped, is one of the training.
@@ -252,8 +249,8 @@ class ScriptProbe:
             if optimizer is self.leader and _has_closure(args, kwargs):
                 at_gradients()
 
-        register_optimizer_step_pre_hook(before_step)
-        register_optimizer_step_post_hook(after_step)
+        before_steps(before_step)
+        after_steps(after_step)
 
     def detected(self) -> dict[str, Any]:
         """Return knob -> value that the script has in force, as far as it shows after a step."""

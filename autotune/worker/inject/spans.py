@@ -6,13 +6,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import dataloader
 
 from autotune.worker.inject.changes import ScriptObjects
+from autotune.worker.inject.steps import after_steps, before_steps
 
 
 class Spans:
@@ -64,8 +61,8 @@ class Spans:
         undone.callback(after.remove)
 
     def _mark_updates(self, undone: ExitStack) -> None:
-        before = register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer"))
-        after = register_optimizer_step_post_hook(lambda *_: self.leave("optimizer"))
+        before = before_steps(lambda *_: self._enter("optimizer"))
+        after = after_steps(lambda *_: self.leave("optimizer"))
         undone.callback(before.remove)
         undone.callback(after.remove)
 

@@ -532,6 +532,20 @@ def test_a_loader_that_only_evaluates_is_none_to_act_on(bench: Bench) -> None:
     assert "loader_workers: has found nothing to act on" in report.cause
 
 
+def test_state_that_is_made_before_the_first_step_is_no_training(bench: Bench) -> None:
+    """As torch.distributed.checkpoint does where a script asks what it could load."""
+    text = EVALUATES.replace("lr=0.01)", "lr=0.01, momentum=0.9)").replace(
+        "training =",
+        "from torch.distributed.checkpoint import state_dict\n"
+        "state_dict.get_optimizer_state_dict(model, optimizer)\n"
+        "training =",
+        1,
+    )
+    report = bench.run(bench.write(text), precision="bf16", optimizer_kernels="foreach")
+    assert_well(report)
+    assert report.blocks[0].loss
+
+
 def test_ranks_that_train_each_by_itself_are_no_measurement(bench: Bench) -> None:
     """What Accelerate does on a machine without devices, unless it is told of the CPU."""
     text = EVALUATES.replace("torch.nn.parallel.DistributedDataParallel", "")

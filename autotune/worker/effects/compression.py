@@ -30,14 +30,14 @@ def compress_gradients(
     """
     wanted, low_rank = knobs["gradient_compression"], knobs["powersgd_rank"]
     if wanted in _HOOKS:
-        model.register_comm_hook(None, _HOOKS[wanted])
+        model.register_comm_hook(model.process_group, _HOOKS[wanted])
     elif wanted == "powersgd":
         # Imported where needed: few trials use it.
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         start: dict[str, Any] = {} if warm_up is None else {"start_powerSGD_iter": warm_up}
         state = powerSGD_hook.PowerSGDState(
-            process_group=None, matrix_approximation_rank=low_rank, **start
+            process_group=model.process_group, matrix_approximation_rank=low_rank, **start
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 

@@ -138,6 +138,33 @@ def test_knobs_act_from_outside(bench: Bench) -> None:
         assert (told["fused"], told["dtype"], told["benchmark"]) == (True, "torch.bfloat16", True)
 
 
+_OWN_GROUPS = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
+model = torch.nn.parallel.DistributedDataParallel(
+    torch.nn.Linear(8, 2, bias=False), process_group=groups[rank]
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+while True:
+    for x in DataLoader(torch.ones(64, 8), 4):
+        optimizer.zero_grad()
+        model(x * (rank + 1)).sum().backward()
+        assert (model.module.weight.grad == 4.0 * (rank + 1)).all(), model.module.weight.grad
+        dist.all_reduce(torch.ones(1))
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("compression", ["fp16", "powersgd"])
+def test_gradients_are_compressed_within_the_group_of_the_script(
+    bench: Bench, compression: str
+) -> None:
+    assert_well(bench.run(bench.write(_OWN_GROUPS), gradient_compression=compression))
+
+
 def test_a_knob_without_anything_to_act_on_is_no_measurement(bench: Bench) -> None:
     report = bench.run("telling.py", "--bare", bucket_cap_mb=5, optimizer_kernels="foreach")
     assert report.outcome == Outcome.ERROR

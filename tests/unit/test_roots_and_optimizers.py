@@ -459,6 +459,31 @@ def test_safetensors_save_weights_in_channels_last() -> None:
     run_apart(_saved_by_safetensors)
 
 
+def _later_forward(**wanted: Any) -> None:
+    Changes(knobs(**wanted), tuple(wanted)).begin()
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    block, x = model[1], torch.ones(1, 2)
+    optimizer.step(lambda: model(x).sum().backward())
+    block.forward = lambda x: x - 1
+    halved = model(x)
+    torch.testing.assert_close(halved, model[0](x) - 1)
+    forward = model.forward
+    model.forward = lambda x: 3 * forward(x)
+    torch.testing.assert_close(model(x), 3 * halved)
+    assert "forward" in vars(block)
+    assert vars(model)["forward"] is model.forward
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"activation_checkpointing": 1}, {"compile": "default"}],
+    ids=["checkpointed", "compiled"],
+)
+def test_forward_that_the_script_sets_later_is_called(wanted: dict[str, Any]) -> None:
+    run_apart(functools.partial(_later_forward, **wanted))
+
+
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
 def test_result_that_the_script_keeps_stays_as_it_is(kind: type) -> None:
     kept = kind()

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,6 +32,18 @@ from autotune.worker.protocol import Knobs
 
 COMPILATION = frozenset({"compile", "compile_scope"})
 _ABSENT = object()
+
+
+class Replacement(NamedTuple):
+    """Forward function of a module in the place of its own.
+
+    Attributes:
+        own: the module's, bound to it.
+        changed: what takes its place.
+    """
+
+    own: Call
+    changed: Call
 
 
 class RootChanges:
@@ -89,13 +101,13 @@ class RootChanges:
         if "float8" in names and not sharded and any(map(takes_float8, root.modules())):
             converted_to_float8(knobs, root)
             self._met.add("float8")
-        with _collected(root) as forwards:
+        with _collected(root) as replaced:
             if "activation_checkpointing" in names and has_blocks:
                 kernels.checkpoint_activations(knobs, root)
                 self._checkpoints_compiled = self._compiles
             if self._compiles and (has_blocks or knobs["compile_scope"] != "blocks"):
                 kernels.compile_in_place(knobs, root, sharded=sharded)
-        call = _placed(root, forwards, own)
+        call = _placed(root, replaced, own)
         if "channels_last" in names and not sharded and has_image_convolutions(root):
             kernels.channels_last(knobs, root)
             self._met.add("channels_last")
@@ -135,18 +147,18 @@ class RootChanges:
 
 
 @contextmanager
-def _collected(root: nn.Module) -> Iterator[dict[nn.Module, Call]]:
+def _collected(root: nn.Module) -> Iterator[dict[nn.Module, Replacement]]:
     """Collect what replaces forward of modules inside of the context; they have their own after it."""
     before = {module: vars(module).get("forward", _ABSENT) for module in root.modules()}
-    found: dict[nn.Module, Call] = {}
+    found: dict[nn.Module, Replacement] = {}
     try:
         yield found
     finally:
         for module, own in before.items():
             forward = vars(module).get("forward", _ABSENT)
             if forward is not own:
-                found[module] = forward
                 _set(module, own)
+                found[module] = Replacement(module.forward, forward)
 
 
 def _set(module: nn.Module, forward: Any) -> None:
@@ -157,30 +169,35 @@ def _set(module: nn.Module, forward: Any) -> None:
         vars(module)["forward"] = forward
 
 
-def _placed(root: nn.Module, forwards: Mapping[nn.Module, Call], own: Call) -> Call:
+def _placed(root: nn.Module, replaced: Mapping[nn.Module, Replacement], own: Call) -> Call:
     """Return what is called instead of a root, so that it runs these forward functions.
 
     torch.compile of the whole must see those of all blocks. Otherwise each block changes by itself:
     checkpointing in the script calls it again in the backward pass.
     """
-    if root in forwards:
-        return _in_force(forwards, own)
-    for block, forward in forwards.items():
+    if root in replaced:
+        return _in_force(replaced, own)
+    for block, forward in replaced.items():
         own_of_block = vars(block).get(PLACE) or block._call_impl
         vars(block)[PLACE] = _in_force({block: forward}, own_of_block)
     return own
 
 
-def _in_force(forwards: Mapping[nn.Module, Call], own: Call) -> Call:
-    """Return a call during which modules have these forward functions, if gradients are on."""
+def _in_force(replaced: Mapping[nn.Module, Replacement], own: Call) -> Call:
+    """Return a call during which modules have these forward functions, if gradients are on.
+
+    A module that the script has given another one since keeps that.
+    """
 
     @functools.wraps(own)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return own(*args, **kwargs)
-        before = [(module, vars(module).get("forward", _ABSENT)) for module in forwards]
-        for module, forward in forwards.items():
-            vars(module)["forward"] = forward
+        before = []
+        for module, forward in replaced.items():
+            if module.forward == forward.own:
+                before.append((module, vars(module).get("forward", _ABSENT)))
+                vars(module)["forward"] = forward.changed
         try:
             return own(*args, **kwargs)
         finally:

@@ -499,3 +499,26 @@ def test_result_that_the_script_keeps_stays_as_it_is(kind: type) -> None:
     assert given["loss"][0].dtype == torch.float32
     assert kept["loss"][0].dtype == torch.bfloat16
     assert changes.met() == {"precision"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_own"),
+    [
+        *[("default", False), ("max-autotune-no-cudagraphs", False)],
+        *[("reduce-overhead", True), ("max-autotune", True)],
+    ],
+)
+def test_result_under_cuda_graphs_has_memory_of_its_own(mode: str, is_own: bool) -> None:
+    model, memory = nn.Linear(2, 1), torch.zeros(1, 1)
+
+    def own(x: torch.Tensor) -> Any:
+        """Write every result to the same memory, as a CUDA graph does."""
+        with torch.no_grad():
+            memory.copy_(nn.functional.linear(x, model.weight))
+        return {"loss": [model.weight.sum(), memory]}
+
+    call = RootChanges(knobs(compile=mode), frozenset({"compile"})).prepare(model, own)
+    first, _ = call(torch.zeros(1, 2)), call(torch.ones(1, 2))
+    assert (first["loss"][1].item() == 0) is is_own
+    first["loss"][0].backward()
+    assert model.weight.grad is not None

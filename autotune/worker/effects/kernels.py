@@ -27,6 +27,8 @@ _ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash3": SDPBackend.FLASH_ATTENTION,
 }
+CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
+"""Values of compile under which results lie in memory that the next call writes to."""
 _TAKE_MORE = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 """Implementations for what another one refuses, in this order."""
 _OF_IMAGES = 4

@@ -108,6 +108,8 @@ class RootChanges:
             if self._compiles and (has_blocks or knobs["compile_scope"] != "blocks"):
                 kernels.compile_in_place(knobs, root, sharded=sharded)
         call = _placed(root, replaced, own)
+        if "compile" in names and knobs["compile"] in kernels.CUDA_GRAPHS:
+            call = _of_own_memory(call)
         if "channels_last" in names and not sharded and has_image_convolutions(root):
             kernels.channels_last(knobs, root)
             self._met.add("channels_last")
@@ -214,6 +216,15 @@ def _save_contiguous(safetensors: Any) -> None:
         @wrapping(safetensors, name)
         def saved(save: Call, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             return save(feeding.mapped(tensors, torch.Tensor.contiguous), *args, **kwargs)
+
+
+def _of_own_memory(call: Call) -> Call:
+    """Return a call whose results stay as they are in later calls: a script may keep them."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _mapped(call(*args, **kwargs), torch.clone)
+
+    return run
 
 
 def _of_images(call: Call) -> Call:

@@ -4,8 +4,8 @@ import contextlib
 import functools
 import gc
 import inspect
-import os
 import io
+import os
 import tempfile
 import weakref
 from collections import OrderedDict, UserDict

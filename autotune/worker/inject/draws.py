@@ -130,6 +130,11 @@ class Draws:
         self._trained_on = _Origins()
         self._left_beside = _Origins()
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of batches that were drawn since the last backward pass."""
+        return len(self._window)
+
     def asks(self, source: Source) -> None:
         """Note that the script asks for a batch of a source that is not known to be trained on."""
         last = next((batch for batch in reversed(self._window) if batch.source is source), None)

@@ -20,6 +20,12 @@ from autotune.worker.patches import wrapping
 BLOCK_SECONDS = 1.0
 """A block ends with the first step that ends after so long."""
 
+MOST_WAITING = 10_000
+"""Batches before a backward pass that a job is understood to have.
+
+torch.autograd.backward and grad are not seen, and no batch would ever be dropped beside them.
+"""
+
 
 class Counters(Protocol):
     """Counters of the training so far."""
@@ -119,16 +125,18 @@ class JobProbe(ScriptProbe):
             try:
                 ScriptProbe._saw(self, loader, batch, samples, quiet)
             except Exception as error:
-                self._gives_up(error)
+                self._gives_up(f"{type(error).__name__}: {error}")
+            if self.draws.waiting > MOST_WAITING:
+                self._gives_up(f"{MOST_WAITING} batches came, and no Tensor.backward")
 
     def _trained(self, loss: torch.Tensor) -> None:
         try:
             ScriptProbe._trained(self, loss)
         except Exception as error:
-            self._gives_up(error)
+            self._gives_up(f"{type(error).__name__}: {error}")
 
-    def _gives_up(self, error: Exception) -> None:
-        self.problem = f"{type(error).__name__}: {error}"
+    def _gives_up(self, problem: str) -> None:
+        self.problem = problem
         self.draws.clear()
 
 

@@ -1,0 +1,23 @@
+"""Speed of a job whose backward passes are not seen."""
+
+import torch
+from torch.utils.data import DataLoader
+
+from autotune.worker.inject.meter import MOST_WAITING, JobProbe
+from tests.support.apart import run_apart
+
+
+def _batches_without_backward() -> None:
+    probe = JobProbe(counts_tokens=True)
+    probe.watch_speed(lambda: None)
+    weight = torch.ones(1, requires_grad=True)
+    for number, x in enumerate(DataLoader(torch.ones(2 * MOST_WAITING, 1), 1)):
+        torch.autograd.backward((x * weight).sum())
+        assert probe.draws.waiting <= MOST_WAITING
+        assert bool(probe.problem) is (number >= MOST_WAITING)
+    assert probe.problem == f"{MOST_WAITING} batches came, and no Tensor.backward"
+    assert probe.draws.waiting == 0
+
+
+def test_batches_are_kept_no_longer_where_no_backward_pass_is_seen() -> None:
+    run_apart(_batches_without_backward)

@@ -17,7 +17,7 @@ from launchers.ray_token import MODE, SINCE
 from launchers.shares import Tenant
 from launchers.slurm_allocation import JOB, OUTSIDE
 
-_AUTO = "auto"
+AUTO = "auto"
 """Address of the cluster that this machine is in."""
 CLUSTER = "SLURM_CLUSTER_NAME"
 """Variable with the name of the Slurm cluster, in its jobs."""
@@ -50,7 +50,7 @@ class RaySection(LauncherSection):
     @property
     def place(self) -> str | None:
         """Return the cluster, unless it is that of this machine."""
-        return None if self.address in (None, _AUTO) else f"ray:{self.address}"
+        return None if self.address in (None, AUTO) else f"ray:{self.address}"
 
     @property
     def meeting_host(self) -> str:

@@ -55,7 +55,6 @@ _Days = Annotated[
         help="Days that --device-hours is for; 1 at the beginning.",
     ),
 ]
-_JOB = "job"
 
 
 def queue(
@@ -210,19 +209,19 @@ def submit(
         bool, typer.Option("--print", help="Print the script; submit nothing.")
     ] = False,
     kubernetes: Annotated[
-        str | None, typer.Option(help="Print a manifest instead: job.", metavar="KIND")
+        str | None, typer.Option(help="Print a manifest instead: job or rayjob.", metavar="KIND")
     ] = None,
 ) -> None:
     """Submit a study to Slurm, as a job that is requeued until it is done."""
     from autotune.config import load
-    from autotune.service.batch import job_manifest, sbatch_script
+    from autotune.service.batch import MANIFESTS, sbatch_script
 
     study, options = Path(words[0]), words[1:]
     spec, folder = load(study), Path.cwd()
     if kubernetes is not None:
-        if kubernetes != _JOB:
-            raise BadInput(f"--kubernetes takes {_JOB}, got {kubernetes}")
-        print(job_manifest(spec, study, folder))
+        if kubernetes not in MANIFESTS:
+            raise BadInput(f"--kubernetes takes {' or '.join(MANIFESTS)}, got {kubernetes}")
+        print(MANIFESTS[kubernetes](spec, study, folder))
         return
     script = sbatch_script(spec, study, folder, options)
     if show:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput, Requeued
+from launchers.sections import AUTO, RaySection
 
 _WARNING_SECONDS = 60
 """Time between the signal and the end of a job: a daemon leaves within seconds."""
@@ -84,8 +85,73 @@ spec:
         - name: shm
           emptyDir: {{medium: Memory}}
 """
+# Checked against KubeRay v1.7.0 and Kueue v0.19.2. RayJob knows no exit codes: backoffLimit would make
+# a new cluster for codes 1 and 2 as well. A lost head has the submitter fail, not the Ray job.
+_RAY_JOB = """\
+apiVersion: ray.io/v1
+kind: RayJob
+metadata:
+  name: {label}
+  labels:
+    kueue.x-k8s.io/queue-name: TODO   # a LocalQueue of Kueue, which suspends and resumes the RayJob
+spec:
+  entrypoint: {entrypoint}
+  shutdownAfterJobFinishes: true
+  backoffLimit: 0   # a new cluster for whatever failed, bad input too
+  submitterConfig: {{backoffLimit: 20}}   # a lost head: submitted to the next one, the study goes on
+  rayClusterSpec:
+    rayVersion: TODO   # of the image: 2.52.0 or newer, for the token
+    authOptions: {{mode: token}}
+    headGroupSpec:
+      rayStartParams: {{num-cpus: "0", num-gpus: "0"}}   # the daemon alone is here, no trial
+      template:
+        spec:
+          terminationGracePeriodSeconds: {warning}
+          containers:
+            - name: ray-head
+              image: TODO   # the image that you train in, with autotune and ray[default] installed
+              workingDir: {folder}
+              env:
+                - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
+                - name: AUTOTUNE_STORAGE   # postgresql://...: SQLite is for one machine
+                  valueFrom: {{secretKeyRef: {{name: TODO, key: storage}}}}
+              resources:
+                requests: {{cpu: TODO, memory: TODO}}
+                limits: {{cpu: TODO, memory: TODO}}
+              volumeMounts:
+                - {{name: work, mountPath: {folder}}}
+          volumes:
+            - name: work   # study.yaml, code, .autotune, best.yaml; ReadWriteMany
+              persistentVolumeClaim: {{claimName: TODO}}
+    workerGroupSpecs:
+      - groupName: workers
+        replicas: {nodes}   # pods: those of a trial, times the trials at a time
+        minReplicas: {nodes}
+        maxReplicas: {nodes}
+        rayStartParams: {{}}
+        template:
+          spec:
+            containers:
+              - name: ray-worker
+                image: TODO   # the same
+                workingDir: {folder}
+                resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
+                  requests: {{cpu: TODO, memory: TODO}}
+                  limits: {{cpu: TODO, memory: TODO, nvidia.com/gpu: TODO}}
+                volumeMounts:
+                  - {{name: work, mountPath: {folder}}}
+                  - {{name: shm, mountPath: /dev/shm}}
+            volumes:
+              - name: work
+                persistentVolumeClaim: {{claimName: TODO}}
+              - name: shm
+                emptyDir: {{medium: Memory}}
+"""
 _LONGEST_LABEL = 63
 """Letters of a name in Kubernetes, as its pods have it for a label."""
+_LONGEST_RAY_JOB = 47
+"""Letters of the name of a RayJob, which begins with a letter."""
+_RAY_JOB_PREFIX = "tune-"
 _DIGITS = 8
 _CONFLICTS = {
     "--array": "each task of the array would run the same study",
@@ -148,13 +214,43 @@ def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
     )
 
 
-def _label(name: str) -> str:
-    """Return the name of a Kubernetes Job for a study, which no study of another name has."""
+def ray_job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
+    """Return a RayJob of KubeRay; entries that only the user knows are TODO.
+
+    Raises:
+        BadInput: the study would not run on its cluster, or a path is none that shells take as it is.
+    """
+    if spec.launcher != RaySection(kind="ray", address=AUTO):
+        raise BadInput(
+            "a RayJob makes the Ray cluster that its study runs on: it needs "
+            f"launcher: {{kind: ray, address: {AUTO}}}"
+        )
+    command = ["env", "-C", str(folder), *_command(study)]  # `cd` would be for another shell
+    for word in command:
+        if shlex.quote(word) != word:
+            raise BadInput(f"{word}: the shells of a RayJob would take it apart; rename it")
+    label = _label(spec.name, _LONGEST_RAY_JOB - len(_RAY_JOB_PREFIX))
+    return _RAY_JOB.format(
+        label=_quoted(_RAY_JOB_PREFIX + label),
+        machine=_quoted(spec.name),
+        warning=_WARNING_SECONDS,
+        folder=_quoted(str(folder)),
+        entrypoint=_quoted(" ".join(command)),
+        nodes=spec.resources.nodes or 1,
+    )
+
+
+MANIFESTS = {"job": job_manifest, "rayjob": ray_job_manifest}
+"""Kind of a manifest for Kubernetes -> what makes it."""
+
+
+def _label(name: str, longest: int = _LONGEST_LABEL) -> str:
+    """Return a name in Kubernetes for a study, which no study of another name has."""
     label = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
-    if label == name and len(name) <= _LONGEST_LABEL:
+    if label == name and len(name) <= longest:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
-    return f"{label[: _LONGEST_LABEL - len(digest) - 1].rstrip('-')}-{digest}"
+    return f"{label[: longest - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def _command(study: Path) -> list[str]:

@@ -11,7 +11,7 @@ import yaml
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.service.batch import job_manifest, sbatch_script
+from autotune.service.batch import MANIFESTS, job_manifest, ray_job_manifest, sbatch_script
 from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
@@ -169,7 +169,7 @@ def test_manifest_for_kubernetes_is_printed(project: Path) -> None:
     assert (found["kind"], found["metadata"]["name"]) == ("Job", "tiny")
     refused = ask("submit", "study.yaml", "--kubernetes", "pod", cwd=project)
     assert refused.returncode == 2
-    assert "--kubernetes takes job, got pod" in refused.stderr
+    assert "--kubernetes takes job or rayjob, got pod" in refused.stderr
 
 
 def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:
@@ -180,6 +180,61 @@ def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:
     [container] = found["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["autotune", "start", "study.yaml", "--foreground"]
     assert container["workingDir"] == '/w "x"'
+
+
+ON_RAY = StudySpec.model_validate(
+    {
+        "name": "My.Study",
+        "workload": {"name": "gpt"},
+        "launcher": {"kind": "ray", "address": "auto"},
+        "resources": {"nodes": 3},
+    }
+)
+
+
+def test_pods_of_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    job, ray_job = (
+        yaml.safe_load(make(ON_RAY, STUDY, Path("/w")).replace("TODO", '"1"'))
+        for make in MANIFESTS.values()
+    )
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    templates = [cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"]]
+    pods = [{"apiVersion": "v1", "kind": "Pod", **template} for template in templates]
+    for manifest in (job, *pods):
+        validate(manifest, "1.33", strict=True)
+
+
+def test_ray_job_runs_the_study_on_the_cluster_that_it_makes() -> None:
+    found = yaml.safe_load(ray_job_manifest(ON_RAY, STUDY, Path("/w")))
+    spec = found["spec"]
+    assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
+    assert "kueue.x-k8s.io/queue-name" in found["metadata"]["labels"]
+    assert spec["entrypoint"] == "env -C /w autotune start study.yaml --foreground"
+    assert spec["shutdownAfterJobFinishes"]
+    # Kueue itself sets `suspend`, and refuses a cluster that grows.
+    assert not {"suspend", "clusterSelector"} & spec.keys()
+    assert "enableInTreeAutoscaling" not in spec["rayClusterSpec"]
+    [workers] = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert [workers[name] for name in ("replicas", "minReplicas", "maxReplicas")] == [3, 3, 3]
+
+
+def test_only_a_lost_head_has_a_ray_job_begun_again() -> None:
+    spec = yaml.safe_load(ray_job_manifest(ON_RAY, STUDY, Path("/w")))["spec"]
+    assert (spec["backoffLimit"], spec["submitterConfig"]["backoffLimit"]) == (0, 20)
+
+
+@pytest.mark.parametrize("launcher", ["local", "ray", {"kind": "ray", "address": "10.0.0.1:6379"}])
+def test_ray_job_is_for_a_study_on_its_own_cluster(launcher: object) -> None:
+    spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": launcher})
+    with pytest.raises(BadInput, match="kind: ray, address: auto"):
+        ray_job_manifest(spec, STUDY, Path("/w"))
+
+
+@pytest.mark.parametrize(("study", "folder"), [("my study.yaml", "/w"), ("study.yaml", "/w/$HOME")])
+def test_paths_that_shells_take_apart_are_refused(study: str, folder: str) -> None:
+    with pytest.raises(BadInput, match="would take it apart"):
+        ray_job_manifest(ON_RAY, Path(study), Path(folder))
 
 
 LONG = "x" * 99
@@ -198,6 +253,13 @@ def test_name_of_a_job_of_kubernetes_is_a_label_and_the_study_s_own(name: str) -
     assert label not in labels
     [container] = found["spec"]["template"]["spec"]["containers"]
     assert container["env"] == [{"name": "AUTOTUNE_MACHINE", "value": name}]
+
+
+@pytest.mark.parametrize("name", ["2024", "GPT_a", "x" * 42, LONG])
+def test_name_of_a_ray_job_is_one_that_kuberay_takes(name: str) -> None:
+    spec = ON_RAY.model_copy(update={"name": name})
+    found = yaml.safe_load(ray_job_manifest(spec, STUDY, Path("/w")))
+    assert re.fullmatch("[a-z][a-z0-9-]{0,45}[a-z0-9]", found["metadata"]["name"])
 
 
 def named(name: str) -> StudySpec:

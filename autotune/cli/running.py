@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -27,7 +28,7 @@ from autotune.cli.shared_options import (
     url_of,
 )
 from autotune.errors import BadInput, Requeued
-from autotune.views.terminal import PlainFormatter
+from autotune.views.terminal import JsonFormatter, PlainFormatter
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
@@ -328,7 +329,8 @@ def daemon(
 
 def _log_on_standard_error() -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
+    as_json = os.environ.get("AUTOTUNE_LOGS") == "json"
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each look at a schema
 

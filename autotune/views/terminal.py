@@ -4,9 +4,11 @@ Texts come from trials, from libraries and from other users of a database. A ter
 characters for orders: to change what was printed before, its title or its clipboard, or to type.
 """
 
+import json
 import logging
 import re
 import sys
+from datetime import UTC, datetime
 from typing import TextIO
 
 _ENDS_OF_LINES = re.compile("\r+\n?")
@@ -42,3 +44,16 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the message with characters that a terminal would obey written out."""
         return plain(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter of a log that a program reads: an object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return time, level, logger and message, and the traceback if there is one."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        found = {"time": at, "level": record.levelname, "logger": record.name}
+        found["message"] = record.getMessage()
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found)

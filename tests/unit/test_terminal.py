@@ -1,10 +1,15 @@
 """What trials print does not steer the terminal of whoever reads it."""
 
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from autotune.views.terminal import PlainFormatter, plain
+from autotune.views.terminal import JsonFormatter, PlainFormatter, plain
 
 pytestmark = pytest.mark.fault(30)
 
@@ -31,3 +36,36 @@ def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> Non
 def test_the_log_of_a_daemon_is_plain() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 1, "cause: %s", ("\x1b[2J",), None)
     assert PlainFormatter("%(message)s").format(record) == r"cause: \x1b[2J"
+
+
+def test_a_log_in_json_has_an_object_a_line() -> None:
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        told = sys.exc_info()
+    record = logging.LogRecord("a", logging.ERROR, "", 1, "cause: %s", ("\x1b[2J\n\x9b",), told)
+    line = JsonFormatter().format(record)
+    assert line.isascii() and line.isprintable()
+    found = json.loads(line)
+    assert (found["level"], found["logger"], found["message"]) == (
+        "ERROR",
+        "a",
+        "cause: \x1b[2J\n\x9b",
+    )
+    assert found["exception"].endswith("ValueError: first\nsecond")
+
+
+@pytest.mark.parametrize("studies", ["1", "2"])
+def test_a_daemon_logs_in_json(tmp_path: Path, studies: str) -> None:
+    command = [sys.executable, "-P", "-m", "autotune", "daemon", "--idle-exit", "0"]
+    done = subprocess.run(
+        [*command, "--metrics-port", "0", "--studies", studies],
+        cwd=tmp_path,
+        env={**os.environ, "AUTOTUNE_LOGS": "json"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert any(line["message"].startswith("metrics: http://127.0.0.1:") for line in lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import NotHere
+from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.places import devices_needed
 from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
@@ -236,8 +237,8 @@ def visible_devices(
 
 
 def this_machine() -> NodeCapacity:
-    """Return the processors and devices that this process may use."""
-    return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(visible_devices()))
+    """Return the processors that this process has time on, and the devices that it may use."""
+    return NodeCapacity(cpus=usable_cpus(), gpus=len(visible_devices()))
 
 
 def processors() -> list[str]:

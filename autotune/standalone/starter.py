@@ -7,7 +7,6 @@ line.
 
 import itertools
 import json
-import os
 import re
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from autotune.errors import BadInput
 from autotune.standalone.flags import knob_named
 from autotune.views.catalogue import presets_listed
 from autotune.worker import starters
+from autotune.worker.cpu_quota import usable_cpus
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
     from autotune.standalone.launch_command import Launched
@@ -148,7 +148,7 @@ def _of_script(
     def write(found: Findings) -> study.StudySpec:
         for doubt in (*found.batch.doubts, *found.own.doubts):
             say(f"Not mapped: {doubt}.")
-        cpus = len(os.sched_getaffinity(0))
+        cpus = usable_cpus()
         text = init_script.study(command, found.launched, found, cpus, name=name, allowed=may)
         done.append((init_script.description(found), text))
         folders = (Path.cwd(), path.parent.absolute())

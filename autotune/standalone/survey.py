@@ -1,7 +1,6 @@
 """Survey of a launch command: the parts of its script, and the settings for its knobs."""
 
 import dataclasses
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from autotune.standalone.own_options import (
     worth_trying,
 )
 from autotune.standalone.progress_lines import reported
+from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.protocol import PYTHON, SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
@@ -223,7 +223,7 @@ def _besides(found: BatchSettings, seen: SurveyResult) -> list[Option]:
 
 def cpus_of_rank(workers: int) -> int:
     """Return the processors of this machine for each of its ranks."""
-    return len(os.sched_getaffinity(0)) // max(1, workers)
+    return usable_cpus() // max(1, workers)
 
 
 def _check_start(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.protocol import Knobs
 
 THREADS = "OMP_NUM_THREADS"
@@ -156,7 +157,7 @@ def compile_workers(knobs: Knobs, ranks: int) -> None:
         return
     from torch._inductor import config  # takes a second, which trials that compile take anyway
 
-    config.compile_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    config.compile_threads = max(1, usable_cpus() // ranks)
 
 
 def garbage_collection(knobs: Knobs, step: int) -> None:

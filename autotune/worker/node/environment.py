@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import autotune
+from autotune.worker.cpu_quota import usable_cpus
 
 _GIB = 1 << 30
 _MODEL = "Model:"
@@ -46,7 +47,7 @@ def describe() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "cpu": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cpus(),
         "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),
         "python": platform.python_version(),

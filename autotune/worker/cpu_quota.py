@@ -1,0 +1,51 @@
+"""Processors that a process has time on: those that it may run on, within the quota of its cgroup.
+
+A container that may use four processors of sixty-four runs on all of them, and is stopped for the
+rest of each period once it has used its time: what counts processors must count its quota.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_OWN = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+_UNIFIED = "0::"
+"""Beginning of the line for cgroup v2."""
+_NO_QUOTA = "max"
+
+
+def usable_cpus(own: Path = _OWN, mount: Path = _MOUNT) -> int:
+    """Return how many processors this process can keep busy, at least one.
+
+    Args:
+        own: file that names the cgroup of the process.
+        mount: where cgroup v2 is mounted.
+    """
+    quotas = [int(quota) for quota in _quotas(own, mount)]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
+
+
+def _quotas(own: Path, mount: Path) -> Iterator[float]:
+    """Yield the quotas, in processors, of the cgroup and of those above it."""
+    for folder in _folders(own, mount):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):  # the root has none, and cgroup v1 another file
+            continue
+        if quota != _NO_QUOTA:
+            yield int(quota) / int(period)
+
+
+def _folders(own: Path, mount: Path) -> Iterator[Path]:
+    """Yield the folders of a cgroup and of those above it, as far as they can be seen."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    named = next((line for line in lines if line.startswith(_UNIFIED)), "")
+    folder = mount / named.removeprefix(_UNIFIED).lstrip("/")
+    yield folder
+    for above in folder.parents:
+        if above.is_relative_to(mount):
+            yield above

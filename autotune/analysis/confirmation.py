@@ -34,6 +34,7 @@ class Confirmation:
         alone: rounds of the choice and the baseline; None while rounds choose.
         taken_back: changes of the choice that bring nothing, with the values that they had in it; it
             is measured alone without them.
+        reduced: True if fresh rounds measure the choice without some of its changes.
         failed: trials that failed in a round, in order.
         void: numbers of rounds that do not count, because they ran elsewhere than the last one.
     """
@@ -52,6 +53,7 @@ class Confirmation:
         self.choosing = ChoiceRounds(self.candidates, baseline, most_rounds, processes)
         self.alone: GainRounds | None = None
         self.taken_back: dict[str, Any] = {}
+        self.reduced = False
         self.failed: list[int] = []
         self.void: set[int] = set()
         self._closed = 0
@@ -224,7 +226,7 @@ class Confirmation:
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
         looks of the same test. None: fresh rounds show a gain, or nothing does.
         """
-        if not self.alone or self.nothing_to_choose or self.taken_back:
+        if not self.alone or self.nothing_to_choose or self.reduced or self.taken_back:
             return None
         if not self.alone.contradicted:
             return None
@@ -260,8 +262,8 @@ class Confirmation:
         return self.alone is not None and not self.choosing.rounds
 
     def rates(self, trial: int) -> list[float]:
-        """Return a trial's throughput, round by round; fresh rounds come last, if they are enough."""
-        fresh = self.fresh.values() if self.measured_alone else ()
+        """Return a trial's throughput, round by round; fresh rounds come last, if they count."""
+        fresh = self.fresh.values() if self.measured_alone or self.joint_gain else ()
         return [
             rates[trial] for rates in (*self.choosing.rounds.values(), *fresh) if trial in rates
         ]
@@ -345,7 +347,7 @@ class Confirmation:
 
     def _ratio_to(self, choice: int, trial: int) -> Ratio:
         """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
-        if self.alone and self.alone.enough:
+        if self.alone and (self.alone.enough or self.joint_gain):
             both = self.alone.chosen, self.alone.baseline
             if (trial, choice) == both:
                 return self.gain(trial)

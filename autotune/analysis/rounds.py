@@ -116,7 +116,8 @@ def _standing(confirmation: Confirmation) -> _Standing:
     alone = confirmation.chosen is not None and bool(confirmation.fresh)
     stage = Stage.GAIN if alone else Stage.CHOICE
     today = confirmation.baseline
-    waits = alone and not confirmation.measured_alone  # its result is still that of earlier rounds
+    counts = confirmation.measured_alone or confirmation.joint_gain
+    waits = alone and not counts  # its result is still that of earlier rounds
     if waits or today is None or not confirmation.rates(today):
         return _Standing(stage, counts=True)
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
@@ -203,6 +204,9 @@ def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[in
             confirmation.void.add(number)
         elif len(results) == len(members):
             confirmation.close_round(results)
+            alone, chosen = confirmed_alone(confirmation, attempts), confirmation.chosen
+            if alone is not None and chosen is not None:
+                confirmation.reduced = alone.knobs != confirmation.candidates[chosen].knobs
             yield number
         else:
             break

@@ -259,7 +259,7 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                least = max(shortest, self._enough(confirmation, [knobs]))
+                least = max(shortest, self._enough_alone(confirmation, knobs, missing))
                 limit = self._time.for_proof(1 / runs, least, others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
                 self._runner.run_timed(attempt, limit)
@@ -348,6 +348,19 @@ class Finals:
         before, left = self._runner.prices.recorded_round(members), max(0.0, self._time.left)
         follows = left - before >= PROOF.least_further * before
         return before if follows else left
+
+    def _enough_alone(
+        self, confirmation: Confirmation, knobs: Knobs, missing: Sequence[int]
+    ) -> float:
+        """Return the seconds of one member, where those of a further round run one by one.
+
+        Args:
+            missing: trials that the round has yet to measure, the member's among them.
+        """
+        several = [confirmation.candidates[trial].knobs for trial in missing]
+        prices = self._runner.prices
+        share = prices.recorded_round([knobs]) / prices.recorded_round(several)
+        return share * self._enough(confirmation, several)
 
     def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
         """Return seconds of the shortest runs without which the round, and those before, prove nothing.

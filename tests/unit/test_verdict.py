@@ -640,6 +640,42 @@ def test_reduced_choice_is_not_told_by_rounds_of_what_it_was():
     assert concluded(confirmation).kind == "undecided"
 
 
+def runs_of_a_round(number, rates, configurations):
+    """Attempts of a round, or of the search (0), by trial."""
+    purpose = Purpose.CONFIRM if number else Purpose.SEARCH
+    return [
+        StoredAttempt(
+            10 * number + trial + 1,
+            trial,
+            purpose,
+            number,
+            1,
+            configurations[trial],
+            10.0 * number + trial,
+            10.0 * number + trial + 0.5,
+            AttemptResult(AttemptState.COMPLETE, throughput=rate),
+        )
+        for trial, rate in rates.items()
+    ]
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_fresh_rounds_of_a_reduced_choice_do_not_join_those_that_chose(reduced):
+    """Two finalists run neck and neck for five rounds; the time ends after one fresh round."""
+    both = {**defaults(), "precision": "bf16", "freeze_gc": True}
+    configurations = {0: defaults(), 1: both, 2: {**defaults(), "micro_batch": 32}}
+    attempts = runs_of_a_round(0, {0: 100.0, 1: 113.0, 2: 112.0}, configurations)
+    rates = [(113.0, 109.0), (110.0, 114.0), (114.0, 111.0), (111.0, 113.5), (113.0, 110.0)]
+    for number, (one, other) in enumerate(rates, 1):
+        attempts += runs_of_a_round(number, {0: 100.0, 1: one, 2: other}, configurations)
+    assert replay(Attempts(attempts, defaults()), Selection(3), 15).chosen == 1
+    fresh = {**configurations, 1: {**both, "freeze_gc": not reduced}}
+    attempts += runs_of_a_round(6, {0: 100.0, 1: 99.9}, fresh)
+    confirmation = replay(Attempts(attempts, defaults()), Selection(3), 15)
+    assert not confirmation.measured_alone
+    assert confirmation.choice() == (0 if reduced else 1)
+
+
 def test_choice_that_fresh_rounds_show_slower_is_not_recommended():
     """0.95 to 1.00: nothing beats what the user has."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]

@@ -83,7 +83,9 @@ def test_role_cannot_act_in_the_name_of_another(tenants: dict[str, Repository]) 
         tenants["bob"].quotas.set(Quota("bob", studies=100))
 
 
-@pytest.mark.parametrize("model", OF_A_STUDY, ids=lambda model: model.__tablename__)
+@pytest.mark.parametrize(
+    "model", sorted(OF_A_STUDY, key=str), ids=lambda model: model.__tablename__
+)
 def test_table_of_studies_has_a_policy(tenants: dict[str, Repository], model: type[Base]) -> None:
     assert {ChoiceRow, NoiseRow} <= {*OF_A_STUDY}
     asked = text(

@@ -24,6 +24,9 @@ _KEY = re.compile(r"[A-Za-z_+~][\w.+/@-]*")
 _BATCH_SIZE = re.compile(r"batch[-_]?size", re.IGNORECASE)
 _EVALUATED = re.compile(r"(?<![a-z])(eval|val|valid|validation|test)(?![a-z])", re.IGNORECASE)
 """Word in the name of an option that is about no training."""
+_NO_WORD = re.compile(r"\W+")
+_NAMED = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*[=:]""")
+"""Name in a text, with its value behind it."""
 _MARK = "(turned)"
 """Text of the options that the study has turned."""
 
@@ -106,18 +109,24 @@ def untuned(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _secret(name: str, texts: Sequence[str]) -> bool:
-    """Return whether an option may hold a secret."""
-    return looks_secret(name.strip("-=").replace("-", "_"), " ".join(texts))
+def _secret(name: str, texts: Sequence[str] = ()) -> bool:
+    """Return whether an option may hold a secret, by its name, its texts or names in these."""
+    text = " ".join((name, *texts))
+    return any(looks_secret(_NO_WORD.sub("_", one), text) for one in (name, *_NAMED.findall(text)))
 
 
 def _options(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the texts of each option: behind it, behind `=`, or of `key=`."""
+    """Return the texts of each option: behind it, behind `=`, or of `key=`.
+
+    The word behind an option that looks secret is its value, whatever form it has.
+    """
     found: dict[str, list[str]] = {}
     last = ""
-    for word in words:
+    for before, word in itertools.pairwise(["", *words]):
         name, sign, text = word.partition(ASSIGNMENT)
-        if _OPTION.match(word):
+        if before and before == last and _secret(last):
+            found[last].append(word)
+        elif _OPTION.match(word):
             last = "" if sign else name
             found.setdefault(name, []).extend([text] if sign else [])
         elif sign and _KEY.fullmatch(name):

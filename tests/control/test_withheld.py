@@ -125,6 +125,7 @@ def test_a_knob_is_no_secret() -> None:
         ("GOOGLE_APPLICATION_CREDENTIALS", "x", True),
         ("PGPASSWORD", "x", True),
         ("mysql_pwd", "x", True),
+        ("HTTP_AUTHORIZATION", "x", True),
         ("DATABASE_URL", "postgresql://me:word@host/x", True),
         ("DATABASE_URL", "postgresql://me@host:5432/x", False),
         ("PWD", "/home/me", False),

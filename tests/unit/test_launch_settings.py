@@ -338,6 +338,30 @@ def test_arguments_of_the_study_are_kept_without_those_turned_and_secret() -> No
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "c2VjcmV0LWtleQ=="],
+        ["--password", "-Abc123"],
+        ["--conn", "Protocol=https;AccountKey=Abc123"],
+        ["Protocol=https;AccountKey=Abc123"],
+        ["--env=HF_TOKEN=Abc123"],
+        ["-eHF_TOKEN=Abc123"],
+        ["logger.auth=Abc123"],
+        ["--header", "Authorization: Bearer Abc123"],
+        ["--header", "X-Api-Key:Abc123"],
+        ["--config", '{"api_key": "Abc123"}'],
+        ["--config", "{'user': {'password' : 'Abc123'}}"],
+        ["--api-key:Abc123"],
+    ],
+)
+def test_secret_among_the_arguments_is_in_no_best_yaml(words: list[str]) -> None:
+    script = best(args=["--batch-size", "16", *words, "--lr", "1", "--out=a"]).script
+    assert script is not None
+    assert "Abc123" not in str(script) and "c2Vj" not in str(script)
+    assert script["arguments"]["--out"] == "a"
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         ("--seq-length 2048", []),

@@ -21,9 +21,15 @@ _NOT_GIVEN = "(not given)"
 _OPTION = re.compile(r"--?[A-Za-z]")
 _KEY = re.compile(r"[A-Za-z_+~][\w.+/@-]*")
 """Name in front of `=` that is no option, as Hydra has it."""
-_BATCH_SIZE = re.compile(r"batch[-_]?size", re.IGNORECASE)
-_EVALUATED = re.compile(r"(?<![a-z])(eval|val|valid|validation|test)(?![a-z])", re.IGNORECASE)
-"""Word in the name of an option that is about no training."""
+_BATCH_SIZE = re.compile(r"batch_?size")
+_OF_NO_TRAINING = frozenset(
+    {
+        *("eval", "evaluation", "val", "valid", "validation", "dev", "test", "testing"),
+        *("infer", "inference", "predict", "prediction", "sample", "sampling", "generation"),
+    }
+)
+"""Words in the names of options that are about no training."""
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NO_WORD = re.compile(r"\W+")
 _NAMED = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*[=:]""")
 """Name in a text, with its value behind it."""
@@ -128,13 +134,20 @@ def _options(words: Sequence[str]) -> dict[str, list[str]]:
             found[last].append(word)
         elif _OPTION.match(word):
             last = "" if sign else name
-            found.setdefault(name, []).extend([text] if sign else [])
+            _begin(found, name).extend([text] if sign else [])
         elif sign and _KEY.fullmatch(name):
-            found.setdefault(name + sign, []).append(text)
+            _begin(found, name + sign).append(text)
         else:
             found.setdefault(last, []).append(word)
             last = "" if word == _MARK else last  # it is the whole value
     return found
+
+
+def _begin(found: dict[str, list[str]], name: str) -> list[str]:
+    """Return the texts of an option that is given (again): of a batch size the last one counts."""
+    if is_batch_size(name):
+        found.pop(name, None)
+    return found.setdefault(name, [])
 
 
 def other_arguments(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
@@ -157,7 +170,35 @@ def other_arguments(script: Mapping[str, Any], words: Sequence[str]) -> dict[str
 
 def is_batch_size(option: str) -> bool:
     """Return whether an option is named for the samples of a step."""
-    return bool(_BATCH_SIZE.search(option)) and not _EVALUATED.search(option)
+    name = _plain(option)
+    return bool(_BATCH_SIZE.search(name)) and _OF_NO_TRAINING.isdisjoint(name.split("_"))
+
+
+def _plain(option: str) -> str:
+    """Return the words of an option's name: those of `--a-b`, `--a_b`, `+a.b=` and `--aB` are alike."""
+    return _NO_WORD.sub("_", _CAMEL.sub("_", option)).strip("_").lower()
+
+
+def other_sizes(script: Mapping[str, Any], words: Sequence[str]) -> set[str]:
+    """Return the options for the samples of a step that have another value than in the study.
+
+    Args:
+        script: entry of best.yaml.
+        words: arguments of the command.
+    """
+    then, now = _sizes(script.get("arguments", {})), _sizes(untuned(script, words))
+    return {
+        name
+        for name in other_arguments(script, words)
+        if is_batch_size(name) and then.get(_plain(name)) != now.get(_plain(name))
+    }
+
+
+def _sizes(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of each batch size, which is the first word of its texts."""
+    return {
+        _plain(name): text.partition(" ")[0] for name, text in texts.items() if is_batch_size(name)
+    }
 
 
 def _said(name: str, texts: Mapping[str, str]) -> str:

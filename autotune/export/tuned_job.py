@@ -111,7 +111,7 @@ def script_job(
     found |= _ordered(order, environment)
     files = fields.files(flags, words, environment)
     others = launch_settings.other_arguments(script, words)
-    batch = {name for name in others if launch_settings.is_batch_size(name)}
+    batch = launch_settings.other_sizes(script, words)
     ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
     return TunedJob(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),

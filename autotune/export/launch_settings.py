@@ -91,7 +91,9 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
             )
 
 
-def untuned(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
+def untuned(
+    script: Mapping[str, Any], words: Sequence[str], knobs: Mapping[str, Any]
+) -> dict[str, str]:
     """Return the options of a script that no recommended value sets, each with its text.
 
     Words that belong to no option are under the empty name. What looks secret is left out.
@@ -99,20 +101,32 @@ def untuned(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
     Args:
         script: entry of best.yaml.
         words: arguments of the script.
+        knobs: values that say which of them are switches.
     """
-    set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
-    batch = {one for knob in BATCH for one in set_by.get(knob, [knob])}
-    flags = {
-        name: typed(flag, words)
-        for name, flag in script["flags"].items()
-        if name in batch or name in script["turned"]
-    }
-    marked = arguments.changed(words, flags, dict.fromkeys(flags, _MARK))
-    return {
+    flags = {name: typed(flag, words) for name, flag in script["flags"].items()}
+    alone = dict(_switches(flags, words, knobs))
+    valued = {name: flag for name, flag in flags.items() if name not in alone.values()}
+    rest = [word for word in words if word not in alone]
+    marked = arguments.changed(rest, valued, dict.fromkeys(valued, _MARK))
+    others = {
         name: " ".join(texts)
         for name, texts in _options(marked).items()
         if not any(_MARK in text for text in (name, *texts)) and not _secret(name, texts)
     }
+    set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
+    sets = {*script["turned"], *(one for knob in BATCH for one in set_by.get(knob, [knob]))}
+    kept = {flag: arguments.given(rest, flag) for name, flag in valued.items() if name not in sets}
+    bare = {word: "" for word in words if word in alone and alone[word] not in sets}
+    return others | bare | {flag: text for flag, text in kept.items() if text is not None}
+
+
+def _switches(
+    flags: Mapping[str, str], words: Sequence[str], knobs: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield the options that are there or not, without a value, each with its knob."""
+    for name, flag in flags.items():
+        if isinstance(knobs.get(name), bool) and _is_switch(flag, arguments.given(words, flag)):
+            yield from ((word, name) for word in arguments.switches(flag) or (flag,) if word)
 
 
 def _secret(name: str, texts: Sequence[str] = ()) -> bool:
@@ -150,17 +164,20 @@ def _begin(found: dict[str, list[str]], name: str) -> list[str]:
     return found.setdefault(name, [])
 
 
-def other_arguments(script: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
+def other_arguments(
+    script: Mapping[str, Any], words: Sequence[str], knobs: Mapping[str, Any]
+) -> dict[str, str]:
     """Return the options of a command that are others than in the study, each with how it differs.
 
     Args:
         script: entry of best.yaml.
         words: arguments of the command.
+        knobs: as in `untuned`.
     """
     then: Mapping[str, str] | None = script.get("arguments")
     if then is None:
         return {}  # a file of an earlier version does not say
-    now = untuned(script, words)
+    now = untuned(script, words, knobs)
     return {
         name: f"{_said(name, now)} in the command, and {_said(name, then)} in the study"
         for name in {**then, **now}
@@ -179,17 +196,20 @@ def _plain(option: str) -> str:
     return _NO_WORD.sub("_", _CAMEL.sub("_", option)).strip("_").lower()
 
 
-def other_sizes(script: Mapping[str, Any], words: Sequence[str]) -> set[str]:
+def other_sizes(
+    script: Mapping[str, Any], words: Sequence[str], knobs: Mapping[str, Any]
+) -> set[str]:
     """Return the options for the samples of a step that have another value than in the study.
 
     Args:
         script: entry of best.yaml.
         words: arguments of the command.
+        knobs: as in `untuned`.
     """
-    then, now = _sizes(script.get("arguments", {})), _sizes(untuned(script, words))
+    then, now = _sizes(script.get("arguments", {})), _sizes(untuned(script, words, knobs))
     return {
         name
-        for name in other_arguments(script, words)
+        for name in other_arguments(script, words, knobs)
         if is_batch_size(name) and then.get(_plain(name)) != now.get(_plain(name))
     }
 

@@ -110,8 +110,8 @@ def script_job(
     _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
     found |= _ordered(order, environment)
     files = fields.files(flags, words, environment)
-    others = launch_settings.other_arguments(script, words)
-    batch = launch_settings.other_sizes(script, words)
+    others = launch_settings.other_arguments(script, words, best.knobs)
+    batch = launch_settings.other_sizes(script, words, best.knobs)
     ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
     return TunedJob(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
@@ -456,10 +456,11 @@ def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[st
     path = folder / entry["target"]
     words, flags = spec.workload.arguments, entry["flags"]
     today = launch_settings.today(flags, words, spec.env, folder)
+    baseline = spec.full_baseline()
     found: dict[str, Any] = {
         "digest": _digest(path) if not entry["is_module"] and path.is_file() else None,
-        "arguments": launch_settings.untuned(entry, words),
-        "today": today | {name: spec.full_baseline()[name] for name in entry["changes"]},
+        "arguments": launch_settings.untuned(entry, words, baseline),
+        "today": today | {name: baseline[name] for name in entry["changes"]},
     }
     if settings := fields.files(flags, words, spec.env):
         read = {holder: folder / file for holder, file in settings.items()}

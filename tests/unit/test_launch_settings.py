@@ -394,6 +394,59 @@ def test_word_behind_an_option_that_was_turned_is_no_part_of_it(words: str) -> N
     assert script_job(config, [*TORCHRUN, *words.split()], {"STEPS": "2"}).differences == ()
 
 
+def switched(chosen: bool, args: list[str], flag: str) -> BestConfig:
+    """Return what a study recommends that has tried a switch and a number of workers."""
+    spec = StudySpec(
+        name="a",
+        workload={
+            "script": "train.py",
+            "args": args,
+            "flags": {"pin_memory": flag, "loader_workers": "--workers"},
+        },
+        resources={"workers": 2},
+        search_space={"pin_memory": [False, True], "loader_workers": [2, 4]},
+        baseline={"pin_memory": flag in args, "loader_workers": 2},
+    )
+    knobs = {**spec.full_baseline(), "pin_memory": chosen}
+    return BestConfig(knobs, 2, {}, script=script_of(spec, knobs, Path.cwd(), 2))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "flag", "then", "now", "told"),
+    [
+        (True, "--pin", "a.yaml", "--pin a.yaml", ()),
+        (True, "--pin", "a.yaml", "a.yaml --pin", ()),
+        (False, "--pin", "--pin a.yaml", "a.yaml", ()),
+        (True, "--pin/--no-pin", "a.yaml", "--pin a.yaml", ()),
+        (True, "--pin", "--pin a.yaml", "a.yaml --pin", ()),
+        (False, "--pin", "a.yaml --workers 2", "--workers=2 a.yaml", ()),
+        (
+            False,
+            "--pin",
+            "a.yaml",
+            "--pin a.yaml",
+            ("--pin in the command, and --pin (not given)",),
+        ),
+        (True, "--pin", "--pin a.yaml", "a.yaml", ("--pin (not given) in the command, and --pin",)),
+        (True, "--pin", "--pin a.yaml", "--pin b.yaml", ("b.yaml in the command, and a.yaml",)),
+        (
+            False,
+            "--pin",
+            "--workers 2 a.yaml",
+            "--workers 8 a.yaml",
+            ("--workers 8 in the command, and --workers 2 in the study",),
+        ),
+    ],
+)
+def test_word_behind_a_switch_is_no_part_of_it(
+    chosen: bool, flag: str, then: str, now: str, told: tuple[str, ...]
+) -> None:
+    config = switched(chosen, then.split(), flag)
+    differences = script_job(config, [*TORCHRUN, *now.split()], {}).differences
+    assert len(differences) == len(told)
+    assert all(map(str.startswith, differences, told))
+
+
 @pytest.mark.parametrize(
     ("then", "now", "refused"),
     [

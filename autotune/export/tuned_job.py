@@ -28,6 +28,8 @@ _DEAF = "EIS"
 _SHELLS = ("bash", "sh", "zsh", "dash", "fish")
 _HANDED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of the variables that deepspeed hands on to other hosts."""
+_HANDING_ALL_ON = ("slurm",)
+"""Launchers below deepspeed that hand on all variables."""
 _SITE = Path(job_order.__file__).parent / "site"
 
 
@@ -91,7 +93,7 @@ def script_job(
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, an option of its
-            python or the hosts of its deepspeed keep the changes out, or a file that it reads has no
+            python keeps the changes out, or a file that it reads has no
             such field.
     """
     script = _script_in(best)
@@ -107,8 +109,9 @@ def script_job(
     of_study, otherwise = _of_study(script, environment)
     of_process = _of_process(order.knobs, {**environment, **of_study}, nccl(best))
     found = of_study | _unset(script, environment) | given.variables | of_process
-    _check_hosts(started, before, [*found, *([job_order.VARIABLE] if from_outside else [])])
-    found |= _ordered(order, environment)
+    ordered = _ordered(order, environment)
+    needed = found | (ordered if from_outside else {})
+    found |= ordered
     files = fields.files(flags, words, environment)
     others = launch_settings.other_arguments(script, words, best.knobs)
     batch = launch_settings.other_sizes(script, words, best.knobs)
@@ -136,6 +139,7 @@ def script_job(
             *(text for name, text in others.items() if name in batch),
             *_other_ranks(best, script, started.ranks),
             *_other_launch(script, started.launch),
+            *_not_handed_on(started, before, needed, environment),
         ),
     )
 
@@ -304,22 +308,42 @@ def _check_options(command: Sequence[str]) -> None:
         )
 
 
-def _check_hosts(started: Started, before: Sequence[str], variables: Iterable[str]) -> None:
-    """Check that the variables of a job reach the ranks that deepspeed starts on other hosts.
+def _not_handed_on(
+    started: Started,
+    before: Sequence[str],
+    variables: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield which variables of a job do not reach the ranks that deepspeed starts on other hosts.
 
     Args:
         before: words of the command before the script.
-
-    Raises:
-        BadInput: they do not.
+        variables: of the job.
+        environment: in which the command runs.
     """
     if started.launch != DEEPSPEED or started.nodes == 1 or "--no_ssh" in before:
         return
-    if lost := [name for name in variables if not name.startswith(_HANDED_ON)]:
-        raise BadInput(
+    if arguments.given(before, "--launcher") in _HANDING_ALL_ON:
+        return
+    in_files = _in_deepspeed_env(environment)
+    if lost := [
+        name
+        for name, text in variables.items()
+        if not name.startswith(_HANDED_ON) and in_files.get(name) != text
+    ]:
+        yield (
             f"deepspeed starts ranks on {started.nodes} hosts, and hands on to none of them what "
             f"changes the job ({', '.join(lost)}): start it on each node, with --no_ssh --node_rank N"
         )
+
+
+def _in_deepspeed_env(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in the files from which deepspeed takes some for other hosts."""
+    name = environment.get("DS_ENV_FILE", ".deepspeed_env")
+    files = [folder / name for folder in (Path.home(), Path.cwd())]
+    lines = [line for file in files if file.is_file() for line in file.read_text().splitlines()]
+    parted = (line.partition("=") for line in lines)
+    return {name.strip(): text.strip() for name, _, text in parted}
 
 
 def _parted(

@@ -255,19 +255,53 @@ def test_start_that_is_not_known_is_told_and_that_variables_may_not_arrive() -> 
 OVER_HOSTS = ["deepspeed", "--hostfile", "hosts"]
 
 
-def test_changes_that_deepspeed_hands_on_to_no_other_host_are_refused() -> None:
+def over_hosts() -> BestConfig:
+    """Of a study under deepspeed, whose recommendation needs variables."""
     Path("hosts").write_text("a slots=1\nb slots=1\n")
-    config, rest = best(), ["train.py", "--batch-size", "16"]
+    config = best()
     assert config.script is not None
     config.script["launch"] = "deepspeed"
-    started, variables = _started([*OVER_HOSTS, *rest]), {"STEPS": "2"}
-    assert started == Started(2, "deepspeed", 2)
-    with pytest.raises(BadInput, match=r"on 2 hosts, .*STEPS, AUTOTUNE_RUN.*--node_rank N"):
-        script_job(config, [*OVER_HOSTS, *rest], variables, started)
-    own = [*OVER_HOSTS, "--no_ssh", "--node_rank", "0", *rest]
-    assert script_job(config, own, variables, _started(own)).refusals == ()
+    return config
+
+
+def refusals_over_hosts(config: BestConfig, *options: str, **variables: str) -> tuple[str, ...]:
+    command = [*OVER_HOSTS, *options, "train.py", "--batch-size", "16"]
+    return script_job(config, command, {"STEPS": "2", **variables}, _started(command)).refusals
+
+
+def test_changes_that_deepspeed_hands_on_to_no_other_host_are_refused() -> None:
+    config = over_hosts()
+    started = _started([*OVER_HOSTS, "train.py"])
+    assert (started.ranks, started.launch, started.nodes) == (2, "deepspeed", 2)
+    (refused,) = refusals_over_hosts(config)
+    assert "on 2 hosts, " in refused
+    assert "(STEPS, AUTOTUNE_RUN): start it on each node, with --no_ssh --node_rank N" in refused
+    assert refusals_over_hosts(config, "--no_ssh", "--node_rank", "0") == ()
+    assert config.script is not None
     config.script.update(changes=[], turned={"micro_batch": 32})
-    assert script_job(config, [*OVER_HOSTS, *rest], variables, started).refusals == ()
+    assert refusals_over_hosts(config) == ()
+
+
+@pytest.mark.parametrize("options", [["--launcher", "slurm"], ["--launcher=slurm"]])
+def test_launcher_below_deepspeed_that_hands_on_all_is_not_refused(options: list[str]) -> None:
+    assert refusals_over_hosts(over_hosts(), *options) == ()
+    assert refusals_over_hosts(over_hosts(), "--launcher", "pdsh")
+
+
+@pytest.mark.parametrize("where", ["home", "."])
+@pytest.mark.parametrize("variables", [{}, {"DS_ENV_FILE": "my_env"}])
+def test_variables_in_the_file_of_deepspeed_are_handed_on(
+    where: str, variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    file = tmp_path / where / variables.get("DS_ENV_FILE", ".deepspeed_env")
+    file.write_text("STEPS=1\n")
+    (refused,) = refusals_over_hosts(over_hosts(), **variables)
+    assert "(AUTOTUNE_RUN)" in refused
+    file.write_text("STEPS=2\n")  # not the recommended value
+    (refused,) = refusals_over_hosts(over_hosts(), **variables)
+    assert "(STEPS, AUTOTUNE_RUN)" in refused
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(4, 4), (0, None)])
@@ -522,7 +556,8 @@ def test_command_that_init_refuses_is_run_with_a_word_of_it(before: str) -> None
 
 def test_command_that_chooses_devices_is_compared_all_the_same() -> None:
     command = ["env", "CUDA_VISIBLE_DEVICES=0,1", *TORCHRUN]
-    assert _started(command) == Started(2, "torchrun")
+    started = _started(command)
+    assert (started.ranks, started.launch, started.unknown) == (2, "torchrun", "")
 
 
 @pytest.mark.parametrize(

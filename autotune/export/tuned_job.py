@@ -19,6 +19,7 @@ from autotune.export.formats.telling import nccl
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import is_python, letters_of, parsed
+from launchers.node_compat import is_of
 from search_spaces import defaults
 from search_spaces.knob import written
 from search_spaces.needs import SHARDED
@@ -443,8 +444,7 @@ def _other_devices(best: BestConfig, started: Started) -> Iterator[str]:
     nodes = [environment, *environment.get("others", ())]
     then = sorted({device["name"] for node in nodes for device in node.get("devices", ())})
     here = sorted({*started.models})
-    # Part of a device has the name of the whole one, and more.
-    if then and here and not any(name.startswith(model) for name in then for model in here):
+    if then and here and not any(is_of(model, name) for name in then for model in here):
         yield f"it was tuned on {' and '.join(then)}, and {' and '.join(here)} is here"
 
 

@@ -522,6 +522,7 @@ def test_another_size_of_a_batch_that_was_not_tuned_is_refused(
     ("here", "told"),
     [
         (("NVIDIA H100",), "it was tuned on NVIDIA A100 MIG 1g, and NVIDIA H100 is here"),
+        (("NVIDIA A10",), "it was tuned on NVIDIA A100 MIG 1g, and NVIDIA A10 is here"),
         (("NVIDIA A100",), ""),
         ((), ""),
     ],

@@ -220,6 +220,9 @@ def _check_parts(content: Mapping[str, Any], path: str | os.PathLike[str]) -> No
     for part, types in _PARTS.items():
         if part in content and type(content[part]) not in types:
             raise ValueError(f"{path}: `{part}` must be {_SHOWN[types[0]]}, got {content[part]!r}")
+    words = (content.get("script") or {}).get("arguments", {})
+    if type(words) is not dict or any(type(text) is not str for text in words.values()):
+        raise ValueError(f"{path}: `script.arguments` must be a mapping of texts, got {words!r}")
     for name in (*content["knobs"], *content.get("defaults", {})):
         if not isinstance(name, str):
             raise ValueError(f"{path}: `knobs` must have names of knobs, got {name!r}")
@@ -235,10 +238,17 @@ def _unedited(
     """
     if script is None or DIGEST not in script:
         return script
-    if script[DIGEST] != digest_of(knobs):
+    if not _has_digest(knobs, script[DIGEST]):
         raise ValueError(
             f"{path}: `knobs` has been edited, and by itself that does not reach the script: change the "
             "arguments of your command instead; or `turned` and `changes` under `script` as well, and "
             f"leave out `{DIGEST}` there"
         )
     return {name: part for name, part in script.items() if name != DIGEST}
+
+
+def _has_digest(knobs: Mapping[str, Any], digest: Any) -> bool:
+    try:
+        return bool(digest_of(knobs) == digest)
+    except (TypeError, ValueError):  # a value that autotune does not write, such as a date
+        return False

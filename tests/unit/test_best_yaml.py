@@ -358,6 +358,9 @@ def test_knobs_of_a_script_are_read_as_they_were_written(folder):
         ("  micro_batch: 32\n  bucket", "  micro_batch: 16\n  bucket"),
         ("knobs:\n", "knobs:\n  loader_workers: 2\n"),
         ("  channels_last: true\n", ""),
+        ("  bucket_cap_mb: 0.5\n", "  bucket_cap_mb: 2026-01-01\n"),
+        ("  bucket_cap_mb: 0.5\n", "  bucket_cap_mb: {1: a, b: c}\n"),
+        ("  bucket_cap_mb: 0.5\n", "  bucket_cap_mb: &a [*a]\n"),
     ],
 )
 def test_knobs_of_a_script_that_were_edited_are_refused(tmp_path, before, after):
@@ -370,6 +373,13 @@ def test_knobs_of_a_script_that_were_edited_are_refused(tmp_path, before, after)
     assert not writing.is_of(path, "other")
     path.write_text("".join(line for line in path.open() if best.DIGEST not in line))
     assert best.read(path).script == OF_A_SCRIPT
+
+
+@pytest.mark.parametrize("arguments", [["--lr", "1"], None, {"--lr": 1}])
+def test_arguments_of_a_script_that_are_no_texts_are_refused(tmp_path, arguments):
+    text = yaml.safe_dump(of_a_script(arguments=arguments))
+    told = refusal(tmp_path / "best.yaml", text)
+    assert "`script.arguments` must be a mapping of texts" in told
 
 
 def test_knobs_of_a_workload_or_a_command_reach_it_by_themselves(tmp_path):

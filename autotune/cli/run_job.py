@@ -110,7 +110,7 @@ def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
 
     models = tuple(driver_devices())
     try:
-        launched = taken_apart(command)
+        launched = taken_apart(command, for_trials=False)
     except BadInput as error:
         why = f"`autotune init` would refuse this command ({error})"
         return Started(models=models, unknown=why)

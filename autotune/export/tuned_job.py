@@ -19,6 +19,7 @@ from autotune.export.formats.telling import nccl
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import is_python, letters_of, parsed
+from autotune.worker.starters import OWN_ENVIRONMENT
 from launchers.node_compat import is_of
 from search_spaces import defaults
 from search_spaces.knob import written
@@ -121,9 +122,8 @@ def script_job(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),
         environment=found,
         differences=(
-            *_not_compared(
-                best, script, started, acts=bool(from_outside or of_study or of_process)
-            ),
+            *_not_compared(best, script, started),
+            *(_not_arriving(before) if from_outside or of_study or of_process else ()),
             *_differences(best, word, script, files),
             *_other_devices(best, started),
             *(text for name, text in others.items() if name not in batch),
@@ -220,14 +220,8 @@ def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[st
     }
 
 
-def _not_compared(
-    best: BestConfig, script: Mapping[str, Any], started: Started, *, acts: bool
-) -> Iterator[str]:
-    """Yield why the start of the job was not compared with that of the trials.
-
-    Args:
-        acts: whether variables of the job have to reach its ranks.
-    """
+def _not_compared(best: BestConfig, script: Mapping[str, Any], started: Started) -> Iterator[str]:
+    """Yield why the start of the job was not compared with that of the trials."""
     if script.get("launch") == SPAWN and started.devices != best.world_size:
         yield (
             f"how many ranks {script['target']} starts was not compared: the study ran "
@@ -236,7 +230,20 @@ def _not_compared(
     if started.unknown:
         what = "ranks" if started.launch else "ranks and launcher"
         yield f"{what} were not compared: {started.unknown}"
-    if acts and not started.launch and started.unknown:
+
+
+def _not_arriving(before: Sequence[str]) -> Iterator[str]:
+    """Yield that variables of the job may not reach its ranks, if a program keeps them out.
+
+    Args:
+        before: words of the command before the script.
+    """
+    # A scope of systemd is a child of this process, and its services are none.
+    kept_out = "--scope" not in before and any(
+        Path(word).name in OWN_ENVIRONMENT for word in before
+    )
+    exported = arguments.given(before, "--export") or "ALL"
+    if kept_out or exported.upper().split(",")[0] != "ALL":
         yield "what acts from outside, or by variables, may not arrive in the ranks"
 
 

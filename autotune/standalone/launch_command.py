@@ -18,8 +18,11 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def taken_apart(command: Sequence[str]) -> Launched:
+def taken_apart(command: Sequence[str], *, for_trials: bool = True) -> Launched:
     """Return what a command launches, by the rules of each program in it.
+
+    Args:
+        for_trials: whether trials are to follow it, or it runs as it is.
 
     Raises:
         NoScript: no script is in it.
@@ -33,7 +36,7 @@ def taken_apart(command: Sequence[str]) -> Launched:
         if variable := _VARIABLE.fullmatch(words[0]):
             env[variable[1]] = variable[2]
             words = words[1:]
-        elif passed := wrappers.taken_off(words):
+        elif passed := wrappers.taken_off(words, for_trials=for_trials):
             words, python = passed.words, passed.python or python
             checks.append(passed.check)
         else:

@@ -13,24 +13,8 @@ from autotune.standalone import interpreters
 from autotune.standalone.launched import COMMAND_FIELD, Launched, NoScript, by_torchrun
 from autotune.worker.protocol import PYTHON
 from autotune.worker.python_command import is_python, parsed
+from autotune.worker.starters import BINDING, PASSING
 
-_PASSING = {
-    "time": ("fo", 0),
-    "nohup": ("", 0),
-    "nice": ("n", 0),
-    "ionice": ("cn", 0),
-    "stdbuf": ("ioe", 0),
-    "unbuffer": ("", 0),
-    "setsid": ("", 0),
-    "exec": ("a", 0),
-    "command": ("", 0),
-    "timeout": ("ks", 1),
-}
-"""Programs that do not change a script's process.
-
-Each has its one-letter options with a value, and the number of words in front of the command.
-"""
-_BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
 _MANAGERS = (
     "uv",
     "poetry",
@@ -90,8 +74,11 @@ class Passed:
     check: Callable[[Launched], None] = lambda _: None
 
 
-def taken_off(words: Sequence[str]) -> Passed | None:
+def taken_off(words: Sequence[str], *, for_trials: bool = True) -> Passed | None:
     """Return a command without the program in front; None if it is not one of these programs.
+
+    Args:
+        for_trials: whether trials are to follow it; else what the program does besides is passed over.
 
     Raises:
         NoScript: no python follows.
@@ -100,15 +87,17 @@ def taken_off(words: Sequence[str]) -> Passed | None:
     """
     name = Path(words[0]).name
     if name == "env":
-        return _env(words)
-    if name in _PASSING:
-        return _passing(words, *_PASSING[name])
-    if name in _BINDING:
+        return _env(words) if for_trials else _passing(words, "uC", 0)
+    if name in PASSING:
+        return _passing(words, *PASSING[name])
+    if name in BINDING and not for_trials:
+        return Passed(tuple(words[_program_place(words) :]))
+    if name in BINDING:
         raise _binding(words)
     if name in _MANAGERS:
-        return _manager(words)
+        return _manager(words, for_trials=for_trials)
     if name == "srun":
-        return _srun(words)
+        return _srun(words, for_trials=for_trials)
     if name in _STARTS_RANKS:
         raise _starts_ranks(words, _number(words, _STARTS_RANKS[name]) or "N")
     return None
@@ -148,7 +137,7 @@ def _passing(words: Sequence[str], with_value: str, positional: int) -> Passed:
         option = rest.pop(0)
         if option == "--":
             break
-        if option[1:] in with_value:
+        if len(option) > 1 and option[1:] in with_value:
             del rest[:1]
     return Passed(tuple(rest[positional:]))
 
@@ -162,11 +151,12 @@ def _binding(words: Sequence[str]) -> BadInput:
     )
 
 
-def _manager(words: Sequence[str]) -> Passed:
+def _manager(words: Sequence[str], *, for_trials: bool) -> Passed:
     place = _program_place(words)
     if place == len(words):
         raise unknown(words)
-    _check_options(words[:place])
+    if for_trials:
+        _check_options(words[:place])
     before, behind = words[:place], words[place:]
     if behind[0] in ("-m", "--module") or behind[0].endswith(".py"):
         behind = ("python", *behind)  # as `uv run` takes them
@@ -188,12 +178,13 @@ def _check_options(words: Sequence[str]) -> None:
             )
 
 
-def _srun(words: Sequence[str]) -> Passed:
+def _srun(words: Sequence[str], *, for_trials: bool) -> Passed:
     place = _program_place(words)
     if place == len(words):
         raise unknown(words)
     options, command = words[:place], words[place:]
-    _check_options(options)
+    if for_trials:
+        _check_options(options)
     nodes = _number(options, _NODES) or _of_allocation(options, _NODES, "SLURM_NNODES")
     nodes = nodes or "1"
     tasks = _number(options, _TASKS)
@@ -262,7 +253,7 @@ def _program_place(words: Sequence[str]) -> int:
         name = Path(word).name
         if is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
             return place
-        if name in (*_PASSING, *_BINDING, *_STARTS_RANKS, "env", "srun") or word == "-m":
+        if name in (*PASSING, *BINDING, *_STARTS_RANKS, "env", "srun") or word == "-m":
             return place
         path = interpreters.found(word, {})
         if path is not None and interpreters.of_file(path):

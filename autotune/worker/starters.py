@@ -30,6 +30,10 @@ _OF_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun",
 """Programs that start ranks by themselves on this node, and elsewhere if they are told other hosts."""
 _ELSEWHERE = frozenset({"srun", "kubectl", "docker", "podman", "aprun", "jsrun", "flux"})
 _STARTERS = _OF_MPI | _ELSEWHERE
+OWN_ENVIRONMENT = _OF_MPI | {
+    *("docker", "podman", "apptainer", "singularity", "kubectl", "sudo", "ssh", "systemd-run")
+}
+"""Programs whose processes may lack variables of this environment."""
 _HOSTS = frozenset(
     {
         *("-H", "-host", "--host", "-hosts", "--hosts", "-hostfile", "--hostfile"),
@@ -37,10 +41,25 @@ _HOSTS = frozenset(
     }
 )
 """Options of mpirun and its like that name hosts."""
-_WRAPPERS = frozenset(
-    {"env", "nice", "ionice", "time", "timeout", "nohup", "exec", "stdbuf", "numactl", "taskset"}
-)
-"""Programs that run the rest of their words."""
+PASSING = {
+    "time": ("fo", 0),
+    "nohup": ("", 0),
+    "nice": ("n", 0),
+    "ionice": ("cn", 0),
+    "stdbuf": ("ioe", 0),
+    "unbuffer": ("", 0),
+    "setsid": ("", 0),
+    "exec": ("a", 0),
+    "command": ("", 0),
+    "timeout": ("ks", 1),
+}
+"""Programs that run the rest of their words and do not change its process.
+
+Each has its one-letter options with a value, and the number of words in front of the command.
+"""
+BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
+"""Programs that run the rest of their words, and say where or within which limits."""
+_WRAPPERS = frozenset({"env", *PASSING, *BINDING})
 _OF_WRAPPER = re.compile(r"\w+=.*|[\d.]+[smhd]?")
 """Words of these before that: a variable, or a number as of `timeout` and `nice -n`."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})

@@ -538,13 +538,9 @@ def test_other_devices_than_those_of_the_study_are_told(here: tuple[str, ...], t
 REFUSED_BY_INIT = [
     "docker run img python",
     "apptainer exec x.sif python",
-    "srun --container-image=x.sqsh python",
-    "srun --export=NONE python",
     "srun -n 8 --ntasks-per-node 8 python",
     "mpirun -np 16 python",
     "sudo python",
-    "taskset -c 0 python",
-    "uv run --directory /p python",
 ]
 
 
@@ -553,6 +549,52 @@ def test_command_that_init_refuses_is_run_with_a_word_of_it(before: str) -> None
     started = _started([*before.split(), "train.py"])
     assert (started.ranks, started.launch) == (None, None)
     assert started.unknown.startswith("`autotune init` would refuse this command (")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "taskset -c 0",
+        "nohup numactl -N 0",
+        "systemd-run --scope",
+        "env -u A B=1",
+        "env -i",
+        "env -",
+        "srun --export=NONE",
+        "srun --container-image=x.sqsh",
+        "srun --chdir /p numactl -N 0",
+        "uv run --directory /p",
+    ],
+)
+def test_command_that_trials_could_not_follow_is_compared(before: str) -> None:
+    started = _started([*before.split(), *TORCHRUN])
+    assert (started.ranks, started.launch, started.unknown) == (2, "torchrun", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        *((before, True) for before in REFUSED_BY_INIT if "srun" not in before),
+        ("ssh node python", True),
+        ("srun --export NONE python", True),
+        ("srun --export=A,B python", True),
+        ("systemd-run python", True),
+        ("systemd-run --scope python", False),
+        ("srun -n 8 --ntasks-per-node 8 python", False),
+        ("srun --export=ALL,A=1 python", False),
+        ("numactl -N 0 python", False),
+        ("taskset -c 0 python", False),
+        ("env -u A python", False),
+        ("python", False),
+    ],
+)
+def test_variables_that_may_not_arrive_are_told_of_programs_that_keep_them_out(
+    before: str, told: bool
+) -> None:
+    command = [*before.split(), "train.py", "--batch-size", "16"]
+    job = script_job(best(), command, {"STEPS": "2"}, _started(command))
+    text = "what acts from outside, or by variables, may not arrive in the ranks"
+    assert (text in job.differences) is told
 
 
 def test_command_that_chooses_devices_is_compared_all_the_same() -> None:

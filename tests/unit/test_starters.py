@@ -84,6 +84,7 @@ def test_only_a_step_of_slurm_gets_a_name(argv: list[str], place: int | None) ->
     [
         (["/usr/bin/srun", "-n2", "a"], "srun"),
         (["bash", "-c", "docker run image"], "docker"),
+        (["setsid", "docker", "run", "image"], "docker"),
         (["mpirun", "-np", "2", "a"], ""),
         (["mpirun", "-H", "localhost:2", "a"], ""),
         (["mpirun", "-H", "localhost,b:2", "a"], "mpirun"),

@@ -104,6 +104,7 @@ def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
     Args:
         folder: of this machine's devices.
     """
+    from autotune.export.launch_settings import assigned
     from autotune.export.tuned_job import Started
     from autotune.standalone.launch_command import taken_apart
     from autotune.worker.node.environment import driver_devices
@@ -113,7 +114,8 @@ def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
         launched = taken_apart(command, for_trials=False)
     except BadInput as error:
         why = f"`autotune init` would refuse this command ({error})"
-        return Started(models=models, unknown=why)
+        devices = _devices(assigned(command), folder)
+        return Started(devices=devices, models=models, unknown=why)
     devices = _devices(launched.env, folder)
     ranks = launched.workers or devices * launched.nodes or None
     why = "" if ranks else "the command starts a rank on each device, and none is seen here"

@@ -222,7 +222,8 @@ def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[st
 
 def _not_compared(best: BestConfig, script: Mapping[str, Any], started: Started) -> Iterator[str]:
     """Yield why the start of the job was not compared with that of the trials."""
-    if script.get("launch") == SPAWN and started.devices != best.world_size:
+    on_cpu = not (_devices_then(best) or started.devices)
+    if script.get("launch") == SPAWN and started.devices != best.world_size and not on_cpu:
         yield (
             f"how many ranks {script['target']} starts was not compared: the study ran "
             f"{best.world_size}, and the command finds {counted(started.devices, 'CUDA device')}"
@@ -446,10 +447,15 @@ def _otherwise_tuned(best: BestConfig, word: str, script: Mapping[str, Any]) -> 
         yield f"it was tuned with torch {tuned_with}, and {here} is here"
 
 
-def _other_devices(best: BestConfig, started: Started) -> Iterator[str]:
+def _devices_then(best: BestConfig) -> list[str]:
+    """Return the names of the devices of the study; none of a study on processors."""
     environment: Mapping[str, Any] = best.provenance.get("environment", {})
     nodes = [environment, *environment.get("others", ())]
-    then = sorted({device["name"] for node in nodes for device in node.get("devices", ())})
+    return sorted({device["name"] for node in nodes for device in node.get("devices", ())})
+
+
+def _other_devices(best: BestConfig, started: Started) -> Iterator[str]:
+    then = _devices_then(best)
     here = sorted({*started.models})
     if then and here and not any(is_of(model, name) for name in then for model in here):
         yield f"it was tuned on {' and '.join(then)}, and {' and '.join(here)} is here"

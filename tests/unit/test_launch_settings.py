@@ -337,8 +337,19 @@ def test_ranks_that_the_script_starts_are_told_where_devices_are_others() -> Non
         "how many ranks train.py starts was not compared: the study ran 2, and the command finds 4 "
         "CUDA devices"
     )
-    same = Started(1, "python", devices=2)
-    assert script_job(config, command, {"STEPS": "2"}, same).differences == ()
+    for same in (Started(1, "python", devices=2), Started(1, "python")):  # nor has the study any
+        assert script_job(config, command, {"STEPS": "2"}, same).differences == ()
+    on_devices = {"environment": {"devices": [{"name": "NVIDIA A100"}]}}
+    config = dataclasses.replace(config, provenance=on_devices)
+    (told,) = script_job(config, command, {"STEPS": "2"}, Started(1, "python")).differences
+    assert "the command finds 0 CUDA devices" in told
+
+
+def test_devices_are_counted_of_a_command_that_is_not_known(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    command = ["sudo", "CUDA_VISIBLE_DEVICES=1,3", "python", "train.py"]
+    assert _started(command, tmp_path).devices == 2
 
 
 OTHERS = [

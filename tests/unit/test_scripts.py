@@ -21,6 +21,7 @@ from autotune.runs.plan import resources
 from autotune.worker import inject
 from autotune.worker.inject.batch_samples import samples
 from autotune.worker.inject.job_order import VARIABLE, Order, runs
+from autotune.worker.inject.speed_report import ADDRESS
 from search_spaces import defaults
 from tests.support.steering import write_study
 
@@ -468,18 +469,25 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "rank", "says"),
+    ("words", "changes", "variables", "lost"),
     [
-        ("train.py --x", ["bucket_cap_mb"], None, True),
-        ("-u ./train.py train.py", ["bucket_cap_mb"], "0", True),
-        ("train.py", ["bucket_cap_mb"], "1", False),
-        ("train.py", [], None, False),
-        ("other.py train.py", ["bucket_cap_mb"], None, False),
-        ("-m other train.py", ["bucket_cap_mb"], None, False),
+        ("train.py --x", ["bucket_cap_mb"], {}, "changed from outside"),
+        ("-u ./train.py train.py", ["bucket_cap_mb"], {"RANK": "0"}, "changed from outside"),
+        ("train.py", ["bucket_cap_mb"], {"RANK": "1"}, ""),
+        ("train.py", [], {}, ""),
+        ("train.py", [], {ADDRESS: "a"}, "watched"),
+        ("train.py", ["bucket_cap_mb"], {ADDRESS: "a"}, "changed from outside or watched"),
+        ("other.py train.py", ["bucket_cap_mb"], {ADDRESS: "a"}, ""),
+        ("-m other train.py", ["bucket_cap_mb"], {}, ""),
     ],
 )
-def test_job_of_a_python_without_autotune_says_that_nothing_changes(
-    tmp_path: Path, other_python: Path, words: str, changes: list[str], rank: str | None, says: bool
+def test_job_of_a_python_without_autotune_says_that_nothing_acts(
+    tmp_path: Path,
+    other_python: Path,
+    words: str,
+    changes: list[str],
+    variables: dict[str, str],
+    lost: str,
 ) -> None:
     for name in ("train.py", "other.py"):
         (tmp_path / name).write_text("print('ran')")
@@ -487,14 +495,14 @@ def test_job_of_a_python_without_autotune_says_that_nothing_changes(
     env = {"PYTHONPATH": str(Path(inject.__file__).parent / "site"), VARIABLE: order.to_text()}
     found = subprocess.run(
         [other_python, *words.split()],
-        env=env | ({} if rank is None else {"RANK": rank}),
+        env=env | variables,
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    told = f"autotune is not installed for {other_python}: nothing is changed from outside"
-    assert found.stdout == "ran\n"
-    assert (told in found.stderr, bool(found.stderr)) == (says, says)
+    why = "No module named 'autotune'"
+    told = f"{other_python} cannot import autotune ({why}): nothing is {lost}\n" if lost else ""
+    assert (found.stdout, found.stderr) == ("ran\n", told)
 
 
 def test_python_without_autotune_starts_in_a_job_as_ever(

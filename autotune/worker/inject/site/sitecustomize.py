@@ -19,14 +19,17 @@ def _users_own() -> None:
         found.loader.exec_module(module)
 
 
-def _say_that_nothing_changes() -> None:
+def _say_that_nothing_acts(reason: ImportError) -> None:
     """Say once that a job's script runs as it is; launchers and other processes say nothing."""
     order = json.loads(os.environ.get("AUTOTUNE_RUN") or "{}")
     standing_in = any(copy["stands_in"] for copy in order.get("copies", ()))
-    acts = order.get("changes") or order.get("constructed") or standing_in
-    if acts and _runs(order["target"], order["is_module"]) and os.environ.get("RANK", "0") == "0":
+    changed = order.get("changes") or order.get("constructed") or standing_in
+    lost = ["changed from outside"] * bool(changed)
+    lost += ["watched"] * ("AUTOTUNE_WATCHER" in os.environ)
+    is_rank = order and _runs(order["target"], order["is_module"])
+    if lost and is_rank and os.environ.get("RANK", "0") == "0":
         print(
-            f"autotune is not installed for {sys.executable}: nothing is changed from outside",
+            f"{sys.executable} cannot import autotune ({reason}): nothing is {' or '.join(lost)}",
             file=sys.stderr,
         )
 
@@ -44,8 +47,8 @@ if _HERE in sys.path:
 try:
     from autotune.worker.inject.job_order import begin
     from autotune.worker.sandbox.redirect import inherited
-except ImportError:
-    _say_that_nothing_changes()  # another python of the job
+except ImportError as error:
+    _say_that_nothing_acts(error)  # another python of the job
 else:
     inherited()
     begin(sys.orig_argv)

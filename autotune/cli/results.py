@@ -236,6 +236,8 @@ def _check_replaced(target: Path, study: str, answer: "Verdict") -> None:
     from autotune.export import writing
     from autotune.study.context import BASELINE
 
+    if answer.trial is None:
+        return  # there is nothing to write, and `publish.export` says why
     if refused := writing.not_ours(target):
         raise BadInput(refused)
     if not answer.provisional and answer.trial != BASELINE:

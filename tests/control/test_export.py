@@ -47,6 +47,10 @@ def test_a_study_that_recommends_nothing_yet_has_nothing_to_say(played: Replayed
     assert given.returncode == 2
     assert given.stdout == ""
     assert "recommends nothing" in given.stderr
+    (played.folder / "best.yaml").write_text(yaml.safe_dump(OF_ANOTHER))
+    given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
+    assert given.returncode == 2
+    assert "recommends nothing" in given.stderr
 
 
 def test_what_another_study_has_found_is_replaced_by_no_kept_baseline(played: Replayed) -> None:

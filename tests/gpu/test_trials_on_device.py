@@ -332,7 +332,7 @@ def test_a_kernel_that_never_ends_is_a_hang(one: Bench) -> None:
     took = stopwatch()
     report = one.run(args={"deed": "spin"}, deadlines=Deadlines(startup=120, step=3))
     assert report.outcome is Outcome.HANG
-    assert took() < 60
+    assert took() < 300
     one.check_next_trial()
 
 

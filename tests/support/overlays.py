@@ -36,13 +36,16 @@ def has_automounter() -> bool:
 
 def _tried(namespaces: tuple[str, ...], script: str, user: int | None = None) -> str:
     """Return why a script fails there; empty: it does not."""
-    found = subprocess.run(
-        [*namespaces, "sh", "-c", script],
-        user=user,
-        group=user,
-        extra_groups=None if user is None else (),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        found = subprocess.run(
+            [*namespaces, "sh", "-c", script],
+            user=user,
+            group=user,
+            extra_groups=None if user is None else (),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        return f"nothing can be mounted: {error}"  # util-linux is not installed
     return f"nothing can be mounted: {found.stderr.strip()}" if found.returncode else ""

@@ -29,6 +29,7 @@ class Attempts:
         attempts: Iterable[StoredAttempt],
         baseline: Knobs,
         harmless: Collection[str] = frozenset(),
+        last_round_run: int | None = None,
     ) -> None:
         """Take in the attempts of a study.
 
@@ -36,10 +37,14 @@ class Attempts:
             attempts: attempts of one study, in the order in which they began.
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
+            last_round_run: id of the last run of a round in the study; None: these are all attempts.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
+        self._last_round_run = (
+            _last_round_run(self._attempts) if last_round_run is None else last_round_run
+        )
         self._found: dict[Hashable, Attempts] = {}
         self._derived: dict[Callable[[Attempts], Any], Any] = {}
 
@@ -63,9 +68,7 @@ class Attempts:
         """Return the attempts for these purposes."""
         if len(purposes) == 1:
             of_it = self._by_purpose.get(purposes[0], ())
-            return self._once(
-                (_OF, *purposes), lambda: Attempts(of_it, self._baseline, self.harmless)
-            )
+            return self._once((_OF, *purposes), lambda: self._of_same_study(of_it))
         return self._once(
             (_OF, *purposes), lambda: self._where(lambda one: one.purpose in purposes)
         )
@@ -97,16 +100,20 @@ class Attempts:
 
         Left out are those whose time was over before, and the first failure of a run that may pass.
         Runs with the same purpose, round and configuration are one, of whatever trial.
+
+        Earlier versions repeated no failed check: its failure is final where a round has run since.
         """
         return self._once("conclusive", lambda: self._where(self._is_conclusive))
 
     def _is_conclusive(self, attempt: StoredAttempt) -> bool:
-        passing = attempt.result.state.may_pass and not self._failed_before(attempt)
+        passing = attempt.result.state.may_pass and not self._is_final(attempt)
         return attempt.recorded and not attempt.in_vain and not passing
 
-    def _failed_before(self, attempt: StoredAttempt) -> bool:
-        failed = [one for one in self._attempts if one.result.state.may_pass]
-        return any(one.id < attempt.id and _are_one_run(one, attempt) for one in failed)
+    def _is_final(self, attempt: StoredAttempt) -> bool:
+        of_run = [one for one in self._attempts if _are_one_run(one, attempt)]
+        if any(one.id < attempt.id and one.result.state.may_pass for one in of_run):
+            return True
+        return self._last_round_run > attempt.id and of_run[-1] is attempt
 
     def to_repeat(self) -> "Attempts":
         """Return the recorded attempts that show nothing, where no later one of the run does."""
@@ -201,7 +208,7 @@ class Attempts:
 
     def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
         """Return all attempts, each of them changed."""
-        return Attempts(map(change, self._attempts), self._baseline, self.harmless)
+        return self._of_same_study(map(change, self._attempts))
 
     # The starting points of nearly every query are computed once.
 
@@ -236,7 +243,15 @@ class Attempts:
         return self._found[query]
 
     def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
-        return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
+        return self._of_same_study(filter(wanted, self._attempts))
+
+    def _of_same_study(self, attempts: Iterable[StoredAttempt]) -> "Attempts":
+        return Attempts(attempts, self._baseline, self.harmless, self._last_round_run)
+
+
+def _last_round_run(attempts: Iterable[StoredAttempt]) -> int:
+    """Return the id of the last run of a round; 0 if there is none."""
+    return max((one.id for one in attempts if one.purpose == Purpose.CONFIRM), default=0)
 
 
 def _are_one_run(one: StoredAttempt, other: StoredAttempt) -> bool:

@@ -146,7 +146,7 @@ def _next_seed(
     trial: int, checked: dict[str, Any], safe: dict[str, Any], attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """Return the run that is missing while the answer is open; None if none is."""
-    done = list(attempts.of(Purpose.NUMERICS).of_trial(trial).conclusive())
+    done = list(attempts.of(Purpose.NUMERICS).conclusive().of_trial(trial))
     if done and not _is_open(done[-1], attempts, blocks):
         return None
     for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):

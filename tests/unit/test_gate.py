@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.analysis.finalists import Candidate
+from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import (
     missing_runs,
     next_check,
@@ -127,6 +127,16 @@ def test_first_failure_of_a_run_is_repeated_and_the_second_is_final(
     twice = Attempts([*once, check(3, purpose, state)], BASELINE)
     assert next_check([Candidate(1, HALF, 0)], BASELINE, twice, falling) is None
     assert out_of(twice) == [1]
+
+
+@pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])
+def test_failure_that_an_earlier_version_did_not_repeat_is_final(purpose: Purpose) -> None:
+    before = [] if purpose is Purpose.REFERENCE else [check(1, Purpose.REFERENCE)]
+    failed = check(2, purpose, AttemptState.ERROR)
+    older = Attempts([*SEARCHED, *before, failed, check(3, Purpose.CONFIRM)], BASELINE)
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, older, falling) is None
+    assert out_of(older) == [1]
+    assert Selection.by_records(older, 3).unaffordable == ()
 
 
 def out_of(attempts: Attempts) -> list[int]:

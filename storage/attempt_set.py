@@ -106,12 +106,12 @@ class Attempts:
         return self._once("conclusive", lambda: self._where(self._is_conclusive))
 
     def _is_conclusive(self, attempt: StoredAttempt) -> bool:
-        passing = attempt.result.state.may_pass and not self._is_final(attempt)
+        passing = _may_pass(attempt) and not self._is_final(attempt)
         return attempt.recorded and not attempt.in_vain and not passing
 
     def _is_final(self, attempt: StoredAttempt) -> bool:
         of_run = [one for one in self._attempts if _are_one_run(one, attempt)]
-        if any(one.id < attempt.id and one.result.state.may_pass for one in of_run):
+        if any(one.id < attempt.id and _may_pass(one) for one in of_run):
             return True
         return self._last_round_run > attempt.id and of_run[-1] is attempt
 
@@ -252,6 +252,15 @@ class Attempts:
 def _last_round_run(attempts: Iterable[StoredAttempt]) -> int:
     """Return the id of the last run of a round; 0 if there is none."""
     return max((one.id for one in attempts if one.purpose == Purpose.CONFIRM), default=0)
+
+
+def _may_pass(check: StoredAttempt) -> bool:
+    """Return whether another run may show what a failed one did not.
+
+    A hang of a configuration that compiles is final, as it lasts for a deadline of many minutes.
+    """
+    hung = check.result.state == AttemptState.HANG
+    return check.result.state.may_pass and not (hung and check.knobs["compile"] != "none")
 
 
 def _are_one_run(one: StoredAttempt, other: StoredAttempt) -> bool:

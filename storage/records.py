@@ -271,7 +271,7 @@ class AttemptState(StrEnum):
     POWER = "POWER"
     """Its devices took more power than the study allows."""
     REFUSED = "REFUSED"
-    """A loss trajectory that leaves its reference."""
+    """A loss trajectory that leaves its reference, or is none that others can be compared with."""
 
     @property
     def recorded(self) -> bool:

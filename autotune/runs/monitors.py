@@ -172,7 +172,7 @@ class TrajectoryMonitor:
             return AttemptResult(AttemptState.PRUNED, too_short, **common)
         if self._reference is None:
             problem = self._nothing_to_compare()
-            state = AttemptState.ERROR if problem else AttemptState.COMPLETE
+            state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
             return AttemptResult(state, problem, **common)
         found = agreement(
             self._run,

@@ -206,7 +206,7 @@ def test_a_reference_without_memory_is_run_with_half_the_micro_batch(played: Rep
 def test_a_reference_whose_loss_is_no_number(played: Replayed) -> None:
     diverging = where(FASTER, lambda launch: purpose(launch, "reference"), loss=math.nan)
     verdict = played.on(diverging).run(search_space=PRECISION)
-    assert played.states("reference") == ["ERROR", "ERROR"]
+    assert played.states("reference") == ["REFUSED"]
     assert verdict["knobs"]["precision"] == "fp32"
 
 

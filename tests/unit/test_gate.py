@@ -1,5 +1,7 @@
 """What a finalist is compared with."""
 
+import dataclasses
+
 import pytest
 
 from autotune.analysis.finalists import Candidate, Selection
@@ -127,6 +129,24 @@ def test_first_failure_of_a_run_is_repeated_and_the_second_is_final(
     twice = Attempts([*once, check(3, purpose, state)], BASELINE)
     assert next_check([Candidate(1, HALF, 0)], BASELINE, twice, falling) is None
     assert out_of(twice) == [1]
+
+
+@pytest.mark.parametrize(
+    ("state", "compiled", "repeated"),
+    [
+        (AttemptState.REFUSED, "none", False),
+        (AttemptState.HANG, "default", False),
+        (AttemptState.CRASH, "default", True),
+    ],
+)
+def test_failure_that_would_be_the_same_again_is_final_at_once(
+    state: AttemptState, compiled: str, repeated: bool
+) -> None:
+    baseline = {**BASELINE, "compile": compiled}
+    failed = dataclasses.replace(check(1, Purpose.REFERENCE, state), knobs=baseline)
+    attempts = Attempts([*SEARCHED, failed], baseline)
+    candidate = Candidate(1, {**baseline, "precision": "bf16"}, 0)
+    assert (next_check([candidate], baseline, attempts, falling) is not None) is repeated
 
 
 @pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])

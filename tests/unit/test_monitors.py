@@ -146,7 +146,7 @@ def test_reference_of_a_script_that_came_to_its_end_is_judged_by_its_steps(steps
 def test_reference_of_a_script_that_came_to_its_end_needs_a_fall_of_its_loss_without_gradients():
     assert judged_at_its_end(falling(PROOF.fewest_steps + 5)).state == "COMPLETE"
     hardly = judged_at_its_end(flat(PROOF.fewest_steps + 5))
-    assert hardly.state == "ERROR"
+    assert hardly.state == "REFUSED"
     assert "the loss of the reference fell by 0.0% in 37 steps" in hardly.cause
 
 
@@ -162,8 +162,8 @@ def test_a_reference_may_end_once_its_loss_has_fallen():
     assert found.state == "COMPLETE"
 
 
-def test_a_reference_whose_loss_is_no_number_is_an_error_however_short():
-    assert judged_check(flat(3, loss=math.nan))[0].state == "ERROR"
+def test_a_reference_whose_loss_is_no_number_is_refused_however_short():
+    assert judged_check(flat(3, loss=math.nan))[0].state == "REFUSED"
 
 
 @pytest.mark.parametrize(

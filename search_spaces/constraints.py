@@ -89,6 +89,7 @@ class Facts:
         rules: the study's own constraints, each as the user wrote it.
         slow_pairs: pairs of values that run together, only never faster, are tried as well: the user's
             own configuration is one.
+        own_ll128: LL128 is the protocol of NCCL that the user runs today.
     """
 
     device: str
@@ -99,6 +100,7 @@ class Facts:
     nodes: int = 1
     rules: tuple[str, ...] = ()
     slow_pairs: bool = False
+    own_ll128: bool = False
 
 
 def infeasible(knobs: Values, facts: Facts) -> list[str]:
@@ -213,7 +215,7 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "parallelism=data_parallel drives several devices of one node; this study has "
             f"{facts.world_size} rank(s) on {facts.nodes} node(s)"
         )
-    if knobs["nccl_proto"] == "LL128":
+    if knobs["nccl_proto"] == "LL128" and not (facts.own_ll128 and facts.nodes == 1):
         yield (
             "nccl_proto=LL128 can corrupt data on links that do not carry it, and what links are here "
             "is not known; auto takes it where it is safe (NCCL's documentation of NCCL_PROTO)"

@@ -102,6 +102,7 @@ class Plan:
             global_batch=spec.global_batch(launcher.ranks),
             rules=spec.rules,
             slow_pairs=runs_slowly(spec.full_baseline()),
+            own_ll128=spec.full_baseline()["nccl_proto"] == "LL128",
         )
 
     @property

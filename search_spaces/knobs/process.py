@@ -126,7 +126,7 @@ KNOBS = (
         domain=Choice(("auto", "LL", "LL128", "Simple")),
         default="auto",
         summary="the protocol of NCCL's transfers: low latency or high bandwidth; LL128 is left to "
-        "NCCL, which takes it under auto where links carry it",
+        "NCCL, which takes it under auto where links carry it, unless the baseline has it on one node",
         needs=NCCL,
         variables=("NCCL_PROTO",),
         acts_on=PROCESS,

@@ -265,6 +265,8 @@ def test_ll128_is_left_to_nccl_as_no_link_is_known_to_carry_it(nodes):
     (reason,) = infeasible(chosen, facts)
     assert reason.startswith("nccl_proto=LL128 can corrupt data")
     assert infeasible({**chosen, "nccl_proto": "Simple"}, facts) == []
+    own = infeasible(chosen, dataclasses.replace(facts, own_ll128=True))
+    assert own == ([] if nodes == 1 else [reason]), "what the user runs on one node runs there"
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])

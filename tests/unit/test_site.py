@@ -12,7 +12,7 @@ from launchers.replay import ReplayLauncher
 from launchers.replay.answers import Answer, Launch
 from launchers.replay.launcher import ENVIRONMENT
 from launchers.site import Site
-from search_spaces import defaults
+from search_spaces import defaults, infeasible
 
 GIB = 2**30
 NODE: dict[str, Any] = {**ENVIRONMENT, "cores": 8, "memory_bytes": 32 * GIB}
@@ -90,3 +90,21 @@ def test_tf32_of_the_workload_itself_is_refused_where_the_baseline_says_fp32(
             launcher.slots[0], defaults(), name="t", workdir=Path(), log_dir=tmp_path
         )
     assert asked.strict_fp32 is strict
+
+
+@pytest.mark.parametrize("own", ["LL128", "auto"])
+def test_protocol_of_nccl_that_the_user_runs_today_is_tried(own: str) -> None:
+    spec = StudySpec.model_validate(
+        {
+            "name": "a",
+            "workload": {"name": "gpt"},
+            "baseline": {"nccl_proto": own},
+            "resources": {"workers": 2},
+        }
+    )
+    environment = {**ENVIRONMENT, "devices": DEVICES[:2]}
+    with ReplayLauncher(not_launched, workers=2, environment=environment) as launcher:
+        plan = Plan(spec, launcher)
+        plan.check_baseline()
+        refused = infeasible({**plan.baseline, "nccl_proto": "LL128"}, plan.facts)
+    assert bool(refused) is (own == "auto")

@@ -392,24 +392,29 @@ def test_own_job_begins_to_compress_where_pytorch_does_and_a_trial_at_once(in_jo
     run_apart(functools.partial(_powersgd_begins, in_job=in_job))
 
 
-def _garbage_in_a_script() -> None:
+def _garbage_in_a_script(optimizers: int) -> None:
     Changes(knobs(freeze_gc=True), ("freeze_gc",)).begin()
-    parameter = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([parameter])
-    optimizer.step()
+    several = [torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(optimizers)]
+
+    def step() -> None:
+        for optimizer in several:
+            optimizer.step()
+
+    step()
     cycle: list[Any] = [nn.Identity()]
     left = weakref.ref(cycle[0])
     cycle.append(cycle)
     del cycle
     for _ in range(COLLECTING_STEPS - 1):
-        optimizer.step()
+        step()
     assert left() is not None
-    optimizer.step()
+    step()
     assert left() is None
 
 
-def test_garbage_of_a_script_is_collected_at_few_steps() -> None:
-    run_apart(_garbage_in_a_script)
+@pytest.mark.parametrize("optimizers", [1, 3])
+def test_garbage_of_a_script_is_collected_at_few_steps(optimizers: int) -> None:
+    run_apart(functools.partial(_garbage_in_a_script, optimizers))
 
 
 def _set_back(setting: str, value: object) -> None:

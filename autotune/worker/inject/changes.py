@@ -102,6 +102,8 @@ class Changes:
         self._roots = Roots(self._root.prepare)
         self._loaders = LoaderChanges(knobs, self._names & LOADER, today or {})
         self._updates = 0
+        self._stepped: WeakSet[Optimizer] = WeakSet()
+        """Optimizers that have stepped in the present step of the training."""
 
     def begin(self) -> None:
         """Patch what the script will use."""
@@ -167,10 +169,15 @@ class Changes:
             before_steps(self._collect_garbage)
         self._met |= names & done
 
-    def _collect_garbage(self, *_: Any) -> None:
-        process.garbage_collection(self._knobs, self._updates)
-        self._updates += 1
-        self._met.add("freeze_gc")
+    def _collect_garbage(self, optimizer: Optimizer, *_: Any) -> None:
+        """Collect garbage before few steps of the training, in each of which several may step."""
+        begins = not self._stepped or optimizer in self._stepped
+        if begins:
+            self._stepped.clear()
+            process.garbage_collection(self._knobs, self._updates)
+            self._updates += 1
+            self._met.add("freeze_gc")
+        self._stepped.add(optimizer)
 
     # Objects that the script builds
 

@@ -278,7 +278,7 @@ def _hindrance(proof: Proof) -> Failure | None:
     if timed:
         trial = timed[0].trial
         return Failure(trial, AttemptState.COMPLETE, proof.barred.trials[trial])
-    checks = proof.attempts.of(Purpose.NUMERICS).recorded()
+    checks = proof.attempts.of(Purpose.NUMERICS).conclusive()
     if refused := [a for a in checks if a.result.state not in ENDED_WELL]:
         return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)
     failed = [

@@ -120,12 +120,15 @@ def test_runs_that_never_came_to_a_step_ask_for_no_time() -> None:
     assert found(in_vain(0), in_vain(1), trial(2, BASELINE)) is None
 
 
-def test_trial_that_its_check_refuses_is_named_with_the_reason() -> None:
+@pytest.mark.parametrize("fails_before", [False, True])
+def test_trial_that_its_check_refuses_is_named_with_the_reason(fails_before: bool) -> None:
     searched = [trial(0, BASELINE), trial(1, RIVAL)]
     reason = "its loss leaves the reference"
     result = AttemptResult(AttemptState.REFUSED, reason, wall_seconds=RUN)
     check = replace(searched[1], id=9, purpose=Purpose.NUMERICS, result=result)
-    attempts = Attempts([*searched, check], BASELINE)
+    failure = AttemptResult(AttemptState.CRASH, "died by SIGKILL", wall_seconds=RUN)
+    before = [replace(check, id=8, result=failure)] if fails_before else []
+    attempts = Attempts([*searched, *before, check], BASELINE)
     blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True)]
     costs = CostRecords(lambda _: blocks).by(attempts)
     hindrance = shortfall(None, Proof(attempts, costs, BASELINE), LEFT).hindrance

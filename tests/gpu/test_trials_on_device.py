@@ -240,10 +240,15 @@ for number, batch in zip(range(5000), batches()):
             break
     model(batch.cuda()).square().mean().backward()
     optimizer.step()
+    if number == 40 and sys.argv[1] == "ends well":
+        break
 """
 
 
-@pytest.mark.parametrize(("then", "outcome"), [("ends", Outcome.OOM), ("goes on", Outcome.ERROR)])
+@pytest.mark.parametrize(
+    ("then", "outcome"),
+    [("ends", Outcome.OOM), ("ends well", Outcome.ERROR), ("goes on", Outcome.ERROR)],
+)
 def test_script_that_ends_after_it_was_out_of_memory_is_so(
     one: Bench, then: str, outcome: Outcome
 ) -> None:

@@ -49,6 +49,11 @@ class Accumulation:
         self._outside = 0
         self._ahead = 0
 
+    @property
+    def pending(self) -> bool:
+        """Return whether a backward pass has begun since the last step."""
+        return self.passes > self._before[0]
+
     def draws_ahead(self, batches: int) -> None:
         """Take in, as a backward pass begins, that a thread draws the batches.
 

@@ -135,6 +135,11 @@ class Draws:
         """Return the number of batches that were drawn since the last backward pass."""
         return len(self._window)
 
+    @property
+    def untrained(self) -> bool:
+        """Return whether a batch of a source that is trained on was drawn since that pass."""
+        return any(batch.source.trained for batch in self._window)
+
     def asks(self, source: Source) -> None:
         """Note that the script asks for a batch of a source that is not known to be trained on."""
         last = next((batch for batch in reversed(self._window) if batch.source is source), None)

@@ -129,6 +129,14 @@ class ScriptProbe:
         return self.draws.samples
 
     @property
+    def may_be_in_step(self) -> bool:
+        """Return whether a step may have begun that no optimizer has completed.
+
+        Without a loader, nothing tells where a forward pass begins.
+        """
+        return not self.saw_loader or self.draws.untrained or self.accumulation.pending
+
+    @property
     def flushes(self) -> bool:
         """Return whether steps with fewer micro-batches than others are the last of an epoch."""
         return 0 < self.accumulation.falls <= self.draws.begun

@@ -228,9 +228,12 @@ class ScriptRun:
     def _caught(self) -> tuple[Outcome, str] | None:
         """Return outcome and cause of a failure that the script has caught, and not recovered from."""
         before = self._training.allocation_failures if self._training else 0
-        if memory.allocation_failures(self._context.devices) > before:
+        failed = self._probe.failed
+        # torch recovers from some by itself, as where a kernel has no room for its workspace.
+        is_left = failed is not None or self._probe.may_be_in_step
+        if is_left and memory.allocation_failures(self._context.devices) > before:
             return Outcome.OOM, "a CUDA device was out of memory"
-        return self._probe.failed
+        return failed
 
     def _refuse(self, why: str) -> NoReturn:
         self._leave(Outcome.ERROR, why)

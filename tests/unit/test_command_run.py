@@ -9,6 +9,7 @@ from typing import NoReturn
 import pytest
 
 from autotune.worker import failure
+from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Command, Outcome
 from autotune.worker.rank.command_run import CommandRun
 from autotune.worker.rank.readings import OutputLines
@@ -41,6 +42,37 @@ def test_kill_for_want_of_memory_below_a_launcher_is_out_of_memory(
         run.run()
     assert left.value.args[0] is outcome
     assert f"exit status {status}" in left.value.args[1]
+
+
+TRACEBACK = "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize(
+    ("printed", "outcome"),
+    [
+        ((TRACEBACK, "KeyError: lr"), Outcome.ERROR),
+        ((TRACEBACK, "MemoryError"), Outcome.OOM),
+        ((TRACEBACK, "ChildFailedError: train.py FAILED", "Signal 9 (SIGKILL)"), Outcome.OOM),
+        (("starts",), Outcome.OOM),
+    ],
+)
+def test_error_of_python_is_none_of_memory_though_another_process_was_killed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: tuple[str, ...], outcome: Outcome
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 3\n")
+    monkeypatch.setattr(failure, "_OOM_KILL_COUNTERS", (counter,))
+    command = Command(
+        ("/bin/sh", "-c", f"echo oom_kill 4 > {counter}; exit 1"), str(tmp_path / "own")
+    )
+    request = trial(tmp_path, "", command=command)
+    log = TrialFiles(Path(request.log_dir)).log(0)
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(printed))
+    run = CommandRun(request, command, progressed=lambda: None, report=lambda _: None, leave=leave)
+    with pytest.raises(Left) as left:
+        run.run()
+    assert left.value.args[0] is outcome
 
 
 class Printed:

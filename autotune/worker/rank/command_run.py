@@ -44,6 +44,9 @@ _REPORTS = "reports.jsonl"
 _TAIL_BYTES = 6000
 _OUTPUT = 1
 """Descriptor of this rank's log."""
+_TRACEBACK = "traceback (most recent call last)"
+_KILLED = ("kill", "signal 9", "exitcode -9", "terminated")
+"""What launchers, shells and pools of processes say of one that was killed."""
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank with an outcome and its cause."""
@@ -238,12 +241,20 @@ class CommandRun:
         if status < 0:
             return failure.outcome_of_exit(status, tail, kernel_killed=struck)
         how = f"ended with exit status {status}"
-        if struck:  # a launcher, or a shell, outlives the process that is killed below it
+        # A launcher, or a shell, outlives the process that is killed below it. Of others on the
+        # machine, which may be killed as well, it says nothing.
+        if struck and not _is_plain_error(tail):
             return Outcome.OOM, f"{how}, as the kernel's out-of-memory killer was at work,"
         return _of_failure(tail), how
 
     def _log_tail(self) -> str:
         return TrialFiles(Path(self._request.log_dir)).tail(0, _TAIL_BYTES)
+
+
+def _is_plain_error(tail: str) -> bool:
+    """Return whether a command has printed an error of Python, and of no process that it was killed."""
+    text = tail.lower()
+    return _TRACEBACK in text and not any(sign in text for sign in _KILLED)
 
 
 def _of_failure(tail: str) -> Outcome:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import StudySpec
+from autotune.config.kinds import FactoryWorkload
 from autotune.errors import BadInput
 from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.measure import Measure, PowerLimit
@@ -31,6 +32,7 @@ from search_spaces import Facts, infeasible
 from search_spaces.constraints import has_tf32, runs_slowly
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 _NOTHING_SEEN = OnsetBound()
 _FEW_STEPS = BlockPlan(
     seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=MEASUREMENT.blocks_of_fit
@@ -155,13 +157,29 @@ class Plan:
             BadInput: it cannot; the message has the reasons.
         """
         self.check_energy()
-        problems = infeasible(self.baseline, self.facts)
-        if refusal := self.launcher.refusal(self.baseline):
-            problems = [*problems, refusal]
+        refusals = (self.launcher.refusal(self.baseline), self._relaxation())
+        problems = [*infeasible(self.baseline, self.facts), *filter(None, refusals)]
         if problems:
             raise BadInput(
                 "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
             )
+
+    @property
+    def _is_strict(self) -> bool:
+        """Whether the user's own settings may not let fp32 products run in TF32."""
+        return self.baseline["precision"] == "fp32" and has_tf32(self.facts)
+
+    def _relaxation(self) -> str:
+        """Return why a factory's fp32 products run in TF32 today; empty if they do not."""
+        given = {**os.environ, **self.spec.env}.get(_TF32_VARIABLE)
+        built = isinstance(self.spec.workload, FactoryWorkload)
+        if not (built and self._is_strict and given == "1"):
+            return ""
+        return (
+            f"{_TF32_VARIABLE}=1, as images of NVIDIA set it, lets fp32 products run in TF32, and "
+            "precision is fp32: say `baseline: {precision: tf32}`, or switch it off by "
+            f'`env: {{{_TF32_VARIABLE}: "0"}}`'
+        )
 
     def memory_of_rank(self) -> float | None:
         """Return the bytes that a rank has for itself; None on the CPU.
@@ -204,7 +222,7 @@ class Plan:
             log_dir=str(log_dir),
             may_write=not spec.workload.discards_writes,
             alone=len(self.launcher.slots) == 1,
-            strict_fp32=self.baseline["precision"] == "fp32" and has_tf32(self.facts),
+            strict_fp32=self._is_strict,
         )
         return spec.workload.request(asked, spec.taken)
 

@@ -1,12 +1,14 @@
 """Place of the trials of a study: what a rank has there."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.config import StudySpec
+from autotune.errors import BadInput
 from autotune.runs.plan import Plan
 from launchers.replay import ReplayLauncher
 from launchers.replay.answers import Answer, Launch
@@ -108,3 +110,40 @@ def test_protocol_of_nccl_that_the_user_runs_today_is_tried(own: str) -> None:
         plan.check_baseline()
         refused = infeasible({**plan.baseline, "nccl_proto": "LL128"}, plan.facts)
     assert bool(refused) is (own == "auto")
+
+
+SCRIPT = {
+    "script": "train.py",
+    "args": ["-b", "8", "-a", "1", "-l", "1"],
+    "flags": {"micro_batch": "-b", "accumulation_steps": "-a", "log_interval": "-l"},
+}
+OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "refused"),
+    [
+        ({}, DEVICES, True),
+        ({}, [], False),
+        ({"baseline": {"precision": "tf32"}}, DEVICES, False),
+        ({"env": {OVERRIDE: "0"}}, DEVICES, False),
+        ({"workload": SCRIPT, "objective": {"global_batch": "free"}}, DEVICES, False),
+    ],
+)
+def test_tf32_of_the_environment_is_told_before_a_factory_is_launched(
+    changes: dict[str, Any],
+    devices: list[dict[str, Any]],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(OVERRIDE, "1")
+    told = {"name": "a", "workload": {"name": "gpt"}, "resources": {"workers": 2}}
+    spec = StudySpec.model_validate({**told, **changes})
+    environment = {**ENVIRONMENT, "devices": devices}
+    with ReplayLauncher(not_launched, workers=2, environment=environment) as launcher:
+        plan = Plan(spec, launcher)
+        if not refused:
+            plan.check_baseline()
+            return
+        with pytest.raises(BadInput, match=re.escape("`baseline: {precision: tf32}`")):
+            plan.check_baseline()

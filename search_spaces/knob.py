@@ -244,6 +244,7 @@ class Knob:
         because: why.
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
+        of_host: whether that is memory of the host alone, and none of a device.
         number_format: whether it says in which number format something is computed or sent: a reference
             run has its default.
         always_said: whether no library has a default that a job could rely on, so that every export says
@@ -284,6 +285,7 @@ class Knob:
     because: str = ""
     ordered: bool = False
     memory: bool = False
+    of_host: bool = False
     number_format: bool = False
     always_said: bool = False
     same_statistics: tuple[tuple[KnobValue, ...], ...] = ()

@@ -33,6 +33,25 @@ from autotune.search.policy import SEARCH
 from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
+_OF_DEVICE = ("CUDA out of memory", "a CUDA device was out of memory")
+"""Words of torch's allocator, and of a rank whose script has caught them."""
+
+
+def is_of_device(cause: str) -> bool:
+    """Return whether a failure for want of memory was one of a CUDA device for certain."""
+    return any(words in cause for words in _OF_DEVICE)
+
+
+def changes_memory(name: str, *, on_device: bool) -> bool:
+    """Return whether a knob may change how much memory a rank takes, as any of a study's own may.
+
+    Args:
+        name: of the knob.
+        on_device: whether that of a CUDA device is meant alone.
+    """
+    knob = CATALOGUE.get(name)
+    return knob is None or (knob.memory and not (on_device and knob.of_host))
+
 
 class _Told(NamedTuple):
     """Rows that ran, or that did not.
@@ -50,7 +69,13 @@ class MemoryModel:
     """Model of memory in one search space."""
 
     def __init__(
-        self, grid: Grid, fitted: Rows, failed: Rows, shares: Vector | None = None
+        self,
+        grid: Grid,
+        fitted: Rows,
+        failed: Rows,
+        shares: Vector | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         """Learn from earlier trials.
 
@@ -59,12 +84,13 @@ class MemoryModel:
             fitted: rows that ran.
             failed: rows that ran out of memory.
             shares: peak of each row that ran, as a share of a rank's memory; NaN: unknown.
+            on_device: whether it is the memory of a CUDA device.
         """
         self._grid = grid
         self._names = [
             name
             for name in grid.names
-            if name not in CATALOGUE or CATALOGUE[name].memory
+            if changes_memory(name, on_device=on_device)
             if name not in (MICRO_BATCH, ACCUMULATION)
         ]
         # If accumulation follows from the micro-batch, it also decides whether gradients wait.

@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.failure_models import FaultModel, MemoryModel
+from autotune.search.failure_models import FaultModel, MemoryModel, is_of_device
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
@@ -295,7 +295,11 @@ class PerformanceModelSampler(BaseSampler):
 
         worked, memory = rows(ran), self._memory_bytes or math.nan
         shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
-        fits = 1 - MemoryModel(grid, worked, rows(too_large), shares).risk(candidates)
+        # Only a rank on a device has a known limit. Where the host's ran out, its knobs tell as well.
+        causes = [str(t.user_attrs.get("cause", "")) for t in too_large]
+        on_device = self._memory_bytes is not None and all(map(is_of_device, causes))
+        model = MemoryModel(grid, worked, rows(too_large), shares, on_device=on_device)
+        fits = 1 - model.risk(candidates)
         messages = [str(t.user_attrs.get("cause", "")) for t in failed]
         works = 1 - FaultModel(grid, worked, rows(failed), messages).risk(candidates)
         return fits, works

@@ -3,18 +3,19 @@
 import functools
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.search.failure_models import changes_memory, is_of_device
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.policy import SEARCH
 from autotune.search.space import ACCUMULATION, MICRO_BATCH, Configuration, Space, key
 from autotune.search.step_parts import Profile
-from search_spaces import CATALOGUE, KnobValue
+from search_spaces import KnobValue
 from search_spaces.needs import SHARDED
 
 
@@ -178,7 +179,7 @@ class WorthLaunching:
         self.provable: Callable[[Mapping[str, KnobValue]], bool] = _any
         self._ended: set[int] = set()
         self._tried: set[Configuration] = set()
-        self._too_large: list[dict[str, KnobValue]] = []
+        self._too_large: list[Shortage] = []
         self._ran: list[dict[str, KnobValue]] = []
         self._names = list(space.distributions())
 
@@ -204,7 +205,7 @@ class WorthLaunching:
             if own in self._tried or own in running or self._space.problems(params):
                 return False
             full = self._space.complete(params)
-            return not any(needs_more_memory(full, known) for known in self._too_large)
+            return not any(known.recurs_in(full) for known in self._too_large)
 
         return worth
 
@@ -217,13 +218,37 @@ class WorthLaunching:
         self._tried.add(self._key(trial.params))
         knobs = self._space.complete(trial.params)
         if trial.user_attrs.get("end") == "OOM":
-            self._too_large += surely_too_large([knobs], self._ran)
+            shortage = Shortage.of(knobs, str(trial.user_attrs.get("cause", "")))
+            self._too_large += surely_too_large([shortage], self._ran)
         elif trial.state == TrialState.COMPLETE:
             self._ran.append(knobs)
             self._too_large = surely_too_large(self._too_large, [knobs])
 
 
-def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
+class Shortage(NamedTuple):
+    """Configuration that ran out of memory.
+
+    Attributes:
+        knobs: a value for every knob.
+        on_device: True if it was memory of a CUDA device for certain.
+    """
+
+    knobs: Mapping[str, KnobValue]
+    on_device: bool
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, KnobValue], cause: str) -> "Shortage":
+        """Return the shortage of a trial that ended with this cause."""
+        return cls(knobs, is_of_device(cause))
+
+    def recurs_in(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """Return whether another configuration surely needs at least as much."""
+        return needs_more_memory(knobs, self.knobs, on_device=self.on_device)
+
+
+def needs_more_memory(
+    knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue], *, on_device: bool = False
+) -> bool:
     """Return whether a configuration surely needs at least the memory of the other.
 
     It has a micro-batch no smaller, and everything else that memory depends on is the same.
@@ -232,12 +257,16 @@ def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobVa
     as the weights, however many micro-batches they wait for: little beside the activations of a
     micro-batch that did not fit. They are larger only where ranks hold parts of the weights, as
     gradients wait whole.
+
+    Args:
+        knobs: a value for every knob.
+        other: likewise.
+        on_device: whether it is the memory of a CUDA device, of which knobs of the host take none.
     """
     for name, value in knobs.items():
         if value == other[name] or name == MICRO_BATCH:
             continue
-        # Any of a study's own knobs may change memory.
-        if name not in CATALOGUE or CATALOGUE[name].memory:
+        if changes_memory(name, on_device=on_device):
             return False
     less = knobs["accumulation_steps"] == 1 != other["accumulation_steps"]
     if less and knobs["parallelism"] in SHARDED:
@@ -246,17 +275,17 @@ def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobVa
 
 
 def surely_too_large(
-    failed: Iterable[dict[str, KnobValue]], ran: Sequence[Mapping[str, KnobValue]]
-) -> list[dict[str, KnobValue]]:
+    failed: Iterable[Shortage], ran: Sequence[Mapping[str, KnobValue]]
+) -> list[Shortage]:
     """Return what ran out of memory, except where something ran that needs at least as much.
 
     There it was not the memory of the device, or other programs took some of it.
 
     Args:
-        failed: configurations that ran out of memory, a value for every knob.
-        ran: configurations that ran to their end, likewise.
+        failed: configurations that ran out of memory.
+        ran: configurations that ran to their end, a value for every knob.
     """
-    return [one for one in failed if not any(needs_more_memory(other, one) for other in ran)]
+    return [one for one in failed if not any(map(one.recurs_in, ran))]
 
 
 def sampler(

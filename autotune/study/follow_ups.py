@@ -14,7 +14,7 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import ChangeKind
-from autotune.search.sampling import needs_more_memory, surely_too_large
+from autotune.search.sampling import Shortage, surely_too_large
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.initial_trials import (
@@ -73,7 +73,8 @@ class FollowUps:
         proof = self._time.proof(attempts)
         self._tell_what_is_left_out(proof)
         self._tell_what_is_refused(proof.barred)
-        oom = [a.knobs for a in attempts.searched().ended_in(AttemptState.OOM)]
+        ended = attempts.searched().ended_in(AttemptState.OOM)
+        oom = [Shortage.of(a.knobs, a.result.cause) for a in ended]
         ran = [a.knobs for a in attempts.searched().complete()]
         every = self._next(trials, attempts, proof)
         suggestions = fitting(self._space, self._context.plan.baseline, every, oom, ran)
@@ -158,7 +159,7 @@ def fitting(
     space: Space,
     baseline: Mapping[str, KnobValue],
     suggestions: Iterable[Suggestion],
-    too_large: Sequence[dict[str, KnobValue]],
+    too_large: Sequence[Shortage],
     ran: Sequence[Mapping[str, KnobValue]] = (),
 ) -> Iterator[Suggestion]:
     """Yield suggestions, and parts of those that are bound to run out of memory instead of these.
@@ -167,12 +168,12 @@ def fitting(
         space: what may be tried.
         baseline: a value for every knob.
         suggestions: what is to be tried.
-        too_large: configurations that ran out of memory, a value for every knob.
-        ran: configurations that ran to their end, likewise.
+        too_large: configurations that ran out of memory.
+        ran: configurations that ran to their end, a value for every knob.
     """
     for one in suggestions:
         knobs = space.complete(one.params)
-        smaller = [known for known in too_large if needs_more_memory(knobs, known)]
+        smaller = [known for known in too_large if known.recurs_in(knobs)]
         if surely_too_large(smaller, ran):
             parts = halves(space, baseline, one.params, AttemptState.OOM)
             yield from fitting(space, baseline, parts, too_large, ran)

@@ -4,6 +4,7 @@ import pytest
 
 from autotune.analysis.barred import Barred
 from autotune.analysis.sameness import ChangeKind
+from autotune.search.sampling import Shortage
 from autotune.search.space import Space
 from autotune.study.follow_ups import fitting, rest
 from autotune.study.initial_trials import Suggestion, halves
@@ -61,7 +62,7 @@ def test_a_part_that_must_run_out_of_memory_is_split_without_a_trial():
     today = {name: TODAY[name] for name in bundle}
     first, second = halves(space, TODAY, bundle, "OOM")
     assert first.params == {**bundle, "freeze_gc": False}
-    found = list(fitting(space, TODAY, [first, second], [too_large]))
+    found = list(fitting(space, TODAY, [first, second], [Shortage(too_large, False)]))
     assert [one.params for one in found] == [{**today, "log_interval": 50}, second.params]
 
 
@@ -70,16 +71,30 @@ def test_what_ran_out_of_memory_rules_out_nothing_that_ran():
     bundle = {"micro_batch": 16, "loader_workers": 32, "log_interval": 50}
     space = space_of(bundle, TODAY)
     today, failed = space.complete({name: TODAY[name] for name in bundle}), space.complete(bundle)
-    found = fitting(space, TODAY, halves(space, TODAY, bundle, "OOM"), [failed])
+    found = fitting(space, TODAY, halves(space, TODAY, bundle, "OOM"), [Shortage(failed, False)])
     assert {**bundle, "loader_workers": 0, "log_interval": 10} in [one.params for one in found]
     ran = {**failed, "log_interval": 10}
     again = Suggestion(bundle, "why")
-    assert list(fitting(space, TODAY, [again], [failed], [today])) != [again]
-    assert list(fitting(space, TODAY, [again], [failed], [today, ran])) == [again]
+    assert list(fitting(space, TODAY, [again], [Shortage(failed, False)], [today])) != [again]
+    assert list(fitting(space, TODAY, [again], [Shortage(failed, False)], [today, ran])) == [again]
 
 
 def test_what_may_fit_is_suggested_as_it_is():
     space = space_of(BUNDLE, TODAY)
     suggestion = Suggestion({**BUNDLE, "precision": "fp32"}, "why")
     assert list(fitting(space, TODAY, [suggestion], [])) == [suggestion]
-    assert list(fitting(space, TODAY, [suggestion], [space.complete(BUNDLE)])) == [suggestion]
+    other = Shortage(space.complete(BUNDLE), False)
+    assert list(fitting(space, TODAY, [suggestion], [other])) == [suggestion]
+
+
+def test_device_without_memory_has_none_either_beside_other_loader_workers():
+    bundle = {"micro_batch": 16, "loader_workers": 2}
+    space, suggestion = space_of(bundle, TODAY), Suggestion({**bundle, "loader_workers": 0}, "why")
+    failed = space.complete(bundle)
+
+    def tried(cause):
+        return list(fitting(space, TODAY, [suggestion], [Shortage.of(failed, cause)]))
+
+    assert tried("rank 0: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB") == []
+    assert tried("killed by the kernel's out-of-memory killer") == [suggestion]
+    assert tried("RuntimeError: CUDA error: out of memory") == [suggestion], "in page-locked memory"

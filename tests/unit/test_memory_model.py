@@ -139,3 +139,19 @@ def test_an_unknown_peak_is_no_peak():
     known = MemoryModel(GRID, fp32(8, 16), fp32(64)).risk(fp32(32, 64))
     unknown = MemoryModel(GRID, fp32(8, 16), fp32(64), shares(np.nan, np.nan)).risk(fp32(32, 64))
     assert np.array_equal(known, unknown)
+
+
+def test_other_loader_workers_find_no_more_memory_on_a_device():
+    grid = Grid({**SPACE, "loader_workers": CategoricalDistribution([0, 4])})
+
+    def of(*found):
+        names = ("micro_batch", "loader_workers")
+        rest = {"precision": "fp32", "log_interval": 10}
+        return grid.rows_of([{**rest, **dict(zip(names, one, strict=True))} for one in found])
+
+    def risk(on_device):
+        model = MemoryModel(grid, of((8, 0)), of((64, 4)), on_device=on_device)
+        return model.risk(of((64, 0)))
+
+    assert risk(True) == [1]
+    assert risk(False) < [1]

@@ -125,6 +125,8 @@ def test_memory_is_compared_only_where_all_else_is_the_same():
     assert needs_more_memory(large, small)
     assert not needs_more_memory(small, large)
     assert not needs_more_memory({**large, "precision": "bf16"}, small)
+    assert not needs_more_memory({**large, "loader_workers": 4}, small)
+    assert needs_more_memory({**large, "loader_workers": 4}, small, on_device=True)
 
 
 def test_what_ran_out_of_memory_with_accumulation_does_so_without():

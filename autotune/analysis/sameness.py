@@ -180,7 +180,8 @@ class Comparison:
         """Return sentences on what is not shown of a trial that is not refused."""
         found = self._open_of_script(trial, knobs) if self._base.of_script else []
         found.append(self._unseen_zeros(knobs))
-        if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
+        names = self._other_statistics(self._seen(trial), knobs)
+        if names and self._base.batch_dependent:
             found.append(
                 f"The model has {self._base.batch_dependent}, and {', '.join(names)} changes its "
                 "statistics: compare how far whole trainings come."
@@ -199,18 +200,17 @@ class Comparison:
 
     def _objection(self, trial: int, knobs: Knobs) -> Objection | None:
         """Return why a trial is refused; None if it is not."""
-        if not any(
-            _may_change(knobs, self._today, kind, self._attempts.harmless) for kind in _KINDS
-        ):
+        kinds = (_may_change(knobs, self._today, kind, self._attempts.harmless) for kind in _KINDS)
+        if not (any(kinds) or knobs["parallelism"] != self._today["parallelism"]):
             return None
         return next((one for one in self._objections_to(trial, knobs) if one.reason), None)
 
     def _objections_to(self, trial: int, knobs: Knobs) -> Iterator[Objection]:
         """Yield an objection for each check, without a reason where it finds none."""
-        yield self._of_kind(ChangeKind.STATISTICS, knobs, self._statistics(knobs))
+        seen = self._seen(trial)
+        yield self._of_kind(ChangeKind.STATISTICS, knobs, self._statistics(seen, knobs))
         if not self._base.of_script:
             return
-        seen = self._seen(trial)
         yield self._of_kind(ChangeKind.WORKERS, knobs, self._copies(seen, knobs))
         yield self._of_kind(ChangeKind.KEPT_WORKERS, knobs, self._stale(seen, knobs))
         yield self._of_kind(ChangeKind.SPLIT, knobs, self._drift(seen))
@@ -286,8 +286,18 @@ class Comparison:
             return ""
         return f"Not verified: whether every step gives every parameter a gradient; otherwise {_ZEROED}."
 
-    def _statistics(self, knobs: Knobs) -> str:
+    def _other_statistics(self, seen: Seen, knobs: Knobs) -> list[str]:
+        """Return knobs that change the rows over which something is computed together.
+
+        Whether parallelism does may depend on the device: a rank then tells of other rows.
+        """
         names = _changed(knobs, self._today, STATISTICS)
+        alike = seen.batch_dependent in ("", self._base.batch_dependent)
+        moved = knobs["parallelism"] != self._today["parallelism"]
+        return names if alike or not moved else list(dict.fromkeys([*names, "parallelism"]))
+
+    def _statistics(self, seen: Seen, knobs: Knobs) -> str:
+        names = self._other_statistics(seen, knobs)
         what = self._base.batch_dependent
         if not (names and what and self._rules.refuse_batch_dependent):
             return ""

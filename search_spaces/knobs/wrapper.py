@@ -287,8 +287,9 @@ KNOBS = (
         promising="ddp",
         because="the least to send; sharding is for what does not fit",
         memory=True,
-        # data_parallel on the CPU computes the rows of all ranks at once; FSDP2 sends no buffers.
-        same_statistics=((*UNSHARDED, "zero1"), SHARDED),
+        # FSDP2 sends no buffers. data_parallel computes per device; on the CPU, where it computes the
+        # rows of all at once, its rank says so.
+        same_statistics=((*UNSHARDED, "zero1", "data_parallel"), SHARDED),
         only_with=(),
         conflicts=(),
         stateful=("data_parallel", "zero1", *SHARDED),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from autotune.config.kinds import spread
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.stop_rule import Limits, straggler_ratio
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
@@ -151,10 +152,18 @@ def test_a_profile_tells_a_slow_rank_from_slow_communication(
     assert made["communication"] < 0.2
 
 
-def test_batch_normalisation_of_a_workload_is_told(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parallelism", "told_first"),
+    [("ddp", "BatchNorm"), ("data_parallel", "BatchNorm over the rows of all ranks")],
+)
+def test_batch_normalisation_of_a_workload_is_told(
+    launcher: Launcher, tmp_path: Path, parallelism: str, told_first: str
+) -> None:
     asked = tiny_trial(tmp_path, {"size": 8, "width": 4, "blocks": 1})
-    request = dataclasses.replace(asked, factory="autotune.workloads.convnet:build")
+    knobs = {**asked.knobs, "parallelism": parallelism}
+    factory = "autotune.workloads.convnet:build"
+    request = spread(dataclasses.replace(asked, factory=factory, knobs=knobs))
     report = launcher.slots[0].run_solo(request, lambda block: block.index > 0)
     told = [block.observed.get("batch_dependent") for block in report.blocks[:2]]
-    assert told == ["BatchNorm", None], report.cause
+    assert told == [told_first, None], report.cause
     assert [block.observed.get("convolutions") for block in report.blocks[:2]] == [1, None]

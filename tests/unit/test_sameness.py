@@ -103,10 +103,27 @@ def test_parallelism_is_refused_where_a_layer_computes_over_other_rows(of_script
     values = ("none", "zero1", "fsdp", "hsdp", "data_parallel")
     found = comparison(today, *(({"parallelism": value}, today) for value in values))
     refused = found.refused()
-    assert sorted(refused) == [3, 4, 5], "those that shard, and data_parallel"
+    assert sorted(refused) == [3, 4], "those that shard"
     assert all("parallelism changes its statistics" in reason for reason in refused.values())
     plain = comparison(seen(), ({"parallelism": "data_parallel"}, seen()))
     assert plain.refused() == {}
+
+
+@pytest.mark.parametrize("merges", ["trial", "baseline"])
+def test_data_parallel_is_refused_where_it_computes_the_rows_of_all_ranks_at_once(
+    merges: str,
+) -> None:
+    apart, merged = ({"batch_dependent": f"BatchNorm{rows}"} for rows in ("", " over all rows"))
+    both = (apart, merged) if merges == "trial" else (merged, apart)
+    found = comparison(both[0], ({"parallelism": "data_parallel"}, both[1]))
+    assert "parallelism changes its statistics" in found.refused()[1]
+    allowed = comparison(
+        both[0], ({"parallelism": "data_parallel"}, both[1]), refuse_batch_dependent=False
+    )
+    assert allowed.refused() == {}
+    assert "parallelism changes" in " ".join(
+        allowed.open(1, {**TODAY, "parallelism": "data_parallel"})
+    )
 
 
 def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:

@@ -180,10 +180,16 @@ class TrainingLoop(Training):
         if not index and self.workload.longest is not None:
             observed = Observed(**{**observed, "tells_longest": 1})
         if not index and (found := batch_norms(self.model.modules())):
-            observed = Observed(**{**observed, "batch_dependent": found})
+            rows = " over the rows of all ranks" if self._merges_rows else ""
+            observed = Observed(**{**observed, "batch_dependent": f"{found}{rows}"})
         if not index and convolves(self.model.parameters()):
             observed = Observed(**{**observed, "convolutions": 1})
         return super().block(trial, index, ranks, observed)
+
+    @property
+    def _merges_rows(self) -> bool:
+        """Whether one forward pass computes the rows of all ranks, as data_parallel on the CPU."""
+        return self._replicas > 1 and self._devices[0].type == "cpu"
 
     def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

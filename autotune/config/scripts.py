@@ -403,7 +403,7 @@ class ScriptWorkload(ForeignWorkload):
                 is_module=recipe.is_module,
                 launch=self.launched_by(asked.world_size),
                 changes=recipe.changes,
-                today={name: knobs.baseline[name] for name in recipe.changes},
+                today={name: knobs.baseline[name] for name in (*recipe.changes, "loader_workers")},
                 constructed=given.constructed,
                 samples=counted or 0,
                 draws_none=self.samples is not None,

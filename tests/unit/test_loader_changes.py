@@ -1,6 +1,7 @@
 """Loaders of a script under knobs of DataLoader: those of its training and of its evaluation."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,6 +64,74 @@ def _without_workers() -> None:
 
 def test_workers_of_an_evaluation_stay() -> None:
     run_apart(_without_workers)
+
+
+def _first_batch_without_gradients() -> None:
+    changes = _changes({"loader_workers": 0}, loader_workers=1)
+
+    def drawn(**order: Any) -> Iterator[Any]:
+        yield from DataLoader(_ROWS, **order)
+
+    with torch.no_grad():
+        next(drawn(shuffle=False))
+        assert changes.idle() == ["loader_workers"]
+        training = DataLoader(_ROWS, shuffle=True)
+        assert _workers(training) == 1
+    assert not changes.idle()
+
+
+def test_loader_that_shuffles_is_changed_wherever_it_is_first_read() -> None:
+    run_apart(_first_batch_without_gradients)
+
+
+def _persistent() -> None:
+    _changes({"loader_workers": 2}, loader_workers=1)
+    loader = DataLoader(_ROWS, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        with torch.no_grad():
+            assert _workers(loader) == 2
+        assert _workers(loader) == 1
+
+
+def test_persistent_workers_of_an_evaluation_are_not_those_of_the_training() -> None:
+    run_apart(_persistent)
+
+
+def _of_another_machine() -> None:
+    changes = _changes({"loader_workers": 8}, loader_workers=1)
+    assert _workers(DataLoader(_ROWS, num_workers=3)) == 3
+    assert changes.idle() == ["loader_workers"]
+    assert _workers(DataLoader(_ROWS, shuffle=True, num_workers=3)) == 1
+    assert not changes.idle()
+
+
+def test_loader_that_shuffles_is_changed_whatever_workers_the_machine_gives_it() -> None:
+    run_apart(_of_another_machine)
+
+
+def _derived(wanted: bool) -> None:
+    changes = _changes(
+        {"persistent_workers": False, "loader_workers": 0}, persistent_workers=wanted
+    )
+    loader = DataLoader(_ROWS, num_workers=1, persistent_workers=True)
+    assert loader.persistent_workers is wanted
+    iter(loader)
+    assert not changes.idle()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_script_may_derive_what_it_says_of_workers_from_their_number(wanted: bool) -> None:
+    run_apart(functools.partial(_derived, wanted))
+
+
+def _has_it_already() -> None:
+    changes = _changes({"prefetch_factor": 2}, prefetch_factor=4)
+    iter(DataLoader(_ROWS, num_workers=1, prefetch_factor=4))
+    assert not changes.idle()
+
+
+def test_loader_that_has_the_wanted_value_already_is_one_that_has_it() -> None:
+    run_apart(_has_it_already)
 
 
 def _of_workers(given: dict[str, Any], found: int) -> None:

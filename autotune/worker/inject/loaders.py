@@ -5,7 +5,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
 from autotune.worker.inject.constructed import construct_by
@@ -14,6 +14,8 @@ from autotune.worker.protocol import Knobs
 
 _WITHOUT_WORKERS = {"persistent_workers": False, "prefetch_factor": None, "timeout": 0}
 """Values that a DataLoader must have if it has no workers."""
+_KEPT = "_iterator"
+"""Attribute of a DataLoader: its iterator, if its workers persist."""
 _PREFETCH_FACTOR = 2
 """Value that a DataLoader with workers has where none is given."""
 
@@ -21,11 +23,12 @@ _PREFETCH_FACTOR = 2
 class LoaderChanges:
     """Application of some knobs to the loaders that a script constructs.
 
-    A loader is changed if it has what the baseline says. While gradients are disabled, as where a
-    model is evaluated, it is read as the script has built it.
+    A loader is changed if it has what the baseline says, or the wanted values, or shuffles: training
+    shuffles, and the script may derive its values from the machine. While gradients are disabled, as
+    where a model is evaluated, one that does not shuffle is read as the script has built it.
 
     Attributes:
-        acted: whether a loader was changed.
+        acted: whether a loader was read with the wanted values.
     """
 
     def __init__(self, knobs: Knobs, names: Iterable[str], today: Mapping[str, Any]) -> None:
@@ -34,11 +37,17 @@ class LoaderChanges:
         Args:
             knobs: a value for every knob.
             names: of those to apply.
-            today: their values in the baseline; those of missing ones may be any.
+            today: their values in the baseline; those of missing ones may be any. Without workers in
+                the baseline, the script may derive what it says of workers from their number.
         """
         names = list(names)
         self._wanted = {LOADER_ARGUMENTS[name]: knobs[name] for name in names}
-        self._today = {LOADER_ARGUMENTS[name]: today[name] for name in names if name in today}
+        derived = OF_WORKERS if today.get("loader_workers") == 0 else ()
+        self._today = {
+            LOADER_ARGUMENTS[name]: today[name]
+            for name in names
+            if name in today and LOADER_ARGUMENTS[name] not in derived
+        }
         self._own: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
         self.acted = False
 
@@ -50,31 +59,43 @@ class LoaderChanges:
     def _build(self, build: Callable[..., None], bound: Any) -> None:
         build(*bound.args, **bound.kwargs)
         loader: DataLoader[Any] = bound.arguments["self"]
-        if self._is_todays(loader):
+        if _shuffles(loader) or _has(loader, self._today) or _has(loader, self._wanted):
             values = {name: getattr(loader, name) for name in _WITHOUT_WORKERS} | self._wanted
-            self._own[loader] = {name: getattr(loader, name) for name in values}
+            self._own[loader] = {name: getattr(loader, name) for name in (*values, _KEPT)}
             vars(loader).update(_allowed(loader, values))
-            self.acted = True
-
-    def _is_todays(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loader has the baseline's values, of those that mean anything to it."""
-        return all(
-            getattr(loader, name) == value
-            for name, value in self._today.items()
-            if (loader.num_workers or name not in OF_WORKERS)
-            and (torch.accelerator.is_available() or name != "pin_memory")
-        )
 
     def _read(self, read: Callable[..., Any], loader: DataLoader[Any]) -> Any:
-        own = None if torch.is_grad_enabled() else self._own.get(loader)
+        own = self._own.get(loader)
         if own is None:
+            return read(loader)
+        if torch.is_grad_enabled() or _shuffles(loader):
+            self.acted = True
             return read(loader)
         changed = {name: getattr(loader, name) for name in own}
         vars(loader).update(own)
         try:
             return read(loader)
         finally:
+            own[_KEPT] = getattr(loader, _KEPT)
             vars(loader).update(changed)
+
+
+def _has(loader: DataLoader[Any], values: Mapping[str, Any]) -> bool:
+    """Return whether a loader has these values, of those that mean anything to it."""
+    return all(
+        getattr(loader, name) == value
+        for name, value in values.items()
+        if (loader.num_workers or name not in OF_WORKERS)
+        and (torch.accelerator.is_available() or name != "pin_memory")
+    )
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader has an order of its own; that of an iterable data set is not known."""
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return not isinstance(sampler, SequentialSampler) and getattr(sampler, "shuffle", True)
 
 
 def _allowed(loader: DataLoader[Any], values: Mapping[str, Any]) -> dict[str, Any]:

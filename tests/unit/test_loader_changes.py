@@ -134,6 +134,21 @@ def test_loader_that_has_the_wanted_value_already_is_one_that_has_it() -> None:
     run_apart(_has_it_already)
 
 
+def _built_anew() -> None:
+    _changes({"loader_workers": 1}, loader_workers=0)
+    loader = DataLoader(_ROWS, num_workers=1, multiprocessing_context="fork")
+    names = ("num_workers", "multiprocessing_context", "timeout", "prefetch_factor")
+    anew = DataLoader(_ROWS, **{name: getattr(loader, name) for name in names})
+    assert _workers(anew) == 0
+    with torch.no_grad():
+        assert loader.multiprocessing_context is None
+        assert _workers(loader) == 1
+
+
+def test_framework_can_build_a_loader_without_workers_anew_by_its_attributes() -> None:
+    run_apart(_built_anew)
+
+
 def _of_workers(given: dict[str, Any], found: int) -> None:
     today = {"prefetch_factor": 2}
     _changes(today, prefetch_factor=4)

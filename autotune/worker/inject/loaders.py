@@ -12,7 +12,12 @@ from autotune.worker.inject.constructed import construct_by
 from autotune.worker.patches import wrapping
 from autotune.worker.protocol import Knobs
 
-_WITHOUT_WORKERS = {"persistent_workers": False, "prefetch_factor": None, "timeout": 0}
+_WITHOUT_WORKERS = {
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "timeout": 0,
+    "_DataLoader__multiprocessing_context": None,
+}
 """Values that a DataLoader must have if it has no workers."""
 _KEPT = "_iterator"
 """Attribute of a DataLoader: its iterator, if its workers persist."""

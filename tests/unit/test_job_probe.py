@@ -11,8 +11,10 @@ def _batches_without_backward() -> None:
     probe = JobProbe(counts_tokens=True)
     probe.watch_speed(lambda: None)
     weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
     for number, x in enumerate(DataLoader(torch.ones(2 * MOST_WAITING, 1), 1)):
         torch.autograd.backward((x * weight).sum())
+        optimizer.step()
         assert probe.draws.waiting <= MOST_WAITING
         assert bool(probe.problem) is (number >= MOST_WAITING)
     assert probe.problem == f"{MOST_WAITING} batches came, and no Tensor.backward"
@@ -21,3 +23,29 @@ def _batches_without_backward() -> None:
 
 def test_batches_are_kept_no_longer_where_no_backward_pass_is_seen() -> None:
     run_apart(_batches_without_backward)
+
+
+def _long_evaluation() -> None:
+    probe = JobProbe(counts_tokens=True)
+    probe.watch_speed(lambda: None)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+
+    def evaluate() -> None:
+        for x in DataLoader(torch.ones(MOST_WAITING + 2, 1), 1):
+            assert probe.draws.waiting <= MOST_WAITING
+            with torch.no_grad():
+                x * weight
+
+    evaluate()  # as a check before the training
+    for number, x in enumerate(DataLoader(torch.ones(8, 1), 2), 1):
+        (x * weight).sum().backward()
+        optimizer.step()
+        assert probe.samples == 2 * number
+        if number == 2:
+            evaluate()
+    assert not probe.problem
+
+
+def test_a_long_evaluation_that_fetches_with_gradients_enabled_ends_no_watch() -> None:
+    run_apart(_long_evaluation)

@@ -21,9 +21,10 @@ BLOCK_SECONDS = 1.0
 """A block ends with the first step that ends after so long."""
 
 MOST_WAITING = 10_000
-"""Batches before a backward pass that a job is understood to have.
+"""Batches before a backward pass that are kept: more are those of an evaluation.
 
-torch.autograd.backward and grad are not seen, and no batch would ever be dropped beside them.
+torch.autograd.backward and grad are not seen. Where steps are taken without a pass that is seen, no
+batch ever counts.
 """
 
 
@@ -127,13 +128,19 @@ class JobProbe(ScriptProbe):
             except Exception as error:
                 self._gives_up(f"{type(error).__name__}: {error}")
             if self.draws.waiting > MOST_WAITING:
-                self._gives_up(f"{MOST_WAITING} batches came, and no Tensor.backward")
+                self._drops()
 
     def _trained(self, loss: torch.Tensor) -> None:
         try:
             ScriptProbe._trained(self, loss)
         except Exception as error:
             self._gives_up(f"{type(error).__name__}: {error}")
+
+    def _drops(self) -> None:
+        """Drop the batches so far."""
+        if self.leader is not None and not self.accumulation.passes:
+            self._gives_up(f"{MOST_WAITING} batches came, and no Tensor.backward")
+        self.draws.clear()
 
     def _gives_up(self, problem: str) -> None:
         self.problem = problem

@@ -53,8 +53,9 @@ def submit(
 ) -> StoredStudy:
     """Queue a new study, or continue one of that name; return it.
 
-    A study whose folder is gone continues in this folder: it has been moved. By a file in its folder
-    it continues there. One that has measured nothing begins anew, with any settings.
+    A study whose folder is gone continues in this folder: it has been moved. By a file in its folder,
+    or by the file that it was started by, it continues there. One that has measured nothing begins
+    anew, with any settings.
 
     Args:
         file: file with the settings; values that are not stored are read there again.
@@ -76,12 +77,12 @@ def submit(
     changed = sorted(_differences(before, stored))
     forbidden = [name for name in changed if not _may_change(name, spec)]
     folders = [workdir, file.resolve().parent] if file else [workdir]
-    elsewhere = all(_is_elsewhere(known, folder) for folder in folders)
+    elsewhere = where != (known.file or "") and all(_is_elsewhere(known, one) for one in folders)
     if forbidden or elsewhere:
         own = known.owner in ("", user_name())
         if not own or not _is_blank(repository, known):
             different = _started_otherwise(spec.name, forbidden)
-            raise BadInput(_started_elsewhere(known, workdir) if elsewhere else different)
+            raise BadInput(_started_elsewhere(known, workdir, file) if elsewhere else different)
         repository.studies.delete(spec.name)
         return _new(repository, spec, workdir, where)
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
@@ -145,11 +146,11 @@ def _is_elsewhere(known: StoredStudy, folder: Path) -> bool:
         return True
 
 
-def _started_elsewhere(known: StoredStudy, workdir: Path) -> str:
+def _started_elsewhere(known: StoredStudy, workdir: Path, file: Path | None) -> str:
     return (
         f"the storage has a study {known.name!r} of {known.owner or 'an unknown owner'}, in the folder "
         f"{known.workdir}, and this is {workdir}: give this one another name, or go on with that one: "
-        f"autotune resume {known.name}"
+        f"autotune resume {file or known.name}"
     )
 
 

@@ -94,6 +94,22 @@ def test_study_of_a_folder_that_is_still_there_is_not_taken_for_another_of_its_n
     assert submission.submit(repository, spec(tmp_path), link).id == before.id
 
 
+def test_study_goes_on_by_the_file_that_it_was_started_by_from_any_folder(
+    repository: Repository, tmp_path: Path
+) -> None:
+    home, own, other = tmp_path / "home", tmp_path / "home/own", tmp_path / "other"
+    for folder in (home, own, other):
+        folder.mkdir()
+    before = submission.submit(repository, spec(own), home, own / "study.yaml")
+    measured(repository)
+    for folder in (own, tmp_path):
+        found = submission.submit(repository, spec(own), folder, own / "study.yaml")
+        assert (found.id, found.workdir) == (before.id, str(home))
+    file = other / "study.yaml"
+    with pytest.raises(BadInput, match=rf"autotune resume {file}"):
+        submission.submit(repository, spec(other), other, file)
+
+
 def test_study_is_resumed_by_its_file_from_any_folder(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

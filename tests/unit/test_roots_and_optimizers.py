@@ -527,3 +527,17 @@ def test_result_under_cuda_graphs_has_memory_of_its_own(mode: str, is_own: bool)
     assert (first["loss"][1].item() == 0) is is_own
     first["loss"][0].backward()
     assert model.weight.grad is not None
+
+
+def test_result_that_no_cuda_graph_has_written_is_not_copied() -> None:
+    model, memory = nn.Linear(2, 1), torch.zeros(1, 1)
+
+    def result(grad: bool, scope: str) -> Any:
+        wanted = knobs(compile="reduce-overhead", compile_scope=scope)
+        changes = RootChanges(wanted, frozenset({"compile", "compile_scope"}))
+        with torch.set_grad_enabled(grad):
+            return changes.prepare(model, lambda _: memory)(torch.zeros(1, 2))
+
+    assert result(grad=True, scope="model") is not memory
+    assert result(grad=False, scope="model") is memory
+    assert result(grad=True, scope="blocks") is memory  # it has no blocks

@@ -105,10 +105,11 @@ class RootChanges:
             if "activation_checkpointing" in names and has_blocks:
                 kernels.checkpoint_activations(knobs, root)
                 self._checkpoints_compiled = self._compiles
-            if self._compiles and (has_blocks or knobs["compile_scope"] != "blocks"):
+            compiles = self._compiles and (has_blocks or knobs["compile_scope"] != "blocks")
+            if compiles:
                 kernels.compile_in_place(knobs, root, sharded=sharded)
         call = _placed(root, replaced, own)
-        if "compile" in names and knobs["compile"] in kernels.CUDA_GRAPHS:
+        if compiles and knobs["compile"] in kernels.CUDA_GRAPHS:
             call = _of_own_memory(call)
         if "channels_last" in names and not sharded and has_image_convolutions(root):
             kernels.channels_last(knobs, root)
@@ -219,10 +220,15 @@ def _save_contiguous(safetensors: Any) -> None:
 
 
 def _of_own_memory(call: Call) -> Call:
-    """Return a call whose results stay as they are in later calls: a script may keep them."""
+    """Return a call whose results stay as they are in later calls: a script may keep them.
+
+    Without gradients nothing compiled is called. Of blocks that are compiled, a root may return what
+    one of them has returned.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return _mapped(call(*args, **kwargs), torch.clone)
+        found = call(*args, **kwargs)
+        return _mapped(found, torch.clone) if torch.is_grad_enabled() else found
 
     return run
 

@@ -125,7 +125,12 @@ def extend(row: LeaseRow, now: Moment, seconds: float) -> None:
 
 def is_held(row: LeaseRow, now: Moment) -> bool:
     """Return whether a lease is held by a process that is not known to be dead."""
-    return now.left(row) > 0 and not is_gone(row.host, row.pid, row.started)
+    return may_return(row, now, 0.0)
+
+
+def may_return(row: LeaseRow, now: Moment, seconds: float) -> bool:
+    """Return whether a lease is held, or ended less than this long ago with a holder that may live."""
+    return now.left(row) > -seconds and not is_gone(row.host, row.pid, row.started)
 
 
 def revoke(row: LeaseRow) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput
 from storage.holders import Moment
-from storage.leases import is_held, key_of
+from storage.leases import key_of, may_return
 from storage.models import AttemptRow, LeaseRow, QuotaRow, StudyRow
 from storage.records import Quota, StudyState
 from storage.transactions import Transactions
@@ -22,6 +22,8 @@ PLACED = (StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
 """Columns that the order of a queue goes by."""
 _RECENT_DAYS = 1.0
 """Time of which an owner's device hours count against other studies of that owner."""
+_AWAY_SECONDS = 300.0
+"""Time after the end of a lease in which its holder, asleep or cut off, is expected to return."""
 _SECONDS_PER_DAY = 86_400.0
 _SECONDS_PER_HOUR = 3600.0
 
@@ -138,11 +140,14 @@ def exhausted(session: Session, quotas: Mapping[str, Quota], now: Moment) -> Cal
 
 
 def _running(session: Session, now: Moment) -> Counter[str]:
-    """Return how many studies of each owner a daemon runs. One that was left behind takes nothing."""
+    """Return how many studies of each owner a daemon runs, or may go on with any moment.
+
+    One that was left behind for long takes nothing.
+    """
     running = select(StudyRow.id, StudyRow.owner).where(StudyRow.state == StudyState.RUNNING)
     owners = {key_of(study_id): owner for study_id, owner in session.execute(running)}
     leases = session.scalars(select(LeaseRow).where(LeaseRow.key.in_(owners)))
-    return Counter(owners[lease.key] for lease in leases if is_held(lease, now))
+    return Counter(owners[lease.key] for lease in leases if may_return(lease, now, _AWAY_SECONDS))
 
 
 def places(

@@ -20,7 +20,15 @@ from storage import (
 )
 from storage.holders import user_name
 from storage.models import AttemptRow, LeaseRow
-from tests.contract.storage.making import CLUSTER, LONG, database_time, end, rows, submit
+from tests.contract.storage.making import (
+    CLUSTER,
+    LONG,
+    database_time,
+    end,
+    pass_time,
+    rows,
+    submit,
+)
 from tests.support.records import end_lease
 
 FIRST, SECOND = (LeaseHolder("here", pid, LONG) for pid in (1, 2))
@@ -148,12 +156,25 @@ class TestQuotas:
         assert gone is not None
         repository.quotas.set(Quota("ann", studies=1))
         assert repository.claims.take(CLUSTER, SECOND) is None
-        state = repository.leases.state(gone.lease.key)
-        assert state is not None
-        end_lease(repository, state)
+        pass_time(repository, FIRST.seconds + 3600.0)
         assert repository.quotas.reasons()("ann") == ""
         assert take(repository, SECOND).study.name == "ann-0"
         assert "1 of 1 studies" in repository.quotas.reasons()("ann")
+
+    def test_study_whose_daemon_was_just_cut_off_counts(self, repository: Repository) -> None:
+        """It takes its study up again, under any quota."""
+        repository.studies.submit("asleep", "host:away", {}, "/w", owner="ann")
+        waiting(repository, "ann")
+        away = repository.claims.take("host:away", FIRST)
+        assert away is not None
+        repository.quotas.set(Quota("ann", studies=1))
+        pass_time(repository, FIRST.seconds + 1.0)
+        assert repository.leases.holder(away.lease.key) is None
+        assert repository.claims.take(CLUSTER, SECOND) is None
+        assert "1 of 1 studies" in repository.quotas.reasons()("ann")
+        assert repository.claims.take("host:away", FIRST, before=away.lease) is not None
+        pass_time(repository, FIRST.seconds + 3600.0)
+        assert repository.claims.take(CLUSTER, SECOND) is not None
 
     def test_device_hours_count_within_their_days(self, repository: Repository) -> None:
         waiting(repository, "ann", "ann")

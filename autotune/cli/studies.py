@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,8 @@ from autotune.cli.shared_options import (
 )
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
+_MOST_NAMED = 5
+"""Folders that a message names."""
 _MOST_EVENTS = 10**9
 """More than a storage has, and a number that each database takes."""
 
@@ -82,12 +85,21 @@ def clean(
     repository = open_storage(url_of(storage), existing=True)
     gone = cleaning.clean(repository, Path.cwd(), age)
     print("\n".join(map(str, gone)) or "There is nothing to remove.")
+    if problem := cleaning.problem(repository.database):
+        told = "Folders of studies that were deleted stay, as the storage does not tell which one it is"
+        print(f"{told}: {problem}", file=sys.stderr)
     if left := cleaning.undecided(repository, Path.cwd()):
         print(
             "An earlier version made these, of studies that this storage does not know; they may be "
-            f"another storage's, so they stay: {', '.join(map(str, left))}",
+            f"another storage's, so they stay: {_shortened(left)}",
             file=sys.stderr,
         )
+
+
+def _shortened(folders: Sequence[Path]) -> str:
+    """Return the first of the folders, and how many more there are."""
+    more = f" and {len(folders) - _MOST_NAMED} more" if len(folders) > _MOST_NAMED else ""
+    return ", ".join(map(str, folders[:_MOST_NAMED])) + more
 
 
 def status(

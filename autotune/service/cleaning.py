@@ -5,6 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
+from autotune.errors import StorageError
 from autotune.export import config_copies
 from autotune.paths import StudyPaths
 from autotune.service.queues import this_machine
@@ -46,6 +47,9 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     settings files that no living job was given, and what killed trials have written. A study that was
     stopped or has failed keeps its folder: it can go on, and its output says why it failed.
 
+    Where the storage does not tell which one it is, no folder is known to be of a study of its own
+    that it knows no more: see `problem`.
+
     Args:
         workdir: a folder with studies; the folders of the storage's own studies are searched, too.
         age: seconds for which the folder of a study must not have changed.
@@ -53,7 +57,9 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     Returns:
         The removed folders.
     """
-    unknown = _unknown(repository, workdir, signature(repository.database))
+    unknown = []
+    with contextlib.suppress(StorageError):
+        unknown = _unknown(repository, workdir, signature(repository.database))
     known = {_paths(study).folder: study for study in repository.studies.all()}
     done = [folder for folder, study in known.items() if study.state == StudyState.DONE]
     places = sorted(_places(repository, workdir))
@@ -62,6 +68,15 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     # One after another takes its time, in which a study may have been resumed.
     gone = [one for one in old if _is_over(repository, known.get(one)) and _remove(one)]
     return gone + copies + scratch.sweep()
+
+
+def problem(database: Database) -> str:
+    """Return why a storage does not tell which one it is; empty: it does."""
+    try:
+        signature(database)
+    except StorageError as error:
+        return str(error)
+    return ""
 
 
 def undecided(repository: Repository, workdir: Path) -> list[Path]:

@@ -233,6 +233,23 @@ def test_clean_leaves_a_folder_of_another_database_that_has_the_same_url(
     assert clean(repository, tmp_path) == [theirs.folder]
 
 
+def test_clean_removes_what_it_knows_on_a_server_that_does_not_tell_which_one_it_is(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """As some services that speak PostgreSQL's protocol do not."""
+    played = Replayed(tmp_path, Database(postgres_url))
+    played.run(**SHORT)
+    theirs = StudyPaths(tmp_path, "theirs", "12345678")
+    theirs.folder.mkdir(parents=True)
+    theirs.sign(signature(played.repository.database))
+    with played.repository.database.writing() as connection:
+        connection.exec_driver_sql("alter function pg_control_system() rename to none_such")
+    told = ask("clean", "--storage", postgres_url, cwd=tmp_path, check=True)
+    assert told.stdout.split() == [str(paths(played).folder)]
+    assert "Folders of studies that were deleted stay" in told.stderr
+    assert theirs.folder.is_dir()
+
+
 def test_clean_names_and_leaves_what_was_signed_without_a_machine(played: Replayed) -> None:
     played.run(**SHORT)
     theirs = StudyPaths(played.folder, "theirs", "12345678")
@@ -243,6 +260,12 @@ def test_clean_names_and_leaves_what_was_signed_without_a_machine(played: Replay
     assert told.stdout.split() == [str(paths(played).folder)], "its study is known"
     assert told.stderr.rstrip().endswith(f"so they stay: {theirs.folder}")
     assert theirs.folder.is_dir()
+    for number in range(9):
+        another = StudyPaths(played.folder, f"z{number}", "12345678")
+        another.folder.mkdir(parents=True)
+        another.sign(str(played.repository.database))
+    told = ask("clean", "--storage", played.url, cwd=played.folder, check=True)
+    assert told.stderr.rstrip().endswith("z3-12345678 and 5 more")
 
 
 def test_clean_leaves_a_study_that_is_resumed_meanwhile(

@@ -171,6 +171,34 @@ def _second_optimizer(*, in_job: bool) -> None:
         assert said.getvalue().count("LBFGS has no fused implementation") == 1
 
 
+class UnlikeGroups(torch.optim.Optimizer):
+    """Optimizer that updates each group in another way, and one of them with no fused kernels."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        super().__init__([parameter], {"fused": False, "foreach": False})
+        self.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        del self.param_groups[1]["fused"]
+
+    def step(self, closure: Any = None) -> None:
+        """Do nothing."""
+
+
+def _unlike_groups() -> None:
+    Changes(knobs(optimizer_kernels="fused"), ("optimizer_kernels",), in_job=True).begin()
+    optimizer, said = UnlikeGroups(nn.Parameter(torch.ones(1))), io.StringIO()
+    with contextlib.redirect_stderr(said):
+        optimizer.step()
+        optimizer.step()
+        optimizer.param_groups[0]["fused"] = False  # as a state that is loaded
+        optimizer.step()
+    assert not optimizer.param_groups[0]["fused"]
+    assert said.getvalue().count("it is left as it is") == 1
+
+
+def test_optimizer_with_a_group_without_such_kernels_is_left_as_it_is() -> None:
+    run_apart(_unlike_groups)
+
+
 @pytest.mark.parametrize("in_job", [False, True], ids=["trial", "job"])
 def test_optimizer_without_such_kernels_ends_a_trial_and_no_job(in_job: bool) -> None:
     run_apart(functools.partial(_second_optimizer, in_job=in_job))

@@ -260,18 +260,18 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
     """Choose foreach or fused kernels of an optimizer before the first step (optimizer_kernels).
 
     Raises:
-        ValueError: the optimizer has no such implementation.
+        ValueError: the optimizer has no such implementation, of all its groups; it is as it was.
     """
     wanted = knobs["optimizer_kernels"]
     if wanted == "default":
         return
+    if not all(wanted in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"optimizer_kernels={wanted}: {type(optimizer).__name__} has no {wanted} "
+            "implementation; take the value out of the search space"
+        )
     chosen = {name: name == wanted for name in ("foreach", "fused")}
     for group in optimizer.param_groups:
-        if wanted not in group:
-            raise ValueError(
-                f"optimizer_kernels={wanted}: {type(optimizer).__name__} has no {wanted} "
-                "implementation; take the value out of the search space"
-            )
         group.update(chosen)
     optimizer.defaults.update(chosen)  # of groups that are added later
     if wanted == "fused":
@@ -282,12 +282,12 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
 
 
 def has_lost_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has a group without the implementation, which it could have.
+    """Return whether an optimizer has a group without the implementation, which all could have.
 
     A state that is loaded brings the settings of its groups.
     """
-    wanted = knobs["optimizer_kernels"]
-    return any(wanted in group and not group[wanted] for group in optimizer.param_groups)
+    wanted, groups = knobs["optimizer_kernels"], optimizer.param_groups
+    return all(wanted in group for group in groups) and not all(group[wanted] for group in groups)
 
 
 def _step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:

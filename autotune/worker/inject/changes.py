@@ -241,7 +241,7 @@ class Changes:
         elif "optimizer_kernels" in self._names and kernels.has_lost_kernels(
             self._knobs, optimizer
         ):
-            kernels.optimizer_kernels(self._knobs, optimizer)
+            self._choose_kernels(optimizer)
 
     def _before_first_update(self, optimizer: Optimizer) -> None:
         parameters = (one for group in optimizer.param_groups for one in group["params"])

@@ -223,14 +223,18 @@ def test_start_of_a_finished_study_prints_its_verdict_again(finished: StudyFolde
 
 
 def test_start_finds_the_storage_of_the_environment(finished: StudyFolder, tmp_path: Path) -> None:
-    """study.yaml names none, so the environment's comes before the default."""
+    """study.yaml names none, so the environment's comes before the default.
+
+    The study of this name that is there is of another folder, which is told.
+    """
     study = yaml.safe_load((finished.folder / "study.yaml").read_text())
     del study["storage"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     command = ["start", "study.yaml"]
     found = ask(*command, cwd=tmp_path, env={"AUTOTUNE_STORAGE": finished.url})
     assert not (tmp_path / "autotune.db").exists(), "a storage of its own"
-    assert found.returncode == 0, found.stderr
+    assert found.returncode == 2
+    assert str(finished.folder) in found.stderr
 
 
 def test_changed_settings_under_the_same_name_are_refused(finished: StudyFolder) -> None:

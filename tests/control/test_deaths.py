@@ -34,7 +34,6 @@ COMMITS = [
     Commit("TrialLedger.name_objective", 1),
     Commit("TrialLedger.note", 3),
     Commit("TrialLedger.set_attributes", 3),
-    Commit("Optuna.create_new_study", 1),
     Commit("Optuna.create_new_trial", 3),
     Commit("Optuna.set_trial_param", 3),
     Commit("Optuna.set_trial_state_values", 3),
@@ -74,6 +73,7 @@ def test_no_commit_is_left_out(played: Replayed) -> None:
     counted = {method: min(calls, 3) for method, calls in daemon.calls.items()}
     # Progress is shown every few seconds of the clock, so it comes more or less often.
     beside = {*HEARTBEATS, "Leases.release", "Messages.set_status"}
+    beside.add("Optuna.create_new_study")  # which finds that there is one, since the submission
     assert {method: counted[method] for method in counted.keys() - beside} == {
         commit.method: commit.calls for commit in COMMITS
     }

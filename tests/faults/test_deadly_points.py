@@ -125,7 +125,7 @@ ONCE = [
     "Claims.end_search",
     *["Claims.take", "Claims.record_facts", "Claims.conclude", "Environments.record"],
     *["Recommendations.record", "TrialLedger.enqueue", "TrialLedger.name_objective"],
-    *["TrialLedger.note", "Optuna.create_new_study", "Messages.say"],
+    *["TrialLedger.note", "Messages.say"],
 ]
 """Commits that a study makes once, as it begins or ends."""
 OFTEN = [

@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def _is_strict(self) -> bool:
-        """Whether the user's own settings may not let fp32 products run in TF32."""
+        """Return whether the user's own settings may not let fp32 products run in TF32."""
         return self.baseline["precision"] == "fp32" and has_tf32(self.facts)
 
     def _relaxation(self) -> str:

@@ -322,14 +322,19 @@ class Finals:
         if len(missing) < len(confirmation.members()):
             one_by_one = replace(prices, at_once=False)
             return self._time.may_end(one_by_one.usual_round(knobs))
-        if self._is_further(confirmation):
-            least = PROOF.least_further * prices.recorded_round(knobs)
-            return max(prices.usual_round(knobs), least) <= self._time.left
+        usual = prices.usual_round(knobs)
+        if self._is_further(confirmation) and not self._may_be_long_enough(knobs):
+            return False
         if confirmation.proven:
-            return prices.usual_round(knobs) <= self._time.left
+            return usual <= self._time.left
         if confirmation.to_prove in (0, PROOF.fewest_rounds):
             return self._time.may_end(prices.rounds(knobs, rounds))
-        return self._time.may_end(rounds * prices.usual_round(knobs))
+        return self._time.may_end(rounds * usual)
+
+    def _may_be_long_enough(self, members: Sequence[Knobs]) -> bool:
+        """Return whether a further round may be about as long as those before."""
+        least = PROOF.least_further * self._runner.prices.recorded_round(members)
+        return least <= self._time.left
 
     def _is_further(self, confirmation: Confirmation) -> bool:
         """Return whether the next round is beyond those that prove something, and counts like them.

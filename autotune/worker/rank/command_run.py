@@ -46,7 +46,7 @@ _OUTPUT = 1
 """Descriptor of this rank's log."""
 _TRACEBACK = "traceback (most recent call last)"
 _KILLED = ("kill", "signal 9", "exitcode -9", "terminated")
-"""What launchers, shells and pools of processes say of one that was killed."""
+"""Words of launchers, shells and pools of processes about one that was killed."""
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank with an outcome and its cause."""

@@ -188,7 +188,7 @@ class TrainingLoop(Training):
 
     @property
     def _merges_rows(self) -> bool:
-        """Whether one forward pass computes the rows of all ranks, as data_parallel on the CPU."""
+        """True if one forward pass computes the rows of all ranks, as data_parallel on the CPU."""
         return self._replicas > 1 and self._devices[0].type == "cpu"
 
     def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:

@@ -170,6 +170,7 @@ class Confirmation:
         assert self.chosen is not None
         winner = self.candidates[self.chosen]
         self.taken_back = {n: v for n, v in winner.knobs.items() if knobs[n] != v}
+        self.reduced = bool(self.taken_back)
         self.candidates[self.chosen] = replace(winner, knobs=dict(knobs))
 
     def decided(self) -> bool:
@@ -226,7 +227,7 @@ class Confirmation:
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
         looks of the same test. None: fresh rounds show a gain, or nothing does.
         """
-        if not self.alone or self.nothing_to_choose or self.reduced or self.taken_back:
+        if not self.alone or self.nothing_to_choose or self.reduced:
             return None
         if not self.alone.contradicted:
             return None
@@ -244,8 +245,9 @@ class Confirmation:
         return self.alone is not None and self.alone.enough
 
     @property
-    def _rests_on_fresh(self) -> bool:
-        return self.measured_alone and not self.joint_gain
+    def fresh_count(self) -> bool:
+        """True if the speed-up of the choice rests on its fresh rounds, or on these among all."""
+        return self.measured_alone or self.joint_gain is not None
 
     @property
     def proven(self) -> bool:
@@ -263,7 +265,7 @@ class Confirmation:
 
     def rates(self, trial: int) -> list[float]:
         """Return a trial's throughput, round by round; fresh rounds come last, if they count."""
-        fresh = self.fresh.values() if self.measured_alone or self.joint_gain else ()
+        fresh = self.fresh.values() if self.fresh_count else ()
         return [
             rates[trial] for rates in (*self.choosing.rounds.values(), *fresh) if trial in rates
         ]
@@ -318,7 +320,9 @@ class Confirmation:
             baseline_fails=fails,
             finalists={t: self._result_of(t, choice, fails=fails) for t in self.candidates},
             rounds=len(self.basis),
-            chosen_in=len(self.choosing.rounds) if self._rests_on_fresh else 0,
+            chosen_in=len(self.choosing.rounds)
+            if self.measured_alone and not self.joint_gain
+            else 0,
             contender=self.contender() if stays else None,
             most_gain=math.expm1(self.most_gain()) if stays else None,
             behind=None if stays or fails else self._relative_distance(choice),
@@ -347,7 +351,7 @@ class Confirmation:
 
     def _ratio_to(self, choice: int, trial: int) -> Ratio:
         """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
-        if self.alone and (self.alone.enough or self.joint_gain):
+        if self.alone and self.fresh_count:
             both = self.alone.chosen, self.alone.baseline
             if (trial, choice) == both:
                 return self.gain(trial)

@@ -116,8 +116,7 @@ def _standing(confirmation: Confirmation) -> _Standing:
     alone = confirmation.chosen is not None and bool(confirmation.fresh)
     stage = Stage.GAIN if alone else Stage.CHOICE
     today = confirmation.baseline
-    counts = confirmation.measured_alone or confirmation.joint_gain
-    waits = alone and not counts  # its result is still that of earlier rounds
+    waits = alone and not confirmation.fresh_count  # its result is still that of earlier rounds
     if waits or today is None or not confirmation.rates(today):
         return _Standing(stage, counts=True)
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]

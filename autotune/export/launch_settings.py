@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +164,16 @@ def _begin(found: dict[str, list[str]], name: str) -> list[str]:
     return found.setdefault(name, [])
 
 
-def other_arguments(
-    script: Mapping[str, Any], words: Sequence[str], knobs: Mapping[str, Any]
-) -> dict[str, str]:
+def other_arguments(script: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:
     """Return the options of a command that are others than in the study, each with how it differs.
 
     Args:
         script: entry of best.yaml.
-        words: arguments of the command.
-        knobs: as in `untuned`.
+        now: options of the command, as `untuned` returns them.
     """
     then: Mapping[str, str] | None = script.get("arguments")
     if then is None:
         return {}  # a file of an earlier version does not say
-    now = untuned(script, words, knobs)
     return {
         name: f"{_said(name, now)} in the command, and {_said(name, then)} in the study"
         for name in {**then, **now}
@@ -197,20 +193,20 @@ def _plain(option: str) -> str:
 
 
 def other_sizes(
-    script: Mapping[str, Any], words: Sequence[str], knobs: Mapping[str, Any]
+    script: Mapping[str, Any], now: Mapping[str, str], others: Iterable[str]
 ) -> set[str]:
     """Return the options for the samples of a step that have another value than in the study.
 
     Args:
         script: entry of best.yaml.
-        words: arguments of the command.
-        knobs: as in `untuned`.
+        now: options of the command, as `untuned` returns them.
+        others: options that differ, by `other_arguments`.
     """
-    then, now = _sizes(script.get("arguments", {})), _sizes(untuned(script, words, knobs))
+    then, sizes = _sizes(script.get("arguments", {})), _sizes(now)
     return {
         name
-        for name in other_arguments(script, words, knobs)
-        if is_batch_size(name) and then.get(_plain(name)) != now.get(_plain(name))
+        for name in others
+        if is_batch_size(name) and then.get(_plain(name)) != sizes.get(_plain(name))
     }
 
 

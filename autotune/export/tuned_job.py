@@ -95,8 +95,7 @@ def script_job(
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, an option of its
-            python keeps the changes out, or a file that it reads has no
-            such field.
+            python keeps the changes out, or a file that it reads has no such field.
     """
     script = _script_in(best)
     before, word, words = _parted(script, command)
@@ -115,8 +114,9 @@ def script_job(
     needed = found | (ordered if from_outside else {})
     found |= ordered
     files = fields.files(flags, words, environment)
-    others = launch_settings.other_arguments(script, words, best.knobs)
-    batch = launch_settings.other_sizes(script, words, best.knobs)
+    options = launch_settings.untuned(script, words, best.knobs)
+    others = launch_settings.other_arguments(script, options)
+    batch = launch_settings.other_sizes(script, options, others)
     ours = (f"environment: {name}={text}" for name, text in (of_study | of_process).items())
     return TunedJob(
         command=(*launch_settings.with_variables(before, found), word, *given.arguments),

@@ -64,9 +64,8 @@ class StudyRun:
         self._wait_for_room()
         begins()
         make(paths.folder)
-        with contextlib.suppress(
-            OSError, StorageError
-        ):  # without the mark `clean` only removes less
+        # Without the mark `clean` only removes less.
+        with contextlib.suppress(OSError, StorageError):
             paths.sign(signature(self._repository.database))
         weight = self._repository.quotas.weight_of(study.owner)
         tenant = Tenant(study.owner, study.name, weight)

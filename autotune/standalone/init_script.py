@@ -11,9 +11,9 @@ from typing import Any
 from autotune.analysis.wording import counted
 from autotune.config.keeping import granule
 from autotune.errors import BadInput
+from autotune.standalone.budget_section import BUDGET
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.own_options import RECOMPUTATION
-from autotune.standalone.starter import BUDGET
 from autotune.standalone.survey import Allowed, Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult

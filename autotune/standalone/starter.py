@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import BadInput
+from autotune.standalone.budget_section import BUDGET
 from autotune.standalone.flags import knob_named
 from autotune.views.catalogue import presets_listed
 from autotune.worker import starters
@@ -34,11 +35,6 @@ _OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
 _GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
 _SPREAD = 2
 """Factor between values to try and today's."""
-BUDGET = """budget:
-  trials: 20
-  # wall_time: 30m   # a limit of the whole study, its proof included
-"""
-"""Section of a written study: how long a trial takes is not known before."""
 _END = (
     "",
     "# The loss of a command is not seen: what may change it is recommended only if you allow that.",

@@ -184,6 +184,10 @@ class MissingRun(NamedTuple):
     knobs: dict[str, Any]
     safe: dict[str, Any]
 
+    def beside(self, purpose: Purpose) -> "MissingRun":
+        """Return the run of its reference with this purpose."""
+        return MissingRun(purpose, self.safe, self.safe)
+
 
 def missing_runs(
     finalists: Iterable[Knobs], baseline: Knobs, attempts: Attempts, *, convolutional: bool = False

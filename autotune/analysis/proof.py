@@ -136,6 +136,16 @@ class Proof:
         """Return seconds of the shortest finals of one finalist."""
         return self.finals([finalist.knobs], self.needed)
 
+    def another_seed(self, knobs: Knobs) -> float:
+        """Return seconds of the checks that follow if those with the first seed leave it open.
+
+        They are 0 where the configuration has been checked, or needs no check.
+        """
+        checks = [r for r in self._missing_checks([knobs]) if r.purpose is Purpose.NUMERICS]
+        beside = [Purpose.REFERENCE] + [Purpose.AUTOCAST] * self.costs.convolutional
+        runs = [*checks, *(r.beside(purpose) for r in checks for purpose in beside)]
+        return sum(self.costs.check(*run) for run in runs)
+
     def worth_checking(self, trials: Sequence[StoredAttempt]) -> list[StoredAttempt]:
         """Return trials without those that need a check and are surely slower than the baseline.
 

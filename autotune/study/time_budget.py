@@ -211,14 +211,16 @@ class TimeBudget:
         return proof.costs.shortest(self._baseline) <= share
 
     def _wished(self, proof: Proof) -> float:
-        """Return seconds of a round beyond those that are needed, where a gain is beyond doubt.
+        """Return seconds beyond those that are needed, once a gain is beyond doubt.
 
-        On a CUDA device it tells more of the gain than another trial adds to it.
+        They make the proof surer, or tell more of the gain, than another trial adds to it.
         """
         own, first = proof.attempts.baseline(), next(iter(proof.rivals()), None)
-        if proof.needed >= PROOF.fewest_rounds or proof.repeats or own is None or first is None:
+        if own is None or first is None or may_be_faster(own, first):
             return 0.0
-        return 0.0 if may_be_faster(own, first) else proof.usual_round([own.knobs, first.knobs])
+        if proof.needed >= PROOF.fewest_rounds:
+            return proof.another_seed(first.knobs)
+        return 0.0 if proof.repeats else proof.usual_round([own.knobs, first.knobs])
 
     def _free(self, proof: Proof) -> float:
         """Return seconds that the proof leaves to the search."""

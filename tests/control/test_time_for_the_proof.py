@@ -266,3 +266,25 @@ def test_at_most_the_last_round_is_much_shorter_than_those_before(
     assert len(seconds) > 3
     short = [number for number, runs in seconds.items() if statistics.mean(runs) < 0.75 * usual]
     assert short in ([], [max(seconds)])
+
+
+@pytest.mark.parametrize("wall_time", [130, 160])
+def test_search_leaves_time_for_another_seed_where_a_gain_is_beyond_doubt(
+    played: Replayed, wall_time: int
+) -> None:
+    """The loss lies so far from its reference that the first seed does not tell."""
+
+    def behaviour(launch: Launch) -> Answer:
+        half, second = launch.knobs["precision"] == "bf16", "-numerics1-" in launch.request.trial
+        loss = 1.0 + half * (0.0102 if second else 0.01)
+        return Answer(rate=80.0 if half else 40.0, startup=3.0, stays=False, loss=loss)
+
+    space = {
+        "precision": ["fp32", "bf16"],
+        "loader_workers": [0, 1, 2, 4],
+        "freeze_gc": [False, True],
+    }
+    played.on(noisy(behaviour, run=0.02, block=0.03), seed=1)
+    verdict = run(played, wall_time, search_space=space)
+    assert [a.round for a in played.recorded("numerics")] == [0, 1]
+    assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")

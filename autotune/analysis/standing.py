@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune import __version__
-from autotune.analysis.trial_ratios import TrialRatio, precedence, trial_ratios
+from autotune.analysis.trial_ratios import TrialRatio, leading_trial, trial_ratios
 from autotune.measurement.estimate import Ratio
 from storage import Attempts, Purpose, StoredAttempt, StoredNoise
 
@@ -29,7 +29,7 @@ class Standing:
         trials: recorded trials of the search.
         by_state: their number by state.
         baseline: rate of the baseline's own trial; None while unknown.
-        leading: trial that was seen fastest; None while none was compared with the baseline.
+        leading: trial that was seen fastest, other than the baseline; None while none may be faster.
         ratio: its speed-up over the baseline, seen once; None likewise.
         launched: attempts of the search, those that were lost or abandoned among them.
         seconds: of all attempts together.
@@ -72,8 +72,7 @@ def standing(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> Standing:
         ratios: speed-up of each timed trial, see `trial_ratios`.
     """
     searched, own = attempts.searched(), attempts.baseline()
-    complete = {one.trial: ratios[one.trial] for one in searched.complete() if one.trial in ratios}
-    leading = max(complete, key=lambda trial: precedence(complete[trial].ratio), default=None)
+    leading = leading_trial(attempts, ratios)
     ended = [one for one in attempts if not one.running]
     took: dict[str, list[float]] = {}
     for one in ended:
@@ -85,7 +84,7 @@ def standing(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> Standing:
         by_state=dict(Counter(one.result.state.value for one in searched)),
         baseline=own.result.rate if own else None,
         leading=leading,
-        ratio=None if leading is None else complete[leading].ratio,
+        ratio=None if leading is None else ratios[leading].ratio,
         launched=sum(one.purpose == Purpose.SEARCH for one in ended),
         seconds=sum(one.result.wall_seconds for one in ended),
         usual={purpose: statistics.median(each) for purpose, each in took.items()},

@@ -74,8 +74,25 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
 
 
 def precedence(ratio: Ratio) -> tuple[bool, float]:
-    """Return the place of a ratio that was seen once: one that is told apart from 1 comes first."""
-    return ratio.distinguishable, ratio.value
+    """Return the place of a ratio that was seen once: one that is surely above 1 comes first."""
+    return ratio.faster, ratio.value
+
+
+def leading_trial(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> int | None:
+    """Return the complete trial that was seen fastest; None if each is the baseline or surely slower.
+
+    Args:
+        attempts: of a study.
+        ratios: speed-up of each timed trial, see `trial_ratios`.
+    """
+    own = attempts.baseline()
+    rivals = {
+        one.trial: ratios[one.trial].ratio
+        for one in attempts.searched().complete()
+        if one.trial in ratios and not (own and one.trial == own.trial)
+    }
+    able = {trial: ratio for trial, ratio in rivals.items() if ratio.high >= 1}
+    return max(able, key=lambda trial: precedence(able[trial]), default=None)
 
 
 def rate_range(rates: Sequence[float]) -> tuple[float, float] | None:

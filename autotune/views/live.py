@@ -9,7 +9,12 @@ from rich.text import Text
 
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present
-from autotune.analysis.trial_ratios import TrialRatio, precedence, trial_ratios
+from autotune.analysis.trial_ratios import (
+    TrialRatio,
+    leading_trial,
+    precedence,
+    trial_ratios,
+)
 from autotune.analysis.wording import Terms, counted, difference, duration, quantity
 from autotune.config import StudySpec, withheld
 from autotune.views.figure_text import (
@@ -23,7 +28,15 @@ from autotune.views.figure_text import (
 from autotune.views.outlook import outlook
 from autotune.views.terminal import plain
 from autotune.views.trust import RESTLESS
-from storage import AttemptFeed, Attempts, Purpose, Repository, StoredAttempt, StoredStudy
+from storage import (
+    AttemptFeed,
+    Attempts,
+    AttemptState,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredStudy,
+)
 
 _ROWS = 8
 """Trials or rounds that are shown at a time."""
@@ -194,12 +207,10 @@ def _extra(moment: LiveMoment, phase: str) -> str:
 
 def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     yield Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
-    timed = [one for one in moment.attempts.searched() if one.trial in moment.ratios]
-    others = [one for one in timed if one.trial != moment.baseline]
-    others.sort(key=lambda one: precedence(moment.ratios[one.trial].ratio), reverse=True)
-    for place, one in enumerate(others[:_ROWS]):
+    others, lead = _best_first(moment), leading_trial(moment.attempts, moment.ratios)
+    for one in others[:_ROWS]:
         ratio = moment.ratios[one.trial]
-        style = "bold" if not place else "" if ratio.in_turn else "dim"
+        style = "bold" if one.trial == lead else "" if ratio.in_turn else "dim"
         yield Text(_trial_row(one, short_ratio(ratio.ratio), moment, width), style)
     shown = [moment.ratios[one.trial].ratio for one in others[:_ROWS]]
     if not all(ratio.distinguishable for ratio in shown):
@@ -210,21 +221,35 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     if len(failed) > _FAILED:
         yield Text(f"       {len(failed)} trials have failed", "dim")
     yield Text("")
-    if others:
-        lead = others[0]
-        seen = said_ratio(moment.ratios[lead.trial].ratio, Terms.of(moment.spec.unit))
-        yield Text(f" Leading: trial {lead.trial}, {seen}, seen once; proof comes later.")
+    terms = Terms.of(moment.spec.unit)
+    if lead is not None:
+        seen = said_ratio(moment.ratios[lead].ratio, terms)
+        yield Text(f" Leading: trial {lead}, {seen}, seen once; proof comes later.")
+    elif others:
+        yield Text(f" Nothing was seen to be {terms.better} than yours yet.")
     else:
         yield Text(" Nothing has been compared with yours yet.")
     own = moment.attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE).of_baseline()
     yield from _restless(moment, [run.result.rate for run in own])
 
 
+def _best_first(moment: LiveMoment) -> list[StoredAttempt]:
+    """Return the timed trials without the baseline, the fastest first; those ended early are last."""
+
+    def place(one: StoredAttempt) -> tuple[bool, bool, float]:
+        complete = one.result.state == AttemptState.COMPLETE
+        return complete, *precedence(moment.ratios[one.trial].ratio)
+
+    timed = [one for one in moment.attempts.searched() if one.trial in moment.ratios]
+    return sorted((one for one in timed if one.trial != moment.baseline), key=place, reverse=True)
+
+
 def _trial_row(one: StoredAttempt, ratio: str, moment: LiveMoment, width: int) -> str:
     memory = quantity(one.result.peak_bytes / MIB)
     row = f"{one.trial:>5}  {ratio:{_RATIO}} {memory:>6}  "
+    early = ["ended early"] if one.result.state == AttemptState.PRUNED else []
     changes = difference(one.knobs, moment.spec.full_baseline()).split(", ")
-    return plain(row + _fitting(changes, width - len(row)))
+    return plain(row + _fitting([*early, *changes], width - len(row)))
 
 
 def _fitting(changes: Sequence[str], room: int) -> str:

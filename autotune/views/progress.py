@@ -94,7 +94,7 @@ class ProgressLines:
         trials = f"/{budget.trials}" if budget.trials else ""
         time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""
         text = f"{study.name}: {now.trials}{trials} trials, {study.elapsed:.0f}{time_} s"
-        if now.ratio and now.ratio.low != now.ratio.high:
+        if now.ratio:
             known = over_yours(now.ratio, Terms.of(self._unit))
             text += f", leading: trial {now.leading}, {known}, seen once"
         seen = outlook(study, self._spec, found, self._repository.now())

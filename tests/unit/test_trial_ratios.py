@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.trial_ratios import trial_ratios
+from autotune.analysis.trial_ratios import leading_trial, trial_ratios
 from search_spaces import defaults
 from storage import (
     AttemptResult,
@@ -71,3 +71,21 @@ def test_baseline_is_exactly_one_and_nothing_is_compared_without_it() -> None:
     found = trial_ratios(several(run(0, 100.0)), None)[0].ratio
     assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
     assert trial_ratios(several(run(1, 100.0)), None) == {}
+
+
+def test_trial_that_is_surely_slower_or_was_ended_early_does_not_lead() -> None:
+    wide = {"block_half_width": 0.3}
+    early = dataclasses.replace(
+        run(3, 300.0), result=AttemptResult(AttemptState.PRUNED, throughput=300.0)
+    )
+    attempts = several(run(0, 100.0), run(1, 50.0), run(2, 130.0, **wide), early)
+    found = trial_ratios(attempts, QUIET)
+    assert found[1].ratio.high < 1, "told apart from 1"
+    assert found[2].ratio.low < 1 < found[2].ratio.high
+    assert leading_trial(attempts, found) == 2
+
+
+@pytest.mark.parametrize("others", [(), (50.0,)], ids=["baseline-alone", "slower"])
+def test_nothing_leads_where_nothing_may_be_faster(others: tuple[float, ...]) -> None:
+    attempts = several(run(0, 100.0), *(run(n, rate) for n, rate in enumerate(others, 1)))
+    assert leading_trial(attempts, trial_ratios(attempts, QUIET)) is None

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, ConfirmedGain, best_per_batch
 from autotune.analysis.findings import Finding
-from autotune.analysis.memory import limit_of_rank
+from autotune.analysis.memory import limit_of_rank, outgrown
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.saving import Cost, EnergySaving, Saving
@@ -43,6 +43,7 @@ from search_spaces.constraints import global_batch
 from storage import (
     Attempts,
     AttemptState,
+    ChoiceReason,
     FinalistChoice,
     MessageCode,
     Purpose,
@@ -414,7 +415,17 @@ class _Collector:
             warmup=self._spec.measurement.warmup,
             bottlenecks=self._bottlenecks,
             drift=self._drift(),
+            refused=self._refused(),
         )
+
+    def _refused(self) -> set[int]:
+        """Return the trials that a check refuses: numerics, memory, or whatever had one left out."""
+        left_out = [c for c in self._search.choices if c.reason is ChoiceReason.REFUSED]
+        return {
+            *(one.trial for one in self._verdict.refused),
+            *(one.trial for one in left_out),
+            *outgrown(self._attempts),
+        }
 
     def _drift(self) -> Ratio | None:
         """Return the speed in the second half of a run of the rounds over that in the first."""

@@ -1,6 +1,6 @@
 """Trust in the answer of a study: what is measured, what wants care, what is not known."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -76,6 +76,7 @@ class Evidence:
         warmup: seconds of a run's warm-up.
         bottlenecks: what holds the baseline back.
         drift: speed in the second half of a run of the rounds over that in the first; None if unknown.
+        refused: trials that a check refuses.
     """
 
     verdict: Verdict
@@ -92,6 +93,7 @@ class Evidence:
     warmup: float
     bottlenecks: Sequence[Finding]
     drift: Ratio | None = None
+    refused: Collection[int] = ()
 
     @property
     def better(self) -> bool:
@@ -290,8 +292,9 @@ def _rival(known: Evidence) -> Point | None:
     own = next((t for t in known.trials if t.recommended and not t.baseline), None)
     if own is None or own.ratio is None or not known.verdict.confirmed:
         return None
-    others = [t for t in known.trials if t.ratio is not None and t.in_turn == own.in_turn]
-    better = [t for t in others if not t.again and t.ratio and t.ratio.value > own.ratio.value]
+    able = [t for t in known.trials if not t.again and t.trial not in known.refused]
+    others = [t for t in able if t.ratio is not None and t.in_turn == own.in_turn]
+    better = [t for t in others if t.ratio and t.ratio.value > own.ratio.value]
     if not better:
         return None
     rival = max(better, key=lambda t: t.ratio.value if t.ratio else 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.analysis.verdict import Verdict
 from autotune.export.writing import document
+from autotune.views.figures import figures_of
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
@@ -54,6 +55,8 @@ def test_what_outgrows_the_memory_is_no_choice(played: Replayed) -> None:
     assert verdict["outgrown"]["knobs"]["micro_batch"] == 8
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
+    trust = figures_of(played.repository, played.study()).trust
+    assert "rival" not in {point.code for point in trust}, "it cannot be as good"
 
 
 def test_where_nobody_knows_them_nothing_runs_and_the_report_says_so(played: Replayed) -> None:

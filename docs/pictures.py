@@ -55,7 +55,7 @@ def photograph(figures: StudyFigures, target: Path) -> None:
     """Save the first screen of a study's page as PNG."""
     with browser() as opened:
         tab = opened.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-        tab.set_content(page(figures))
+        tab.set_content(page(figures, exported="best.yaml"))
         tab.screenshot(path=target)
 
 

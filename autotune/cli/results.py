@@ -15,6 +15,7 @@ from autotune.cli.shared_options import (
     StudyArgument,
     export_path,
     open_study,
+    written_best,
 )
 from autotune.errors import BadInput
 from autotune.views.terminal import hand_over
@@ -73,7 +74,7 @@ def report(
     recomputed = recomputed_verdict(repository, name) if recompute else None
     figures = figures_of(repository, stored, recomputed)
     if as_page:
-        _write_page(page(figures), file or Path(f"{name}.html"))
+        _write_page(page(figures, exported=written_best(stored)), file or Path(f"{name}.html"))
     elif as_json:
         print(json.dumps(figures.as_dict(), indent=2))
     else:
@@ -326,4 +327,4 @@ def dashboard(
             if browser:
                 until_it_ends.enter_context(opened(addresses.page, dashboard_link(Path.cwd())))
 
-        serve(repository.database, name, port, ready)
+        serve(repository.database, name, port, ready, written_best)

@@ -117,6 +117,13 @@ def export_path(study: "StoredStudy") -> Path:
     return Path(study.workdir, study.spec["export"])
 
 
+def written_best(study: "StoredStudy") -> str:
+    """Return the path of a study's best.yaml as its file names it; empty where it is not written."""
+    from autotune.export.writing import is_of
+
+    return str(study.spec["export"]) if is_of(export_path(study), study.name) else ""
+
+
 def seconds(option: str, text: str | None) -> float | None:
     """Parse a time of the command line: `90`, `90s`, `20m`.
 

@@ -17,11 +17,14 @@ from autotune.views.admission import App, Environ, Invited, StartResponse, ThisM
 from autotune.views.figures import figures_of
 from autotune.views.page import REFRESH, page
 from autotune.worker.files import make_private
-from storage import Database, Repository
+from storage import Database, Repository, StoredStudy
 
 _LOOPBACK = "127.0.0.1"
 _PAGE = "/report"
 """Path of the page of the study."""
+
+Exported = Callable[[StoredStudy], str]
+"""Function from a study to the path of its best.yaml; empty where it is not written."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -48,8 +51,11 @@ class Addresses(NamedTuple):
 class _WithPage:
     """WSGI application that answers one path with the page of a study, and passes all others on."""
 
-    def __init__(self, app: App, repository: Repository, name: str, trials: str) -> None:
+    def __init__(
+        self, app: App, repository: Repository, name: str, trials: str, exported: Exported
+    ) -> None:
         self._app = app
+        self._exported = exported
         self._repository = repository
         self._name = name
         self._trials = trials
@@ -59,10 +65,12 @@ class _WithPage:
         if environ.get("PATH_INFO") != _PAGE:
             return self._app(environ, start)
         try:
-            figures = figures_of(self._repository, self._repository.studies.named(self._name))
+            study = self._repository.studies.named(self._name)
+            figures = figures_of(self._repository, study)
         except AutotuneError as error:
             return _failed(start, error)
-        return answer(start, "200 OK", page(figures, trials=self._trials))
+        text = page(figures, trials=self._trials, exported=self._exported(study))
+        return answer(start, "200 OK", text)
 
 
 def _failed(start: StartResponse, error: AutotuneError) -> Iterable[bytes]:
@@ -73,10 +81,17 @@ def _failed(start: StartResponse, error: AutotuneError) -> Iterable[bytes]:
     return answer(start, status, f"<!doctype html>{again}<p>{html.escape(str(error))}</p>\n")
 
 
-def serve(database: Database, name: str, port: int, ready: Callable[[Addresses], None]) -> None:
+def serve(
+    database: Database,
+    name: str,
+    port: int,
+    ready: Callable[[Addresses], None],
+    exported: Exported,
+) -> None:
     """Serve a study until interrupted.
 
     Args:
+        exported: returns the path of the study's best.yaml; empty where it is not written.
         port: 0 takes a free one.
         ready: called with the study's addresses once requests are answered.
 
@@ -89,7 +104,7 @@ def serve(database: Database, name: str, port: int, ready: Callable[[Addresses],
     except KeyError:  # it has not run yet, or was renamed there, which may be undone there
         trials = "/dashboard/"
     optunas = optuna_dashboard.wsgi(storage)
-    invited = Invited(_WithPage(optunas, Repository(database), name, trials))
+    invited = Invited(_WithPage(optunas, Repository(database), name, trials, exported))
     try:
         server = make_server(_LOOPBACK, port, ThisMachine(invited), _Server, handler_class=_Quiet)
     except OSError as error:

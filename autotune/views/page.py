@@ -96,15 +96,18 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Nothing may be loaded or run, should a text ever not be inert."""
 
 
-def page(figures: StudyFigures, *, trials: str = "") -> str:
+def page(figures: StudyFigures, *, trials: str = "", exported: str = "") -> str:
     """Return the page of a study as HTML.
 
     Args:
         figures: of the study.
+        exported: path of the study's best.yaml; empty if there is none.
         trials: address of its trials in optuna-dashboard, where the page is served; it then loads
             itself again while the study runs.
     """
-    made = [(name, title, body) for name, title, make in _SECTIONS if (body := make(figures))]
+    sections = [("answer", "", _answer(figures, exported))]
+    sections += [(name, title, make(figures)) for name, title, make in _SECTIONS]
+    made = [(name, title, body) for name, title, body in sections if body]
     nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title, _ in made if title)
     if trials:
         nav += f' <a href="{escaped(trials)}">all trials in optuna-dashboard</a>'
@@ -154,10 +157,11 @@ def _header(figures: StudyFigures) -> str:
     return f"<header>{''.join(parts)}</header>"
 
 
-def _answer(figures: StudyFigures) -> str:
+def _answer(figures: StudyFigures, exported: str) -> str:
     if not figures.answer.better:
         return _no_recommendation(figures)
-    return f'<div class="hero"><div>{_claim(figures)}</div><div class="box">{_diff(figures)}</div></div>'
+    box = f'<div class="box">{_diff(figures)}{_use(figures, exported)}</div>'
+    return f'<div class="hero"><div>{_claim(figures)}</div>{box}</div>'
 
 
 def _no_recommendation(figures: StudyFigures) -> str:
@@ -244,14 +248,23 @@ def _diff(figures: StudyFigures) -> str:
         for one in answer.changes
     )
     note = '<p class="note">Pale: alone not distinguishable from no gain.</p>' if unsure else ""
-    name = escaped(figures.study)
-    export = f"autotune export {name}\n" if figures.provisional else ""
-    command = f"{export}autotune run best.yaml -- YOUR COMMAND"
     return (
         f'<p class="kicker">What changes: {len(answer.changes)} of {len(figures.own_knobs)} knobs of '
-        f'this job</p><table class="diff">{rows}</table>{note}<p class="kicker">Use it</p>'
-        f'<pre>{command}</pre><p class="note">or in code <code>autotune.load("best.yaml")</code></p>'
-        f'<p class="note">Trial {answer.trial} of the study.</p>'
+        f'this job</p><table class="diff">{rows}</table>{note}'
+    )
+
+
+def _use(figures: StudyFigures, exported: str) -> str:
+    """Return how the recommendation is used, with the command that writes it where no file has it."""
+    file, export = exported, ""
+    if not exported or figures.provisional:
+        file = f"{figures.study}-best.yaml"
+        export = f"autotune export {figures.study} -o {file}\n"
+    command = f"{export}autotune run {file} -- YOUR COMMAND"
+    return (
+        f'<p class="kicker">Use it</p><pre>{escaped(command)}</pre><p class="note">or in code '
+        f'<code>autotune.load("{escaped(file)}")</code></p>'
+        f'<p class="note">Trial {figures.answer.trial} of the study.</p>'
     )
 
 
@@ -705,7 +718,6 @@ def _unchanged(figures: StudyFigures) -> str:
 
 
 _SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (
-    ("answer", "", _answer),
     ("saving", "saving", _saving),
     ("trust", "trust", _trust),
     ("rounds", "rounds", _rounds),
@@ -717,4 +729,4 @@ _SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (
     ("how", "how and where", _how),
     ("all", "in words", _all),
 )
-"""Id, title in the list of sections (empty: not in it), and maker of each section."""
+"""Id, title in the list of sections, and maker of each section but the answer."""

@@ -89,7 +89,7 @@ def test_the_dashboard_itself_makes_no_study(played: Replayed) -> None:
     played.run(**TWO)
     rename(played, played.name, "mine")
     for name in (played.name, "mine"):
-        serve(played.repository.database, name, 0, ready)
+        serve(played.repository.database, name, 0, ready, lambda _: "best.yaml")
     storage = played.repository.database.optuna()
     [known] = storage.get_all_studies()
     assert (known.study_name, opened) == ("mine", ["", f"studies/{known._study_id}"])

@@ -515,6 +515,19 @@ def test_page_is_written_where_it_is_asked_for(played: Replayed, tmp_path: Path)
     assert "--html" in refused.stderr
 
 
+def test_page_names_the_file_that_has_the_recommendation(played: Replayed) -> None:
+    played.run(search_space={"micro_batch": [2, 16]}, export="own.yaml")
+    shown = words(answered(played, "report", played.name, "-", "--html"))
+    assert "autotune run own.yaml -- YOUR COMMAND" in shown
+    assert "autotune export" not in shown
+    own = played.folder / "own.yaml"
+    own.write_text(own.read_text().replace(f"study: {played.name}", "study: another"))
+    shown = words(answered(played, "report", played.name, "-", "--html"))
+    assert f"autotune export {played.name} -o {played.name}-best.yaml" in shown
+    assert f"autotune run {played.name}-best.yaml -- YOUR COMMAND" in shown
+    assert "own.yaml" not in shown
+
+
 def test_file_of_another_kind_is_not_replaced(played: Replayed) -> None:
     played.run(budget={"trials": 3})
     with sqlite3.connect(played.folder / "own.db") as connection:

@@ -52,6 +52,7 @@ class StudyComparison:
 
     Attributes:
         gains: ratios of rates of both over their own baselines; None where there is none.
+        doubts: why the gain of each is no proof, in words; empty if it is one.
         units: of their rates.
         change: second gain over the first; None unless both are known, and of one quantity.
         environments: differences of the machines and their software.
@@ -62,6 +63,7 @@ class StudyComparison:
     first: str
     second: str
     gains: tuple[Ratio | None, Ratio | None]
+    doubts: tuple[str, str]
     units: tuple[str, str]
     change: Ratio | None
     environments: tuple[Difference, ...]
@@ -71,18 +73,26 @@ class StudyComparison:
 
 def comparison(first: StudyFigures, second: StudyFigures) -> StudyComparison:
     """Return what differs between two studies."""
-    ratios = first.answer.speedup, second.answer.speedup
+    ratios = first.answer.gain, second.answer.gain
     alike = first.unit == second.unit
     return StudyComparison(
         first=first.study,
         second=second.study,
         gains=ratios,
+        doubts=(_doubt(first), _doubt(second)),
         units=(first.unit, second.unit),
         change=_change(*ratios) if alike else None,
         environments=tuple(_environments(first, second)),
         settings=tuple(_settings(first, second)),
         checks=tuple(_checks(first, second)),
     )
+
+
+def _doubt(figures: StudyFigures) -> str:
+    """Return why the gain of a study is no proof, in words; empty if it is one."""
+    if not figures.answer.better or not figures.provisional:
+        return ""
+    return "provisional" if figures.answer.confirmed else "seen once, not confirmed"
 
 
 def _change(first: Ratio | None, second: Ratio | None) -> Ratio | None:
@@ -151,28 +161,33 @@ def _rates(figures: StudyFigures) -> str:
 
 def _checks(first: StudyFigures, second: StudyFigures) -> Iterator[PartCheck]:
     alike = first.unit == second.unit
-    if not first.answer.better or first.answer.speedup is None:
+    if first.answer.gain is None:
         yield _kept(first, second, alike=alike)
         return
     if alike:
-        yield _better(first.answer.speedup, second)
-        yield _by_as_much(first.answer.speedup, second)
+        yield _better(first.answer.gain, second)
+        yield _by_as_much(first.answer.gain, second)
     changes = {one.knob: one.after for one in second.answer.changes}
     for one in first.answer.changes:
         yield _change_stays(one.knob, one.after, changes, second)
 
 
 def _kept(first: StudyFigures, second: StudyFigures, *, alike: bool) -> PartCheck:
-    terms = Terms.of(second.unit)
     statement = f"nothing is {Terms.of(first.unit).better} than yours"
     if not alike:
         return PartCheck(statement, Holds.UNKNOWN, f"{second.study} compares {second.unit}")
-    if second.answer.better and second.answer.speedup is not None:
-        why = f"{second.study} found {said_ratio(second.answer.speedup, terms)}"
-        return PartCheck(statement, Holds.NO, why)
+    if (now := second.answer.gain) is not None:
+        why = f"{second.study} found {_told(now, second)}"
+        return PartCheck(statement, Holds.NO if second.answer.confirmed else Holds.UNKNOWN, why)
     kinds = [one.answer.kind for one in (first, second)]
     holds = Holds.YES if set(kinds) == {Kind.NOTHING_BETTER} else Holds.UNKNOWN
     return PartCheck(statement, holds, f"{_kind_text(first)}; {_kind_text(second)}")
+
+
+def _told(gain: Ratio, figures: StudyFigures) -> str:
+    """Return the gain of a study, and why it is no proof."""
+    doubt = _doubt(figures)
+    return f"{said_ratio(gain, Terms.of(figures.unit))}{f', {doubt}' if doubt else ''}"
 
 
 def _kind_text(figures: StudyFigures) -> str:
@@ -182,20 +197,20 @@ def _kind_text(figures: StudyFigures) -> str:
 def _better(before: Ratio, second: StudyFigures) -> PartCheck:
     terms = Terms.of(second.unit)
     statement = f"something is {terms.better} than yours: {said_ratio(before, terms)}"
-    now = second.answer.speedup if second.answer.better else None
+    now = second.answer.gain
     if now is None:
         return PartCheck(statement, Holds.UNKNOWN, f"{second.study} recommends nothing")
-    return PartCheck(
-        statement, Holds.YES if now.faster else Holds.UNKNOWN, f"now {said_ratio(now, terms)}"
-    )
+    holds = now.faster and second.answer.confirmed
+    return PartCheck(statement, Holds.YES if holds else Holds.UNKNOWN, f"now {_told(now, second)}")
 
 
 def _by_as_much(before: Ratio, second: StudyFigures) -> PartCheck:
     statement = "by as much"
-    now = second.answer.speedup if second.answer.better else None
-    change = _change(before, now)
-    if now is None or change is None:
+    change = _change(before, second.answer.gain)
+    if change is None:
         return PartCheck(statement, Holds.UNKNOWN, "there is no second gain")
+    if not second.answer.confirmed:
+        return PartCheck(statement, Holds.UNKNOWN, "the second gain is not confirmed")
     holds = Holds.NO if change.distinguishable else Holds.YES
     return PartCheck(
         statement, holds, f"now over before: {said_ratio(change, Terms.of(second.unit))}"
@@ -230,10 +245,12 @@ def comparison_text(found: StudyComparison) -> str:
 
 def _gain_lines(found: StudyComparison) -> Iterator[str]:
     names = found.first, found.second
-    for name, ratio, unit in zip(names, found.gains, found.units, strict=True):
+    several = zip(names, found.gains, found.units, found.doubts, strict=True)
+    for name, ratio, unit, doubt in several:
         terms = Terms.of(unit)
         of = "of" if terms.of_energy else "over"
-        yield f"  {name}: {f'{said_ratio(ratio, terms)} {of} yours' if ratio else 'no gain'}"
+        gain = f"{said_ratio(ratio, terms)} {of} yours" if ratio else "no gain"
+        yield f"  {name}: {gain}{f', {doubt}' if doubt else ''}"
     if found.change is not None:
         yield f"  second over first: {said_ratio(found.change, Terms.of(found.units[0]))}"
 

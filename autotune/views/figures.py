@@ -114,6 +114,11 @@ class StudyAnswer:
         """True if another configuration than the baseline is recommended, or leads so far."""
         return self.kind == Kind.BETTER and self.speedup is not None
 
+    @property
+    def gain(self) -> Ratio | None:
+        """Speed-up of what is better than the baseline; None where nothing is known to be."""
+        return self.speedup if self.better else None
+
 
 @dataclass(frozen=True)
 class Search:

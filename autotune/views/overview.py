@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.standing import Present, Standing
-from autotune.analysis.verdict import Verdict
+from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, duration
 from autotune.config import StudySpec, withheld
 from autotune.errors import OtherVersion
@@ -234,7 +234,9 @@ def table(rows: list[dict[str, Any]], now: float) -> str:
 
 
 def _speedup(row: dict[str, Any]) -> str:
-    """Return the proven speed-up of a study, or that of the trial that leads."""
+    """Return the proven speed-up of a study, why there is none, or that of the trial that leads."""
+    if row["verdict"] and row["verdict"]["kind"] != Kind.BETTER:
+        return str(row["verdict"]["kind"]).replace("_", " ")
     if row["verdict"] and row["speedup"]:
         return short_ratio(_ratio(row["speedup"]))
     if row["verdict"] and row["energy_ratio"]:

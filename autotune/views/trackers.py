@@ -42,10 +42,10 @@ def parameters(figures: StudyFigures) -> dict[str, str]:
 def metrics(figures: StudyFigures) -> dict[str, float]:
     """Return the figures of the answer that are known, each with the bounds of its interval."""
     found = {"rounds": float(figures.answer.rounds), "device_hours": figures.cost.device_hours}
-    if figures.answer.speedup is not None:
+    if figures.answer.gain is not None:
         terms = Terms.of(figures.unit)
         name = "energy_ratio" if terms.of_energy else "speedup"
-        found |= _bounded(name, terms.said(figures.answer.speedup))
+        found |= _bounded(name, terms.said(figures.answer.gain))
     if isinstance(figures.saving, EnergySaving):
         found |= _bounded("saved_kilowatt_hours", figures.saving.kilowatt_hours)
     elif figures.saving is not None:

@@ -37,6 +37,7 @@ from autotune.views.paper import (
     stage_title,
 )
 from autotune.views.progress import ProgressLines
+from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
@@ -45,7 +46,7 @@ from search_spaces.knob import written
 from storage import ChoiceReason, Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
-from tests.support.states import WHOLE, tuned
+from tests.support.states import STATES, WHOLE, tuned
 from tests.support.steering import ask
 from tests.support.waiting import wait_for
 
@@ -377,6 +378,14 @@ def test_baseline_that_still_runs_is_not_said_to_fail(played: Replayed) -> None:
         assert "does not run here" not in pages[kind]
 
 
+def test_list_tells_of_an_undecided_study_that_it_is(played: Replayed) -> None:
+    shown = STATES["undecided"](played).figures
+    assert shown.answer.kind is Kind.UNDECIDED
+    listed = answered(played, "list")
+    assert "undecided" in listed
+    assert "1.00x" not in listed
+
+
 def test_study_that_keeps_the_baseline_says_so_first(played: Replayed) -> None:
     flat = where(PLAIN, lambda _: True, rate=50.0)
     played.on(noisy(flat, run=0.03, block=0.01)).run(budget={"trials": 6})
@@ -629,6 +638,31 @@ def test_comparison_says_what_still_holds(played: Replayed) -> None:
     assert "does not hold" in comparison_text(changed)
     found = answered(played, "compare", played.name, played.name, "--json")
     assert json.loads(found)["checks"] == json.loads(json.dumps(as_json(again)))["checks"]
+
+
+@pytest.mark.parametrize("kind", [Kind.UNDECIDED, Kind.NOTHING_BETTER])
+def test_study_that_keeps_the_baseline_has_no_gain_to_compare(played: Replayed, kind: Kind) -> None:
+    first = tuned(played)
+    kept = dataclasses.replace(first.answer, kind=kind, speedup=Ratio(1, 1, 1), changes=())
+    found = comparison(first, dataclasses.replace(first, study="kept", answer=kept))
+    assert (found.gains, found.change) == ((first.answer.speedup, None), None)
+    assert "kept: no gain" in comparison_text(found)
+    assert "second over first" not in comparison_text(found)
+    assert "speedup" not in metrics(dataclasses.replace(first, answer=kept))
+
+
+def test_gain_that_was_seen_once_confirms_and_refutes_nothing(played: Replayed) -> None:
+    first = tuned(played)
+    seen = dataclasses.replace(first.answer, provisional=True, confirmed=False)
+    second = dataclasses.replace(first, study="running", answer=seen)
+    better, as_much, *_ = comparison(first, second).checks
+    assert {better.holds, as_much.holds} == {Holds.UNKNOWN}
+    assert "over yours, seen once, not confirmed" in comparison_text(comparison(first, second))
+    kept = dataclasses.replace(
+        first, answer=dataclasses.replace(first.answer, kind=Kind.NOTHING_BETTER, speedup=None)
+    )
+    [check] = comparison(kept, second).checks
+    assert check.holds is Holds.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.analysis.wording import counted, duration
+from autotune.analysis.wording import counted, duration, quantity
 from autotune.config import StudySpec
 from autotune.errors import StudyNotFound
 from autotune.service.queues import queue_for
@@ -50,7 +50,7 @@ def prediction_text(found: Mapping[str, Any]) -> str:
     most = [
         "trials without a limit" if trials is None else counted(trials, "trial"),
         "no limit of time" if time is None else duration(time),
-        "device hours without a limit" if hours is None else f"{hours:.3g} device hours",
+        "device hours without a limit" if hours is None else f"{quantity(hours)} device hours",
     ]
     on = counted(ranks, "rank") if ranks else "as many ranks as there are devices"
     before = ", ".join(found["before"])

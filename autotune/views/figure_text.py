@@ -248,7 +248,9 @@ def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) ->
 
 def _cost(cost: Cost) -> Fact:
     spent = f"{duration(cost.seconds)} of runs"
-    return Fact("cost", f"{cost.device_hours:.2g} device hours", note=spent)
+    return Fact(
+        "cost", f"{_two_digits(cost.device_hours, Rounding.NEAREST)} device hours", note=spent
+    )
 
 
 def range_text(rates: tuple[float, float], unit: str) -> str:

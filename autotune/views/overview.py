@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.analysis.standing import Present, Standing
 from autotune.analysis.verdict import Kind, Verdict
-from autotune.analysis.wording import Terms, duration
+from autotune.analysis.wording import Terms, duration, quantity
 from autotune.config import StudySpec, withheld
 from autotune.errors import OtherVersion
 from autotune.measurement.estimate import Ratio
@@ -209,7 +209,7 @@ def _of_time(status: dict[str, Any]) -> str:
     if hours is None:
         return text
     most = status["budget"]["device_hours"]
-    return f"{text}, {hours:.3g}{f' of {most:g}' if most else ''} device hours"
+    return f"{text}, {quantity(hours)}{f' of {most:g}' if most else ''} device hours"
 
 
 def table(rows: list[dict[str, Any]], now: float) -> str:

@@ -408,7 +408,7 @@ def _step(figures: StudyFigures) -> str:
     for name, whole, parts in both:
         segments = "".join(
             f'<div class="seg p{place % 8}" style="width:{100 * ms / most:.2f}%" '
-            f'title="{escaped(part.label)}: {ms:.4g} ms">'
+            f'title="{escaped(part.label)}: {quantity(ms)} ms">'
             + (f"<span>{quantity(ms)}</span>" if ms > 0.06 * most else "")
             + "</div>"
             for place, (part, ms) in enumerate(zip(made.parts, parts, strict=True))

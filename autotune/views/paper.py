@@ -30,7 +30,7 @@ from storage import ChoiceReason, FinalistChoice, Repository
 
 _SHOWN = 10
 """Trials in the table of the search."""
-_MILLI = 1e3
+_MILLI, _PER_TERA = 1e3, 1e-12
 _DISTURBED = 0.1
 """Share of disturbed blocks from which on a trial is said to be disturbed."""
 _A_PAIR = 2
@@ -191,13 +191,17 @@ def _step(figures: StudyFigures) -> Iterator[str]:
     yield "|---|---|" + ("" if kept else "---|---|")
     rows = [(part.label, part.before, part.after) for part in made.parts]
     for label, before, after in [*rows, ("a step", made.before, made.after)]:
-        more = "" if kept else f" {after:.4g} | {after - before:+.3g} |"
-        yield f"| {label} | {before:.4g} |{more}"
+        more = "" if kept else f" {quantity(after)} | {_change(after - before)} |"
+        yield f"| {label} | {quantity(before)} |{more}"
     yield ""
     yield step_note(made, figures.job)
     if figures.traces:
         yield "Traces for https://ui.perfetto.dev:"
         yield from (f"- `{path}`" for path in figures.traces)
+
+
+def _change(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{quantity(abs(value))}"
 
 
 def step_note(made: StepMade, job: Job) -> str:
@@ -404,20 +408,20 @@ def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str
     exposed = None if made else ran.exposed_share
     rows = [
         ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
-        ("step time, mean, ms", made and made.after, "{:.4g}, which the composition splits"),
-        ("step time, median, ms", _milliseconds(ran.step_p50), "{:.4g}"),
-        ("step time, 95th percentile, ms", _milliseconds(ran.step_p95), "{:.4g}"),
-        ("step time, longest, ms", _milliseconds(ran.step_max), "{:.4g}"),
+        ("step time, mean, ms", made and quantity(made.after), "{}, which the composition splits"),
+        ("step time, median, ms", _quantity(ran.step_p50, _MILLI), "{}"),
+        ("step time, 95th percentile, ms", _quantity(ran.step_p95, _MILLI), "{}"),
+        ("step time, longest, ms", _quantity(ran.step_max, _MILLI), "{}"),
         ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
         ("communication that every rank waited for", exposed, "{:.1%} of the time"),
         ("slowest rank over the median one", ran.straggler, "{:.3f}"),
         ("peak memory of a rank", ran.peak_bytes / MIB, "{:,.0f} MiB"),
         ("memory left free", ran.headroom, "{:.1%}"),
-        ("model TFLOP/s of a rank", ran.flops and ran.flops / 1e12, "{:.3g}"),
+        ("model TFLOP/s of a rank", _quantity(ran.flops, _PER_TERA), "{}"),
         ("of the device's peak", ran.utilisation, "{:.1%}"),
         ("clock of the slowest device", ran.clock_mhz, "{:,.0f} MHz"),
-        ("energy of a sample", ran.energy_per_sample, "{:.4g} J"),
-        ("power of all devices, mean", ran.watts, "{:.4g} W"),
+        ("energy of a sample", _quantity(ran.energy_per_sample), "{} J"),
+        ("power of all devices, mean", _quantity(ran.watts), "{} W"),
         ("compiling", ran.compile_seconds or None, "{:.1f} s"),
     ]
     for label, value, form in rows:
@@ -425,8 +429,8 @@ def running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, str
             yield label, form.format(value)
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else _MILLI * seconds
+def _quantity(value: float | None, factor: float = 1.0) -> str | None:
+    return None if value is None else quantity(factor * value)
 
 
 def _measurement(figures: StudyFigures) -> Iterator[str]:

@@ -100,8 +100,9 @@ def _assert_same_reasons(figures: StudyFigures, texts: dict[str, str], note: str
             assert ratio_text(gain.gain) in texts[name], (name, gain.knob)
     for part in figures.step.parts:
         if part.before:
-            assert f"| {part.label} | {part.before:.4g} | {part.after:.4g} |" in texts["report"]
-            assert quantity(part.before) in texts["page"] and quantity(part.after) in texts["page"]
+            before, after = quantity(part.before), quantity(part.after)
+            assert f"| {part.label} | {before} | {after} |" in texts["report"]
+            assert before in texts["page"] and after in texts["page"]
     for choice in figures.search.choices:
         assert choice_text(choice) in texts["report"]
         assert choice.expected is not None and expected_ratio(choice) in texts["page"]
@@ -769,6 +770,22 @@ def test_table_is_the_same_as_parquet(played: Replayed, tmp_path: Path) -> None:
     rows = table(played)
     assert [str(trial) for trial in written["trial"]] == [row["trial"] for row in rows]
     assert written["ratio"].notna().sum() == sum(bool(row["ratio"]) for row in rows) > 0
+
+
+def test_large_figures_have_no_exponent(played: Replayed) -> None:
+    figures = tuned(played)
+    assert figures.step is not None and figures.running is not None
+    slow = dataclasses.replace(figures.step, before=61_725.0, after=12_345.0)
+    large = dataclasses.replace(
+        figures.running, step_p50=12.3, step_p95=12.4, watts=11_200.0, flops=4.2e15
+    )
+    cost = dataclasses.replace(figures.cost, device_hours=160.0)
+    shown = dataclasses.replace(figures, step=slow, running=large, cost=cost)
+    for text in (report_of(shown), words(page(shown)), final_block(shown)):
+        assert not re.findall(r"\de[+-]?\d", text)
+        assert "160 device hours" in text
+    assert "| a step | 61,725 | 12,345 | -49,380 |" in report_of(shown)
+    assert "| power of all devices, mean | 11,200 W |" in report_of(shown)
 
 
 @pytest.mark.parametrize("members", [2, 3])

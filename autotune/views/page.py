@@ -148,7 +148,7 @@ def _header(figures: StudyFigures) -> str:
         f"<b>{escaped(figures.study)}</b>",
         f'<span class="pill {"ok" if done else "warn"}">{escaped(figures.state.lower())}</span>',
     ]
-    if figures.provisional and figures.error is None:
+    if figures.provisional and (figures.error is None or figures.answer.better):
         parts.append('<span class="pill warn">provisional: every figure may change</span>')
     found = figures.environments
     machine = machine_name(found[0]) if found else figures.verdict.measured_on
@@ -161,7 +161,18 @@ def _answer(figures: StudyFigures, exported: str) -> str:
     if not figures.answer.better:
         return _no_recommendation(figures)
     box = f'<div class="box">{_diff(figures)}{_use(figures, exported)}</div>'
-    return f'<div class="hero"><div>{_claim(figures)}</div>{box}</div>'
+    hero = f'<div class="hero"><div>{_claim(figures)}</div>{box}</div>'
+    if not figures.error:
+        return hero
+    return f'<p class="kicker">{_ended_in(figures)}</p>{_error(figures.error)}{hero}'
+
+
+def _ended_in(figures: StudyFigures) -> str:
+    return escaped(f"Study {figures.state.lower()}")
+
+
+def _error(text: str) -> str:
+    return f'<p class="lead wide cause">{_marked(text[:1].upper() + text[1:])}</p>'
 
 
 def _no_recommendation(figures: StudyFigures) -> str:
@@ -169,10 +180,9 @@ def _no_recommendation(figures: StudyFigures) -> str:
     title = _title(figures)
     texts = [f'<p class="lead wide">{_marked(figures.answer.text)}</p>']
     if error := figures.error:
-        kicker = f"Study {figures.state.lower()}"
-        told = f'<p class="lead wide cause">{_marked(error[:1].upper() + error[1:])}</p>'
-        texts = [told, *(texts if figures.answer.kind is not Kind.NO_RESULT else ())]
-    head = f'<p class="kicker">{escaped(kicker)}</p><h1 class="word">{escaped(title)}</h1>'
+        kicker = _ended_in(figures)
+        texts = [_error(error), *(texts if figures.answer.kind is not Kind.NO_RESULT else ())]
+    head = f'<p class="kicker">{kicker}</p><h1 class="word">{escaped(title)}</h1>'
     return head + "".join(texts)
 
 

@@ -412,6 +412,17 @@ def test_best_yaml_beside_a_baseline_that_does_not_run_is_told_as_another_config
     assert "as it is" not in shown
 
 
+def test_page_of_a_failed_study_says_why_before_what_leads(played: Replayed) -> None:
+    figures = tuned(played)
+    answer = dataclasses.replace(figures.answer, provisional=True)
+    failed = dataclasses.replace(
+        figures, state="FAILED", error="the disk was full: `df` tells", answer=answer
+    )
+    text = words(page(failed))
+    assert "provisional: every figure may change" in text
+    assert text.index("The disk was full:") < text.index("So far, over yours")
+
+
 def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed) -> None:
     broken = where(PLAIN, lambda _: True, outcome=Outcome.CRASH, cause="rank 0: killed")
     played.on(broken).run_until_it_fails(budget={"trials": 3})

@@ -53,6 +53,7 @@ from storage import (
     StoredMessage,
     StoredNoise,
     StoredStudy,
+    StudyState,
 )
 
 VERSION = 1
@@ -264,6 +265,11 @@ class StudyFigures:
     def provisional(self) -> bool:
         """True until the study has ended."""
         return self.answer.provisional
+
+    @property
+    def earlier(self) -> bool:
+        """True if the answer is a verdict from before the study went on."""
+        return self.state != StudyState.DONE and not self.provisional
 
     def as_dict(self) -> dict[str, Any]:
         """Return the data for JSON."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 
 from autotune.analysis.provenance import machine_name
-from autotune.analysis.rounds import Round
+from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import Terms, counted, quantity
@@ -150,6 +150,8 @@ def _header(figures: StudyFigures) -> str:
     ]
     if figures.provisional and (figures.error is None or figures.answer.better):
         parts.append('<span class="pill warn">provisional: every figure may change</span>')
+    if figures.earlier:
+        parts.append('<span class="pill warn">the verdict is from before it went on</span>')
     found = figures.environments
     machine = machine_name(found[0]) if found else figures.verdict.measured_on
     texts = [machine, figures.job.ranks, when]
@@ -176,7 +178,7 @@ def _error(text: str) -> str:
 
 
 def _no_recommendation(figures: StudyFigures) -> str:
-    kicker = "So far" if figures.provisional else "Verdict"
+    kicker = "So far" if figures.provisional else f"Verdict{_since(figures)}"
     title = _title(figures)
     texts = [f'<p class="lead wide">{_marked(figures.answer.text)}</p>']
     if error := figures.error:
@@ -189,7 +191,7 @@ def _no_recommendation(figures: StudyFigures) -> str:
 def _claim(figures: StudyFigures) -> str:
     answer, ratio = figures.answer, figures.answer.speedup
     assert ratio is not None
-    kicker = "Recommended, over yours"
+    kicker = f"Recommended, over yours{_since(figures)}"
     if figures.provisional:
         kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
     terms, batch = Terms.of(figures.unit), _batch(figures.job)
@@ -213,6 +215,11 @@ def _claim(figures: StudyFigures) -> str:
         f'<p class="kicker">{kicker}</p><h1>{title}</h1><p class="lead">{lead}</p>'
         f'{charts.interval_strip(figures)}<p class="note">{won}{escaped(rates)}</p>{_cautions(figures)}'
     )
+
+
+def _since(figures: StudyFigures) -> str:
+    """Return what has become of a verdict since, as the end of a title; empty: nothing."""
+    return "; the study has gone on since" if figures.earlier else ""
 
 
 def _batch(job: Job) -> str:
@@ -375,7 +382,7 @@ def _round_tables(figures: StudyFigures) -> str:
     tables = ""
     for stage in STAGES:
         several = [one for one in figures.rounds if one.stage is stage]
-        if stage in charts.COMPLETE and any(one.ratios for one in several):
+        if stage is not Stage.OPEN and any(one.ratios for one in several):
             tables += f"<h3>{stage_title(several)}</h3>{_round_table(several, trials, figures)}"
     return tables
 

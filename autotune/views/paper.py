@@ -99,7 +99,7 @@ def _heading(figures: StudyFigures) -> Iterator[str]:
     yield f"The study is {figures.state}" + (f": {figures.error}" if figures.error else ".")
     if figures.state in ("STOPPED", "FAILED"):
         yield f"`autotune resume {figures.study}` goes on."
-    if not figures.provisional:
+    if figures.earlier:
         yield "The verdict is from before it went on."
 
 

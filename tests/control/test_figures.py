@@ -423,6 +423,29 @@ def test_page_of_a_failed_study_says_why_before_what_leads(played: Replayed) -> 
     assert text.index("The disk was full:") < text.index("So far, over yours")
 
 
+def test_verdict_of_a_study_that_goes_on_is_told_as_one_from_before(played: Replayed) -> None:
+    changes: dict[str, Any] = {"search_space": {"micro_batch": [2, 8, 16]}}
+    played.run(**changes, budget={"trials": 2})
+    answer = figures_of(played.repository, played.study()).answer
+    assert answer.better
+    found: list[StudyFigures] = []
+
+    def look(launch: Launch) -> Answer:
+        if played.attempts()[-1].purpose == "search":
+            found.append(figures_of(played.repository, played.study()))
+        return PLAIN(launch)
+
+    played.on(look).run(**changes, budget={"trials": 3})
+    assert found[-1].answer.speedup == answer.speedup
+    text = words(page(found[-1]))
+    assert "the verdict is from before it went on" in text
+    assert "Recommended, over yours; the study has gone on since" in text
+    assert STAGES[Stage.BEFORE] in text, "its rounds"
+    assert "before it went on" in report_of(found[-1])
+    ended = words(page(figures_of(played.repository, played.study())))
+    assert "before it went on" not in ended and "gone on since" not in ended
+
+
 def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed) -> None:
     broken = where(PLAIN, lambda _: True, outcome=Outcome.CRASH, cause="rank 0: killed")
     played.on(broken).run_until_it_fails(budget={"trials": 3})

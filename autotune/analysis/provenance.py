@@ -77,6 +77,11 @@ def measured_in(
     return environment_of(last[0].id) if last else None
 
 
+def nodes_of(environment: Mapping[str, Any]) -> int:
+    """Return the number of machines of an environment."""
+    return 1 + len(environment.get("others", ()))
+
+
 def machine_name(environment: Mapping[str, Any]) -> str:
     """Return the devices of a machine, or its processor, with its kind, host name and PyTorch."""
     nodes = [environment, *environment.get("others", ())]

@@ -17,7 +17,7 @@ from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, ConfirmedGain, best_per_batch
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank, outgrown
-from autotune.analysis.provenance import measured_in
+from autotune.analysis.provenance import measured_in, nodes_of
 from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.saving import Cost, EnergySaving, Saving
 from autotune.analysis.trial_ratios import changed_knobs, rate_range
@@ -427,6 +427,7 @@ class _Collector:
             bottlenecks=self._bottlenecks,
             drift=self._drift(),
             refused=self._refused(),
+            nodes=nodes_of(self._environments[0]) if self._environments else 1,
         )
 
     def _refused(self) -> set[int]:

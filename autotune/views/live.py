@@ -280,9 +280,8 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
             yield row
     yield Text("")
     yield from _so_far(moment, trials)
-    yield from _restless(
-        moment, [one.rates.get(today) for one in moment.rounds if today is not None]
-    )
+    since = [one for one in moment.rounds if one.stage is not Stage.BEFORE]
+    yield from _restless(moment, [one.rates.get(today) for one in since if today is not None])
 
 
 def _restless(moment: LiveMoment, rates: Iterable[float | None]) -> Iterator[Text]:

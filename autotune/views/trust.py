@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from autotune.analysis.attribution import Contribution
 from autotune.analysis.findings import Finding
-from autotune.analysis.rounds import Round
+from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, counted, duration, share_text
 from autotune.measurement.bottleneck import STRAGGLER
@@ -34,6 +34,8 @@ _OPENED_BY = {
 }
 """Setting that a search would go on with, for each limit that ends one."""
 _OFTEN_DISTURBED = 0.1
+_MOST_PAUSED = 2.0
+"""Time from the first run to the last, over that for which it was served, of one sitting (judgement)."""
 _FINEST_DRIFT = 0.001
 
 
@@ -70,13 +72,14 @@ class Evidence:
     Attributes:
         timed: attempts with a rate.
         search_end: cause that ended the search; None if it goes on, or if that is not recorded.
-        environments: number of machines that were measured on.
-        elapsed: seconds of the study.
+        environments: number of environments that were measured in.
+        elapsed: seconds for which the study was served.
         energy: of the baseline and the recommended configuration; None where it was not read.
         warmup: seconds of a run's warm-up.
         bottlenecks: what holds the baseline back.
         drift: speed in the second half of a run of the rounds over that in the first; None if unknown.
         refused: trials that a check refuses.
+        nodes: machines of the environment.
     """
 
     verdict: Verdict
@@ -94,6 +97,7 @@ class Evidence:
     bottlenecks: Sequence[Finding]
     drift: Ratio | None = None
     refused: Collection[int] = ()
+    nodes: int = 1
 
     @property
     def better(self) -> bool:
@@ -107,11 +111,18 @@ class Evidence:
 
     @property
     def baseline_rates(self) -> list[float]:
-        """Rates of the baseline in all rounds."""
+        """Rates of the baseline in the rounds, without those that do not count."""
         today = self.baseline
-        return (
-            [r.rates[today] for r in self.rounds if today in r.rates] if today is not None else []
-        )
+        if today is None:
+            return []
+        since = (one for one in self.rounds if one.stage is not Stage.BEFORE)
+        return [one.rates[today] for one in since if today in one.rates]
+
+    @property
+    def span(self) -> float:
+        """Seconds from the beginning of the first timed run to the end of the last one."""
+        ends = [one.ended for one in self.timed if one.ended is not None]
+        return max(ends, default=0.0) - min(one.started for one in self.timed)
 
 
 def points(evidence: Evidence) -> tuple[Point, ...]:
@@ -145,8 +156,11 @@ def _same_training(known: Evidence) -> Point | None:
 def _one_machine(known: Evidence) -> Point | None:
     if known.environments != 1:
         return None
-    text = f"One environment, within {duration(known.elapsed)}."
-    return Point(Trust.MEASURED, "one_machine", "One machine, one sitting", text)
+    text = f"One environment, within {duration(known.span)}."
+    title = "One machine" if known.nodes == 1 else f"The same {known.nodes} machines"
+    if known.span <= _MOST_PAUSED * known.elapsed:
+        title += ", one sitting"
+    return Point(Trust.MEASURED, "one_machine", title, text)
 
 
 def _within_power(known: Evidence) -> Point | None:

@@ -275,6 +275,60 @@ def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Rep
     assert final_block(shown).startswith("1.20x yours (1.02 to 1.41, 95 % CI)")
 
 
+def _evidence(played: Replayed, **changes: Any) -> Evidence:
+    """Return the evidence of a tuned study with some of its fields changed."""
+    figures = tuned(played)
+    known: dict[str, Any] = {
+        "verdict": figures.verdict,
+        "rounds": figures.rounds,
+        "trials": figures.trials,
+        "contributions": (),
+        "search_end": None,
+        "expected_gain": None,
+        "timed": tuple(played.attempts("search")),
+        "environments": 1,
+        "elapsed": figures.elapsed,
+        "unit": figures.unit,
+        "energy": None,
+        "warmup": 1.0,
+        "bottlenecks": (),
+    }
+    return Evidence(**{**known, **changes})
+
+
+def test_rounds_on_another_machine_make_none_restless(played: Replayed) -> None:
+    today = tuned(played).answer.baseline
+    assert today is not None
+    rates = [(Stage.BEFORE, 300.0), (Stage.CHOICE, 100.0), (Stage.GAIN, 101.0)]
+    rounds = [Round(n, stage, rates={today: rate}) for n, (stage, rate) in enumerate(rates, 1)]
+    found = {point.code for point in points(_evidence(played, rounds=rounds))}
+    assert "restless" not in found
+    moved = [dataclasses.replace(one, stage=Stage.CHOICE) for one in rounds]
+    assert "restless" in {point.code for point in points(_evidence(played, rounds=moved))}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "paused", "title", "within"),
+    [
+        (1, 0.0, "One machine, one sitting", "60 s"),
+        (2, 0.0, "The same 2 machines, one sitting", "60 s"),
+        (1, 7 * 86400.0, "One machine", "7.0 days"),
+    ],
+)
+def test_one_sitting_on_one_machine_is_told_only_where_it_was(
+    played: Replayed, nodes: int, paused: float, title: str, within: str
+) -> None:
+    tuned(played)
+    first, *_, last = played.attempts("search")
+    timed = (
+        dataclasses.replace(first, started=0.0, ended=10.0),
+        dataclasses.replace(last, started=paused + 50.0, ended=paused + 60.0),
+    )
+    several = points(_evidence(played, timed=timed, elapsed=60.0, nodes=nodes))
+    point = next(one for one in several if one.code == "one_machine")
+    assert (point.title, point.text) == (title, f"One environment, within {within}.")
+
+
 def test_screen_tells_an_unquiet_machine_once_and_what_is_not_known_in_one_sentence(
     played: Replayed,
 ) -> None:

@@ -84,7 +84,8 @@ class _LiveScreen:
 
     def update(self) -> None:
         """Draw the study as it is now."""
-        self._live.update(self._view.screen(self._console.width), refresh=True)
+        width, height = self._console.size
+        self._live.update(self._view.screen(width, height), refresh=True)
 
 
 class _EventLines:

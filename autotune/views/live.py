@@ -40,6 +40,8 @@ from storage import (
 
 _ROWS = 8
 """Trials or rounds that are shown at a time."""
+_ANY_HEIGHT = 1000
+"""Lines of a terminal that has room for everything."""
 _FAILED = 2
 """Failed trials that are shown, the newest."""
 _RATIO = 24
@@ -123,9 +125,9 @@ class LiveView:
         self._ratios: Mapping[int, TrialRatio] = {}
         self._rounds: Sequence[Round] = ()
 
-    def screen(self, width: int) -> Group:
-        """Return the screen as it is now."""
-        return Group(*lines(self.moment(), width))
+    def screen(self, width: int, height: int) -> Group:
+        """Return the screen as it is now, for a terminal of this size."""
+        return Group(*lines(self.moment(), width, height))
 
     def moment(self) -> LiveMoment:
         """Return the study as it is now."""
@@ -153,10 +155,38 @@ class LiveView:
         )
 
 
-def lines(moment: LiveMoment, width: int) -> Iterator[Text]:
-    """Yield the lines of the screen, none of them wider than the terminal."""
+@dataclass(frozen=True)
+class _Body:
+    """Middle of the screen.
+
+    Attributes:
+        title: of the columns.
+        rows: the most important one first.
+        below: what the rows come to.
+        newest_last: True if the rows are shown the other way round.
+    """
+
+    title: Text
+    rows: Sequence[Text]
+    below: Sequence[Text]
+    newest_last: bool = False
+
+    def lines(self, most: int) -> list[Text]:
+        """Return the lines, without the last of the rows where they are more than so many."""
+        room = max(0, most - 1 - len(self.below))
+        rows = self.rows[:room]
+        return [self.title, *(reversed(rows) if self.newest_last else rows), *self.below]
+
+
+def lines(moment: LiveMoment, width: int, height: int = _ANY_HEIGHT) -> Iterator[Text]:
+    """Yield the lines of the screen, none of them wider than the terminal.
+
+    Rows are left out where it is too low for all, and never what they come to, what runs or what
+    comes next.
+    """
     body = _proof(moment, width) if _proves(moment) else _search(moment, width)
-    for line in (*_head(moment, width), *body, *_foot(moment, width)):
+    head, foot = list(_head(moment, width)), list(_foot(moment, width))
+    for line in (*head, *body.lines(height - len(head) - len(foot)), *foot):
         line.truncate(width, overflow="ellipsis")
         line.no_wrap = True
         yield line
@@ -205,15 +235,21 @@ def _extra(moment: LiveMoment, phase: str) -> str:
     return ""
 
 
-def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
-    yield Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
-    others, lead = _best_first(moment), leading_trial(moment.attempts, moment.ratios)
-    for one in others[:_ROWS]:
+def _search(moment: LiveMoment, width: int) -> _Body:
+    title = Text(f"{'trial':>5}  {'over yours':{_RATIO}} {'MiB':>6}  changes", "dim")
+    others, lead = _best_first(moment)[:_ROWS], leading_trial(moment.attempts, moment.ratios)
+    rows = []
+    for one in others:
         ratio = moment.ratios[one.trial]
         style = "bold" if one.trial == lead else "" if ratio.in_turn else "dim"
-        yield Text(_trial_row(one, short_ratio(ratio.ratio), moment, width), style)
-    shown = [moment.ratios[one.trial].ratio for one in others[:_ROWS]]
-    if not all(ratio.distinguishable for ratio in shown):
+        rows.append(Text(_trial_row(one, short_ratio(ratio.ratio), moment, width), style))
+    return _Body(title, rows, list(_below_trials(moment, others, lead)))
+
+
+def _below_trials(
+    moment: LiveMoment, shown: Sequence[StoredAttempt], lead: int | None
+) -> Iterator[Text]:
+    if not all(moment.ratios[one.trial].ratio.distinguishable for one in shown):
         yield Text(f"       ?: {UNKNOWN}", "dim")
     failed = [one for one in moment.attempts.searched() if one.result.rate is None]
     for one in failed[-_FAILED:]:
@@ -225,7 +261,7 @@ def _search(moment: LiveMoment, width: int) -> Iterator[Text]:
     if lead is not None:
         seen = said_ratio(moment.ratios[lead].ratio, terms)
         yield Text(f" Leading: trial {lead}, {seen}, seen once; proof comes later.")
-    elif others:
+    elif shown:
         yield Text(f" Nothing was seen to be {terms.better} than yours yet.")
     else:
         yield Text(" Nothing has been compared with yours yet.")
@@ -262,14 +298,14 @@ def _fitting(changes: Sequence[str], room: int) -> str:
     return changes[0] + (f" +{len(changes) - 1}" if len(changes) > 1 else "")
 
 
-def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
+def _proof(moment: LiveMoment, width: int) -> _Body:
     today = moment.baseline
     trials = [t for t in moment.rounds[-1].rates if t != today]
     strip = width >= _WIDE
     head = f"{'round':>5}  {'trial':>5} {'ratio':>7}  {'rate':>9} {'yours':>9}"
     shown = moment.rounds[-_ROWS:]
     ends = _ends([ratio for one in shown for ratio in one.ratios.values()])
-    yield Text(f"{head}  {_ruler(ends) if strip else ''}", "dim")
+    rows = []
     for one in shown:
         for trial, ratio in one.ratios.items():
             rates = f"{quantity(one.rates[trial]):>9} {quantity(one.rates[today or 0]):>9}"
@@ -277,9 +313,15 @@ def _proof(moment: LiveMoment, width: int) -> Iterator[Text]:
             row.stylize("red" if ratio < 1 else "", 12, 20)
             if strip:
                 row.append(f"  {_strip(ratio, ends)}", "cyan")
-            yield row
+            rows.append(row)
+    title = Text(f"{head}  {_ruler(ends) if strip else ''}", "dim")
+    return _Body(title, rows[::-1], list(_below_rounds(moment, trials)), newest_last=True)
+
+
+def _below_rounds(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
     yield Text("")
     yield from _so_far(moment, trials)
+    today = moment.baseline
     since = [one for one in moment.rounds if one.stage is not Stage.BEFORE]
     yield from _restless(moment, [one.rates.get(today) for one in since if today is not None])
 

@@ -408,6 +408,32 @@ def test_running_study_is_shown_as_provisional_on_narrow_and_wide_screens(
         assert any("●" in line for line in screens)
 
 
+def test_low_terminal_shows_what_the_rounds_come_to_and_what_runs(played: Replayed) -> None:
+    today = tuned(played).answer.baseline
+    assert today is not None
+    rivals = [today + 1, today + 2, today + 3]
+    so_far = dict.fromkeys(rivals, Ratio(1.2, 1.1, 1.3))
+    rates = {today: 100.0, **dict.fromkeys(rivals, 120.0)}
+    rounds = [
+        Round(n, Stage.CHOICE, True, rates, dict.fromkeys(rivals, 1.2), so_far) for n in range(1, 9)
+    ]
+    moment = dataclasses.replace(
+        LiveView(played.repository, played.study()).moment(),
+        rounds=rounds,
+        running=("confirming, round 9, trial 1", "confirming, round 9, trial 2"),
+        doing="block 3",
+        next="the verdict",
+    )
+    low, high = ([one.plain for one in lines(moment, 80, rows)] for rows in (24, 60))
+    assert len(low) <= 24
+    assert sum("So far: trial" in line for line in low) == 3
+    assert sum("▸ confirming" in line for line in low) == 2
+    assert any("Next: the verdict" in line for line in low)
+    told = [line.split()[:2] for line in low if line.split()[-2:] == ["120", "100"]]
+    assert told[-1] == ["8", str(rivals[-1])], "the newest rounds"
+    assert sum(line.split()[-2:] == ["120", "100"] for line in high) == 24
+
+
 def test_baseline_that_still_runs_is_not_said_to_fail(played: Replayed) -> None:
     """Beside it another trial has ended."""
     pages: dict[Kind, str] = {}

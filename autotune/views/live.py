@@ -141,7 +141,8 @@ class LiveView:
             self._ratios = trial_ratios(attempts, noise)
             self._present = Present.of(attempts, self._ratios)
             self._rounds = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
-        seen = outlook(study, self._spec, self._present, self._repository.now())
+        slots = self._repository.studies.slots(study.id)
+        seen = outlook(study, self._spec, self._present, self._repository.now(), slots)
         doing = self._repository.messages.status(study.id) if seen.running else None
         return LiveMoment(
             study,

@@ -1,16 +1,21 @@
 """Present work of a study, what comes next, and about how long that takes. Pure, over records."""
 
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.standing import Present
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
 from autotune.measurement.policy import PROOF
-from storage import TRAJECTORIES, Purpose, StoredAttempt, StoredStudy
+from storage import TRAJECTORIES, Purpose, SlotHealth, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
 """Most runs at a time that are named."""
+
+_IN_TURN = (Purpose.CONFIRM, Purpose.ATTRIBUTE, Purpose.LONG)
+"""Purposes whose attempts of a round take turns in one run."""
 
 _PHASES = {
     Purpose.FIT: "looking for the largest micro-batch",
@@ -45,20 +50,42 @@ class Outlook:
     next: str
 
 
-def outlook(study: StoredStudy, spec: StudySpec, present: Present, now: float) -> Outlook:
+def outlook(
+    study: StoredStudy, spec: StudySpec, present: Present, now: float, health: SlotHealth | None
+) -> Outlook:
     """Return the outlook that the records give.
 
     Args:
         now: seconds since the epoch, by the database's clock.
+        health: what is known of the study's slots; None: nothing is.
     """
-    spent = present.standing.seconds + sum(max(0.0, now - a.started) for a in present.running)
+    spent = present.standing.seconds + sum(_seconds_of_runs(present.running, now))
+    slots = max(1, health.alive) if health else 1
     workers = (study.facts or {}).get("world_size", 1)
     usual = present.standing.usual
     return Outlook(
         spent * workers / _SECONDS_PER_HOUR,
         tuple(_doing(a, usual.get(a.purpose), now) for a in present.running[:_MOST_SHOWN]),
-        _next(present, spec, study.elapsed),
+        _next(present, spec, study.elapsed, slots),
     )
+
+
+def _seconds_of_runs(running: Sequence[StoredAttempt], now: float) -> Iterable[float]:
+    """Return the seconds of each run so far; attempts that take turns in one are one run."""
+    runs: dict[Hashable, float] = {}
+    for one in running:
+        seconds = max(0.0, now - one.started)
+        runs[_run_of(one)] = max(runs.get(_run_of(one), 0.0), seconds)
+    return runs.values()
+
+
+def _run_of(one: StoredAttempt) -> Hashable:
+    """Return what attempts of one run have in common: a trial with the baseline, or a round."""
+    if one.purpose == Purpose.SEARCH:
+        return Purpose.SEARCH, one.trial
+    if one.purpose == Purpose.PAIRED:
+        return Purpose.SEARCH, one.round
+    return one.purpose, one.round if one.purpose in _IN_TURN else -one.id
 
 
 def _doing(attempt: StoredAttempt, usual: float | None, now: float) -> str:
@@ -70,7 +97,7 @@ def _doing(attempt: StoredAttempt, usual: float | None, now: float) -> str:
     return f"{what}trial {trial}, since {duration(now - attempt.started)}{takes}"
 
 
-def _next(present: Present, spec: StudySpec, elapsed: float) -> str:
+def _next(present: Present, spec: StudySpec, elapsed: float, slots: int) -> str:
     budget, now = spec.budget, present.standing
     left = None if budget.wall_time is None else max(0.0, budget.wall_time - elapsed)
     purpose, round_ = present.last or (None, 0)
@@ -91,7 +118,8 @@ def _next(present: Present, spec: StudySpec, elapsed: float) -> str:
         return f"more trials of {duration(trial)} each, then {proof}"
     if trials <= 0:
         return proof
-    return f"up to {counted(trials, 'more trial')}, {_about(trials * trial, left)}, then {proof}"
+    time = _about(math.ceil(trials / slots) * trial, left)
+    return f"up to {counted(trials, 'more trial')}, {time}, then {proof}"
 
 
 def _rounds(present: Present, rounds: int, left: float | None) -> str:

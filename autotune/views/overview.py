@@ -16,7 +16,14 @@ from autotune.views.figures import as_json, gain_as_json
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import present
 from autotune.views.verdict_text import shown
-from storage import LeaseState, MessageKind, Repository, StoredStudy, StudyState
+from storage import (
+    LeaseState,
+    MessageKind,
+    Repository,
+    SlotHealth,
+    StoredStudy,
+    StudyState,
+)
 from storage.disk import full, is_full
 
 _NO_SIGNS = {"progress_seconds": None, "slots": None}
@@ -76,7 +83,8 @@ def standing_of(
     served = study.state == StudyState.RUNNING and lease is not None
     found = present(repository, study, spec)
     standing = found.standing
-    seen = _outlook(study, spec, found, now, served=served)
+    health = repository.studies.slots(study.id) if served else None
+    seen = _outlook(study, spec, found, now, health, served=served)
     doing = repository.messages.status(study.id) if seen and seen.running else None
     runs = served and not waiting
     signs = _signs_of(repository, study.id, found, now) if runs else _NO_SIGNS
@@ -156,12 +164,23 @@ def _postponed(study: StoredStudy, quota: str, now: float) -> str | None:
 
 
 def _outlook(
-    study: StoredStudy, spec: StudySpec, found: Present, now: float, *, served: bool
+    study: StoredStudy,
+    spec: StudySpec,
+    found: Present,
+    now: float,
+    health: SlotHealth | None,
+    *,
+    served: bool,
 ) -> Outlook | None:
-    """Return what a study does, and what comes next; None before it has run."""
+    """Return what a study does, and what comes next; None before it has run.
+
+    Args:
+        now: seconds since the epoch, by the database's clock.
+        health: what is known of its slots; None: nothing is.
+    """
     if study.facts is None:
         return None
-    seen = outlook(study, spec, found, now)
+    seen = outlook(study, spec, found, now, health)
     return seen if served else replace(seen, running=(), next="")
 
 

@@ -97,7 +97,8 @@ class ProgressLines:
         if now.ratio:
             known = over_yours(now.ratio, Terms.of(self._unit))
             text += f", leading: trial {now.leading}, {known}, seen once"
-        seen = outlook(study, self._spec, found, self._repository.now())
+        slots = self._repository.studies.slots(study.id)
+        seen = outlook(study, self._spec, found, self._repository.now(), slots)
         doing_now = seen.running[:1] or _before(study, found)
         text += "".join(f"; {running}" for running in doing_now)
         doing = self._repository.messages.status(study.id) if seen.running else None

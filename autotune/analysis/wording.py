@@ -57,7 +57,8 @@ def fixed(value: float, digits: int, rounding: Rounding = Rounding.NEAREST) -> s
     if not math.isfinite(value):
         return str(value)
     exact = Decimal(repr(round(value, _NOISE_DIGITS)))
-    return f"{exact.quantize(Decimal(1).scaleb(-digits), rounding.value):,}"
+    rounded = exact.quantize(Decimal(1).scaleb(-digits), rounding.value)
+    return f"{rounded + 0:,}"  # which takes the sign from a zero
 
 
 def quantity(value: float) -> str:

@@ -3,6 +3,7 @@
 Bounds of an interval are rounded outwards: no text claims more than was measured.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ MIB = 2**20
 CI = "95 % CI"
 _LEAST_GAIN = 0.001
 """Gain below which its figure tells nothing."""
+_SMALL = 0.01
+"""Difference from 1 below which a ratio has a decimal more."""
 _WIDEST = 100
 """Factor between the bounds of an interval from which on they tell nothing."""
 _FINEST_LOSS = 0.0001
@@ -83,6 +86,19 @@ def percent(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
     return fixed(100 * value, 0, rounding)
 
 
+def percent_form(share: float) -> Form:
+    """Return the form of shares of this size in per cent: a small one has a decimal."""
+    return functools.partial(_percent, 1 if abs(share) < _SMALL else 0)
+
+
+def _percent(digits: int, value: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    return fixed(100 * value, digits, rounding)
+
+
+def _fixed(digits: int, value: float, rounding: Rounding = Rounding.NEAREST) -> str:
+    return fixed(value, digits, rounding)
+
+
 def signed_percent(ratio: float, rounding: Rounding = Rounding.NEAREST) -> str:
     """Return how far a ratio is from 1, as '+1.5%'."""
     share = 100 * (ratio - 1)
@@ -115,12 +131,24 @@ def money(value: float, rounding: Rounding = Rounding.NEAREST) -> str:
     return fixed(value, 0 if abs(value) >= 100 else 2, rounding)
 
 
-def _plain(value: float, rounding: Rounding) -> str:
-    return fixed(value, 2, rounding)
+def _digits(ratio: Ratio) -> int:
+    """Return the decimals of a ratio: those of a small difference that is sure show it."""
+    small = abs(ratio.value - 1) < _SMALL
+    return 3 if small and ratio.distinguishable else 2
 
 
-def bounds_text(ratio: Ratio, form: Form = _plain) -> str:
-    """Return both bounds of an interval, rounded outwards, as '1.10 to 1.19'."""
+def factor_text(ratio: Ratio) -> str:
+    """Return a ratio without its interval, as '1.14x' or '1.004x'."""
+    return f"{fixed(ratio.value, _digits(ratio))}x"
+
+
+def bounds_text(ratio: Ratio, form: Form | None = None) -> str:
+    """Return both bounds of an interval, rounded outwards, as '1.10 to 1.19'.
+
+    Args:
+        form: of each; None: with the decimals of the ratio.
+    """
+    form = form or functools.partial(_fixed, _digits(ratio))
     return f"{form(ratio.low, Rounding.DOWN)} to {form(ratio.high, Rounding.UP)}"
 
 
@@ -134,7 +162,7 @@ def ratio_text(ratio: Ratio) -> str:
         case Known.UNKNOWN:
             return UNKNOWN if _is_too_wide(ratio) else f"{UNKNOWN} ({bounds_text(ratio)})"
         case _:
-            return f"{times(ratio.value)} ({bounds_text(ratio)})"
+            return f"{factor_text(ratio)} ({bounds_text(ratio)})"
 
 
 def bounds_of_interval(ratio: Ratio) -> str:
@@ -181,7 +209,7 @@ def claim(ratio: Ratio, other: str = "yours", terms: Terms = SPEED) -> str:
         case Known.UNKNOWN:
             return f"not distinguishable from {whose} ({bounds_text(said)}, {CI})"
         case _:
-            return f"{times(said.value)} {whose} ({bounds_text(said)}, {CI})"
+            return f"{factor_text(said)} {whose} ({bounds_text(said)}, {CI})"
 
 
 def least(ratio: Ratio, terms: Terms = SPEED) -> str:

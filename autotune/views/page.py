@@ -14,7 +14,7 @@ from autotune.analysis.provenance import machine_name
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import Terms, counted, quantity
+from autotune.analysis.wording import Rounding, Terms, counted, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
 from autotune.views.figure_text import (
@@ -25,9 +25,10 @@ from autotune.views.figure_text import (
     Known,
     bounds_text,
     claim,
+    factor_text,
     hours,
     least,
-    percent,
+    percent_form,
     ratio_text,
     said_ratio,
     saving_facts,
@@ -62,6 +63,7 @@ _SHOWN, _MOST = 24, 200
 _CAUSE = 200
 """Characters of the cause of a failed trial."""
 _MESSAGES = 200
+_NEAREST = Rounding.NEAREST
 REFRESH = '<meta http-equiv="refresh" content="10">'
 """Element by which a browser loads a page again, after so many seconds."""
 _CODE = re.compile(r"`([^`]+)`")
@@ -198,7 +200,7 @@ def _claim(figures: StudyFigures) -> str:
     said = terms.said(ratio)
     interval = f'<span class="ci">({bounds_text(said)}, {CI})</span>'
     what = "the energy per sample" if terms.of_energy else "as fast"
-    title = f'<span class="big">{times(said.value)}</span> {what} {interval}'
+    title = f'<span class="big">{factor_text(said)}</span> {what} {interval}'
     lead = f"{_gain(ratio, figures.unit)}{batch}. {least(ratio, terms) if answer.confirmed else ''}"
     if Known.of(ratio) is Known.UNKNOWN:
         title = f'<span class="big">{bounds_text(said)}x</span>'
@@ -238,13 +240,17 @@ def _gain(ratio: Ratio, unit: str) -> str:
     if terms.of_energy:
         said = terms.said(ratio)
         saved = Ratio(1 - said.value, 1 - said.high, 1 - said.low)
+        form = percent_form(saved.value)
         return (
-            f"<b>{percent(saved.value)} % less energy per sample</b> ({bounds_text(saved, percent)} %), "
+            f"<b>{form(saved.value, _NEAREST)} % less energy per sample</b> "
+            f"({bounds_text(saved, form)} %), "
             f"which is {ratio_text(ratio)} in samples per joule, as tables and charts have it"
         )
     gain = Ratio(ratio.value - 1, ratio.low - 1, ratio.high - 1)
     work = unit.partition("/")[0]
-    return f"<b>{percent(gain.value)} % more {work} a second</b> ({bounds_text(gain, percent)} %)"
+    form = percent_form(gain.value)
+    share = f"{form(gain.value, _NEAREST)} % more {work} a second"
+    return f"<b>{share}</b> ({bounds_text(gain, form)} %)"
 
 
 def _cautions(figures: StudyFigures) -> str:

@@ -144,7 +144,7 @@ def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spl
         css = "pt rec lost" if value < 1 else "pt rec"
         marks.append(line(x(number), up(1), x(number), up(value), "stem"))
         marks.append(dot(x(number), up(value), css, f"round {one.number}: {times(value)}", r=4.5))
-    grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 4)]
+    grid = [(up(value), _over_yours(value)) for value in ticks(low, high, 4)]
     under = roomy(lambda most: _numbers(several, x, most), _FEW)
     title = "Recommended over yours, round by round"
     return chart(_RATIOS, marks, title, Axis(grid, "recommended over yours"), Axis(under, "round"))
@@ -207,7 +207,7 @@ def trials_chart(figures: StudyFigures) -> str:
         marks.append(line(at, up(total.low), at, up(total.high), "whisk dark"))
         tip = f"measured again: {ratio_text(total)}"
         marks.append(dot(at, up(total.value), "pt rec", tip, r=7, shape="diamond"))
-    grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 6)]
+    grid = [(up(value), _over_yours(value)) for value in ticks(low, high, 6)]
     under = roomy(lambda most: [(x(n), str(n)) for n in whole_ticks(count, most)], _WHOLE_TICKS)
     return chart(
         _TRIALS, marks, "Trials of the search", Axis(grid, "over yours"), Axis(under, "trial")
@@ -252,7 +252,7 @@ def memory_chart(figures: StudyFigures) -> str:
     many = len(timed) > _MANY
     for one in timed:
         marks += _memory_marks(one, x(one.peak_bytes / MIB), up, many=many)
-    grid = [(up(value), f"{value:.3g}x") for value in ticks(low, high, 5)]
+    grid = [(up(value), _over_yours(value)) for value in ticks(low, high, 5)]
     under = roomy(
         lambda most: [(x(value), f"{value:,.0f}") for value in ticks(x.low, x.high, most)], _TICKS
     )
@@ -335,7 +335,7 @@ def contribution_rows(figures: StudyFigures) -> Iterator[tuple[str, str, str, st
 
 def _gain_ticks(x: Scale) -> Labels:
     return roomy(
-        lambda most: [(x(value), f"{value:.3g}x") for value in ticks(x.low, x.high, most)],
+        lambda most: [(x(value), _over_yours(value)) for value in ticks(x.low, x.high, most)],
         _GAIN_TICKS,
     )
 
@@ -361,6 +361,11 @@ def _gain_bar(ratio: Ratio, x: Scale, css: str = "") -> str:
         else:
             marks.append(label(at, 25, mark, "whisktip", anchor=anchor))
     return area(_ROW, marks, ratio_text(ratio))
+
+
+def _over_yours(value: float) -> str:
+    """Return a label of an axis of ratios: ticks are round, so that it has all of their digits."""
+    return f"{value:g}x"
 
 
 def rate_note(figures: StudyFigures) -> str:

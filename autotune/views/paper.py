@@ -13,6 +13,7 @@ from autotune.views.figure_text import (
     MIB,
     bounds_text,
     expected_text,
+    factor_text,
     percent,
     range_text,
     ratio_text,
@@ -310,10 +311,10 @@ def expected_ratio(one: FinalistChoice) -> str:
     """Return what the model expected of a trial, as '1.15x (1.10 to 1.21)'; empty if it said nothing."""
     if one.expected is None:
         return ""
-    text = times(one.expected)
     if one.expected_low is None or one.expected_high is None:
-        return text
-    return f"{text} ({bounds_text(Ratio(one.expected, one.expected_low, one.expected_high))})"
+        return times(one.expected)
+    ratio = Ratio(one.expected, one.expected_low, one.expected_high)
+    return f"{factor_text(ratio)} ({bounds_text(ratio)})"
 
 
 def reason_text(one: FinalistChoice) -> str:

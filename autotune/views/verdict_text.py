@@ -15,6 +15,7 @@ from autotune.views.figure_text import (
     bounds_of_interval,
     bounds_text,
     claim,
+    factor_text,
     least,
     loss_text,
     range_text,
@@ -458,7 +459,7 @@ def _long_figure(found: LongRun, terms: Terms) -> str:
     change = "less" if shift.value < 1 else "more"
     doubt = " Compare both for longer before you rely on it." if found.contradicts else ""
     return (
-        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {times(ratio.value)}{energy} "
+        f" In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {factor_text(ratio)}{energy} "
         f"({bounds_text(ratio)}, {CI}), {abs(shift.value - 1):.1%} {change} than in short ones "
         f"({bounds_text(shift, signed_percent)}).{doubt}"
     )

@@ -28,6 +28,7 @@ from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, savin
 from autotune.views.figures import StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.views.page import page
+from autotune.views.page_charts import trials_chart
 from autotune.views.paper import (
     STAGES,
     choice_text,
@@ -900,6 +901,23 @@ def test_large_figures_have_no_exponent(played: Replayed) -> None:
         assert "160 device hours" in text
     assert "| a step | 61,725 | 12,345 | -49,380 |" in report_of(shown)
     assert "| power of all devices, mean | 11,200 W |" in report_of(shown)
+
+
+def test_axis_of_small_differences_has_labels_that_differ(played: Replayed) -> None:
+    figures = tuned(played)
+    near = [
+        dataclasses.replace(one, ratio=one.ratio and Ratio(1 + one.trial / 1000, 0.999, 1.013))
+        for one in figures.trials
+    ]
+    answer = dataclasses.replace(figures.answer, speedup=Ratio(1.004, 1.002, 1.006))
+    shown = dataclasses.replace(figures, trials=near, answer=answer)
+    [labels] = re.findall(r'<div class="ys"[^>]*>(.*?)</div>', trials_chart(shown))
+    told = re.findall(r">([^<]+)</span>", labels)
+    assert len(told) == len(set(told)) > 2
+    assert "1.005x" in told
+    text = words(page(shown))
+    assert "1.004x as fast (1.002 to 1.006, 95 % CI)" in " ".join(text.split())
+    assert "0.4 % more samples a second (0.2 to 0.6 %)" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("members", [2, 3])

@@ -3,17 +3,21 @@
 import pytest
 
 from autotune.analysis.saving import Cost, Saving
-from autotune.analysis.wording import Terms
+from autotune.analysis.wording import Rounding, Terms
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
+    CI,
+    UNKNOWN,
     bounds_text,
     claim,
     hours,
     least,
     percent,
+    percent_form,
     ratio_text,
     saving_facts,
     short_ratio,
+    signed_percent,
 )
 
 COST = Cost.of(360.0, world_size=8, price=2.0)
@@ -126,3 +130,18 @@ def test_claim_begins_with_the_estimate_unless_its_interval_contains_one(
 )
 def test_energy_that_is_surely_saved_is_rounded_outwards(low: float, sure: str) -> None:
     assert least(Ratio(1.2, low, 1.44), Terms.of("samples/J")) == sure
+
+
+def test_small_difference_that_is_sure_is_told_with_a_decimal_more() -> None:
+    small = Ratio(1.004, 1.002, 1.006)
+    assert claim(small) == f"1.004x yours (1.002 to 1.006, {CI})"
+    assert ratio_text(small) == "1.004x (1.002 to 1.006)"
+    assert ratio_text(Ratio(1.004, 0.99, 1.02)) == f"{UNKNOWN} (0.99 to 1.02)"
+    assert ratio_text(Ratio(1.014, 1.012, 1.016)) == "1.01x (1.01 to 1.02)"
+    form = percent_form(0.004)
+    assert [form(value, Rounding.NEAREST) for value in (0.004, 0.002)] == ["0.4", "0.2"]
+
+
+def test_nothing_is_told_as_less_than_zero_that_is_rounded_to_it() -> None:
+    assert signed_percent(0.9998, Rounding.UP) == "0.0%"
+    assert signed_percent(0.9998, Rounding.DOWN) == "-0.1%"

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.levels import AT_HOME, Level, levelled
@@ -17,8 +17,8 @@ from search_spaces.knob import written
 from storage import AttemptResult, Attempts, StoredAttempt
 
 _MIB = 2**20
-_MARKUP = re.compile(r"[\\`*_\[\]<>&~]")
-"""Characters that Markdown takes for more than text within a line."""
+_MARKUP = re.compile(r"[\\`*_\[\]<>&~|]")
+"""Characters that Markdown takes for more than text within a line, or a cell of a table."""
 
 
 def trial_note(
@@ -87,13 +87,13 @@ def study_note(verdict: Verdict, own: Collection[str] = ()) -> str:
         own: knobs of this job, which are listed beside those that change.
     """
     lines = ["## Provisional answer" if verdict.provisional else "## Verdict", ""]
-    lines += [text_of(verdict), ""]
-    lines += [f"Measured on {verdict.measured_on}.", ""] if verdict.measured_on else []
+    lines += [_literal(text_of(verdict)), ""]
+    lines += [f"Measured on {_literal(verdict.measured_on)}.", ""] if verdict.measured_on else []
     if verdict.knobs:
         lines += ["### For now" if verdict.provisional else "### Recommended", ""]
         shown = _configuration(verdict.knobs, verdict.baseline_knobs, own)
         lines += [*shown, ""]
-    return "\n".join([*lines, *finalists_and_refused(verdict)])
+    return "\n".join([*lines, *finalists_and_refused(verdict, _literal)])
 
 
 def attributes(
@@ -117,8 +117,12 @@ def attributes(
     yield "highest value", f"trial {best.trial}: {how_often}"
 
 
-def finalists_and_refused(verdict: Verdict) -> Iterator[str]:
-    """Yield the tables of finalists and of refused configurations, where there are any."""
+def finalists_and_refused(verdict: Verdict, told: Callable[[str], str] = str) -> Iterator[str]:
+    """Yield the tables of finalists and of refused configurations, where there are any.
+
+    Args:
+        told: returns a text of the study as it is written in a cell.
+    """
     if verdict.knobs and verdict.finalists:
         yield f"### {_how_compared(verdict)}"
         yield ""
@@ -136,7 +140,7 @@ def finalists_and_refused(verdict: Verdict) -> Iterator[str]:
         yield "|---|---|---|"
         for refused in verdict.refused:
             changed = difference(refused.knobs, verdict.knobs or {})
-            yield f"| {refused.trial} | {changed} | {refused.reason} |"
+            yield f"| {refused.trial} | {told(changed)} | {told(refused.reason)} |"
 
 
 def _how_compared(verdict: Verdict) -> str:

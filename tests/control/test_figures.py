@@ -16,6 +16,8 @@ from markdown_it import MarkdownIt
 from optuna_dashboard import get_note
 
 from autotune.analysis.findings import Finding
+from autotune.analysis.gate import Refusal
+from autotune.analysis.outcomes import Failure
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import quantity
@@ -27,6 +29,7 @@ from autotune.views.comparison import Holds, comparison, comparison_text
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
 from autotune.views.figures import StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
+from autotune.views.notes import study_note
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.paper import (
@@ -40,11 +43,12 @@ from autotune.views.paper import (
 from autotune.views.progress import ProgressLines
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
+from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, running_at, where
 from search_spaces.knob import written
-from storage import ChoiceReason, Database, SearchEndCause
+from storage import AttemptState, ChoiceReason, Database, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
 from tests.support.states import STATES, WHOLE, tuned
@@ -607,6 +611,21 @@ def test_cause_in_a_note_is_no_markdown(played: Replayed) -> None:
     study = played.trials_of_optuna()
     note = get_note(optuna.Trial(study, study.trials[failed.trial]._trial_id))
     assert f"cause: {cause}" in words(MarkdownIt().render(note))
+
+
+def test_causes_in_the_note_of_a_study_are_no_markdown(played: Replayed) -> None:
+    cause = "rank 0: TypeError: <class 'int'> | None, `x` and __len__"
+    verdict = tuned(played).verdict
+    assert verdict.knobs is not None
+    found = dataclasses.replace(
+        verdict,
+        long_failure=Failure(1, AttemptState.ERROR, cause),
+        refused=(Refusal(3, {**verdict.knobs, "log_interval": 7}, cause),),
+    )
+    shown = words(MarkdownIt().enable("table").render(study_note(found)))
+    assert shown.count(cause) == 3, "twice in words, and in the table"
+    assert "log_interval=7" in shown
+    assert " ".join(text_of(found).split()) in " ".join(shown.split())
 
 
 def test_page_is_one_file_that_loads_nothing(played: Replayed) -> None:

@@ -295,9 +295,14 @@ def gain_as_json(gain: Ratio | None, unit: str) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """Return data for JSON: a ratio says whether it can be told from 1, an infinite bound is null."""
+    """Return data for JSON: a ratio says whether it can be told from 1, an infinite bound is null.
+
+    What a recommendation saves is no ratio, though it has an interval, too.
+    """
     if isinstance(value, Verdict):
         return value.as_dict()
+    if isinstance(value, Saving | EnergySaving):
+        return as_json(dataclasses.asdict(value))
     if isinstance(value, Ratio):
         return {**as_json(vars(value)), "distinguishable": value.distinguishable}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

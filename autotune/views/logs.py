@@ -49,9 +49,9 @@ def history_table(events: Sequence[StoredEvent]) -> str:
     """Return events, a line each."""
     if not events:
         return "nothing was done yet"
-    lines = [f"{'time':19} {'study':24} {'what':14} {'by':24} {'command':8} detail"]
+    lines = [f"{'time, UTC':19} {'study':24} {'what':14} {'by':24} {'command':8} detail"]
     for event in events:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.at))
         role = f" ({event.role})" if event.role not in (None, event.account) else ""
         by = f"{event.account}@{event.host}{role}"
         lines.append(

@@ -14,7 +14,7 @@ from autotune.analysis.provenance import machine_name
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import Rounding, Terms, counted, quantity
+from autotune.analysis.wording import Rounding, Terms, counted, duration, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
 from autotune.views.figure_text import (
@@ -675,12 +675,14 @@ def _losses(figures: StudyFigures) -> str:
 def _how(figures: StudyFigures) -> str:
     rows = "".join(
         f"<tr><td>{escaped(PURPOSES.get(one.purpose, one.purpose))}</td><td class=n>{one.count}</td>"
-        f"<td class=n>{one.seconds:.1f} s</td></tr>"
+        f"<td class=n>{duration(one.seconds)}</td></tr>"
         for one in figures.runs
     )
     total = sum(one.seconds for one in figures.runs)
     count = sum(one.count for one in figures.runs)
-    rows += f"<tr class=sum><td>all</td><td class=n>{count}</td><td class=n>{total:.1f} s</td></tr>"
+    rows += (
+        f"<tr class=sum><td>all</td><td class=n>{count}</td><td class=n>{duration(total)}</td></tr>"
+    )
     facts = list(_machine(figures))
     job = figures.job
     facts.append(("Job", f"{job.workload} {job.arguments}".strip()))

@@ -56,6 +56,7 @@ PURPOSES = {
     "paired": "yours beside a trial",
     "calibrate": "yours again",
     "reference": "numerics: the fp32 reference",
+    "autocast": "numerics: rounding of bf16",
     "numerics": "numerics: losses against it",
     "confirm": "rounds",
     "repeat": "yours in more processes",
@@ -448,7 +449,7 @@ def _measurement(figures: StudyFigures) -> Iterator[str]:
     for label, text in condition_rows(figures.conditions):
         yield f"- {label}: {text}"
     for one in figures.runs:
-        yield f"- {PURPOSES.get(one.purpose, one.purpose)}: {one.count}, {one.seconds:.1f} s"
+        yield f"- {PURPOSES.get(one.purpose, one.purpose)}: {one.count}, {duration(one.seconds)}"
 
 
 def condition_rows(found: Conditions) -> Iterator[tuple[str, str]]:

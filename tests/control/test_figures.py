@@ -27,12 +27,13 @@ from autotune.measurement.estimate import Ratio
 from autotune.views.block import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
-from autotune.views.figures import StudyFigures, as_json, figures_of
+from autotune.views.figures import Runs, StudyFigures, as_json, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.views.notes import study_note
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.paper import (
+    PURPOSES,
     STAGES,
     choice_text,
     expected_ratio,
@@ -48,7 +49,7 @@ from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, running_at, where
 from search_spaces.knob import written
-from storage import AttemptState, ChoiceReason, Database, SearchEndCause
+from storage import AttemptState, ChoiceReason, Database, Purpose, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
 from tests.support.states import STATES, WHOLE, tuned
@@ -360,6 +361,23 @@ def test_money_is_that_of_the_hours_at_the_given_price(played: Replayed) -> None
     assert saving.money.value == pytest.approx(2.5 * saving.device_hours.value)
     assert cost.money == pytest.approx(2.5 * cost.device_hours)
     assert "saved for" in page(figures)
+
+
+def test_hours_that_are_saved_are_not_compared_with_one(played: Replayed) -> None:
+    saving = tuned(played).as_dict()["saving"]
+    assert set(saving["hours"]) == {"value", "low", "high"}
+    assert saving["money"]["low"] < saving["money"]["value"]
+
+
+def test_every_purpose_has_a_name_in_words() -> None:
+    assert set(PURPOSES) == set(Purpose)
+
+
+def test_long_runs_are_told_in_hours(played: Replayed) -> None:
+    figures = tuned(played)
+    shown = dataclasses.replace(figures, runs=(Runs("search", 100, 360_000.0),))
+    assert "100 4.2 days" in " ".join(words(page(shown)).split())
+    assert "- trials of the search: 100, 4.2 days" in report_of(shown)
 
 
 def test_runs_that_never_settled_are_not_told_unless_their_speed_drifts(played: Replayed) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from autotune.service.queues import this_queue
-from storage import Database, LeaseHolder
+from autotune.views.logs import history_table
+from storage import Database, LeaseHolder, StoredEvent
 from storage.holders import this_host, user_name
 from tests.control.replayed import Replayed
 from tests.support.steering import ask, write_study
@@ -159,6 +161,17 @@ def test_history_tells_account_and_command(studies: dict[str, Replayed]) -> None
     ]
     assert {event["account"] for event in found} == {user_name()}
     assert len(do(studies, "history", "--last", "3").splitlines()) == 4
+
+
+def test_history_tells_times_as_the_page_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-9")
+        time.tzset()
+        event = StoredEvent(1, 0.0, "first", 1, "ann", None, "here", "1", "start", "held", "")
+        heading, line = history_table([event]).splitlines()
+    time.tzset()
+    assert heading.startswith("time, UTC ")
+    assert line.startswith("1970-01-01 00:00:00 first")
 
 
 def test_history_of_an_unknown_study_is_refused(studies: dict[str, Replayed]) -> None:

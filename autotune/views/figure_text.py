@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 
 from autotune.analysis.saving import Cost, EnergySaving, Saving
@@ -279,6 +280,17 @@ def _cost(cost: Cost) -> Fact:
     return Fact(
         "cost", f"{_two_digits(cost.device_hours, Rounding.NEAREST)} device hours", note=spent
     )
+
+
+def period_text(start: float, end: float) -> str:
+    """Return when something was, as '2026-11-27 14:02 to 14:12 UTC'.
+
+    Args:
+        start: seconds since the epoch, as is `end`.
+    """
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (start, end))
+    form = "%H:%M" if first.date() == last.date() else "%Y-%m-%d %H:%M"
+    return f"{first:%Y-%m-%d %H:%M} to {last.strftime(form)} UTC"
 
 
 def range_text(rates: tuple[float, float], unit: str) -> str:

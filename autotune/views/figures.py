@@ -215,6 +215,8 @@ class StudyFigures:
         version: of this layout.
         saving: of time, or of energy where that is the objective; None before rounds support it.
         energy: of both configurations; None where it was not read.
+        measured: when the first timed run began and the last one ended, in seconds since the epoch; None
+            before there is one.
         rounds: of the confirmation, in order.
         step: composition of a step before and after; None if it was not looked at.
         contributions: gain of each change; empty if that was not measured.
@@ -235,6 +237,7 @@ class StudyFigures:
     error: str | None
     created: float
     elapsed: float
+    measured: tuple[float, float] | None
     unit: str
     job: Job
     answer: StudyAnswer
@@ -348,6 +351,7 @@ class _Collector:
             error=study.error if study.state.ended else None,
             created=study.created,
             elapsed=study.elapsed,
+            measured=self._measured(),
             unit=spec.unit,
             job=self._job(),
             answer=self._answer,
@@ -402,6 +406,11 @@ class _Collector:
         )
         devices = self._world_size if facts["device"] == "cuda" else int(facts.get("nodes", 1))
         return EnergyUse.of(before, after, devices, self._spec.objective.power_limit)
+
+    def _measured(self) -> tuple[float, float] | None:
+        timed = [(one.started, one.ended) for one in self._attempts.measured()]
+        ends = [ended for _, ended in timed if ended is not None]
+        return (min(started for started, _ in timed), max(ends)) if ends else None
 
     def _saving(self) -> Saving | EnergySaving | None:
         """Return what the recommendation saves; None before rounds support one."""

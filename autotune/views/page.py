@@ -29,6 +29,7 @@ from autotune.views.figure_text import (
     hours,
     least,
     percent_form,
+    period_text,
     ratio_text,
     said_ratio,
     saving_facts,
@@ -145,7 +146,9 @@ def _title(figures: StudyFigures) -> str:
 
 def _header(figures: StudyFigures) -> str:
     done = figures.state == "DONE"
-    when = time.strftime("%d %b %Y, %H:%M UTC", time.gmtime(figures.created))
+    when = time.strftime("submitted %Y-%m-%d %H:%M UTC", time.gmtime(figures.created))
+    if figures.measured is not None:
+        when = f"measured {period_text(*figures.measured)}"
     parts = [
         f"<b>{escaped(figures.study)}</b>",
         f'<span class="pill {"ok" if done else "warn"}">{escaped(figures.state.lower())}</span>',

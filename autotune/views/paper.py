@@ -15,6 +15,7 @@ from autotune.views.figure_text import (
     expected_text,
     factor_text,
     percent,
+    period_text,
     range_text,
     ratio_text,
     saving_facts,
@@ -111,7 +112,8 @@ def _verdict(figures: StudyFigures) -> Iterator[str]:
     yield figures.answer.text
     if figures.verdict.measured_on:
         yield ""
-        yield f"Measured on {figures.verdict.measured_on}; {figures.job.ranks}."
+        when = f", {period_text(*figures.measured)}" if figures.measured else ""
+        yield f"Measured on {figures.verdict.measured_on}; {figures.job.ranks}{when}."
 
 
 def _changes(figures: StudyFigures) -> Iterator[str]:

@@ -369,6 +369,20 @@ def test_hours_that_are_saved_are_not_compared_with_one(played: Replayed) -> Non
     assert saving["money"]["low"] < saving["money"]["value"]
 
 
+def test_page_begins_with_when_it_was_measured(played: Replayed) -> None:
+    figures = tuned(played)
+    timed = [one for one in played.attempts() if one.result.throughput]
+    assert figures.measured is not None
+    assert figures.measured[0] == timed[0].started
+    assert figures.measured[1] == max(one.ended or 0.0 for one in timed)
+    afternoon = 1_795_788_120.0
+    for seconds, told in ((600.0, "14:12"), (86_400.0, "2026-11-28 14:02")):
+        period = (afternoon, afternoon + seconds)
+        shown = dataclasses.replace(figures, measured=period)
+        for text in (words(page(shown)).partition("trust")[0], report_of(shown)):
+            assert f"2026-11-27 14:02 to {told} UTC" in text
+
+
 def test_every_purpose_has_a_name_in_words() -> None:
     assert set(PURPOSES) == set(Purpose)
 

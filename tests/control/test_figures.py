@@ -19,6 +19,7 @@ from autotune.analysis.findings import Finding
 from autotune.analysis.gate import Refusal
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.rounds import Round, Stage
+from autotune.analysis.trial_ratios import TrialRatio
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
@@ -49,7 +50,7 @@ from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, running_at, where
 from search_spaces.knob import written
-from storage import AttemptState, ChoiceReason, Database, Purpose, SearchEndCause
+from storage import Attempts, AttemptState, ChoiceReason, Database, Purpose, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
 from tests.support.states import STATES, WHOLE, tuned
@@ -445,6 +446,31 @@ def test_running_study_is_shown_as_provisional_on_narrow_and_wide_screens(
         assert any("●" in line for line in screens)
 
 
+def test_screen_of_a_search_leads_with_what_may_be_faster(played: Replayed) -> None:
+    today = tuned(played).answer.baseline
+    moment = LiveView(played.repository, played.study()).moment()
+    slow, maybe, early = [t for t in moment.ratios if t != today][:3]
+    seen = {slow: (0.5, 0.45, 0.55), maybe: (1.3, 0.95, 1.8), early: (2.0, 1.9, 2.1)}
+    pruned = [
+        dataclasses.replace(one, result=dataclasses.replace(one.result, state=AttemptState.PRUNED))
+        if one.trial == early
+        else one
+        for one in moment.attempts
+    ]
+    shown = dataclasses.replace(
+        moment,
+        rounds=(),
+        attempts=Attempts(pruned, moment.spec.full_baseline()),
+        ratios={trial: TrialRatio(Ratio(*one), True, "", 1.0) for trial, one in seen.items()},
+    )
+    told = list(lines(shown, 120))
+    rows = [line for line in told if line.plain.split()[:1] in ([str(t)] for t in seen)]
+    assert [int(row.plain.split()[0]) for row in rows] == [maybe, slow, early]
+    assert [str(row.style) for row in rows] == ["bold", "", ""]
+    assert "ended early" in rows[-1].plain
+    assert any(f"Leading: trial {maybe}," in line.plain for line in told)
+
+
 def test_low_terminal_shows_what_the_rounds_come_to_and_what_runs(played: Replayed) -> None:
     today = tuned(played).answer.baseline
     assert today is not None
@@ -456,7 +482,7 @@ def test_low_terminal_shows_what_the_rounds_come_to_and_what_runs(played: Replay
     ]
     moment = dataclasses.replace(
         LiveView(played.repository, played.study()).moment(),
-        rounds=rounds,
+        rounds=[Round(0, Stage.BEFORE, rates={today: 300.0}), *rounds],
         running=("confirming, round 9, trial 1", "confirming, round 9, trial 2"),
         doing="block 3",
         next="the verdict",
@@ -466,6 +492,7 @@ def test_low_terminal_shows_what_the_rounds_come_to_and_what_runs(played: Replay
     assert sum("So far: trial" in line for line in low) == 3
     assert sum("▸ confirming" in line for line in low) == 2
     assert any("Next: the verdict" in line for line in low)
+    assert not any("restless" in line for line in low), "that was another machine"
     told = [line.split()[:2] for line in low if line.split()[-2:] == ["120", "100"]]
     assert told[-1] == ["8", str(rivals[-1])], "the newest rounds"
     assert sum(line.split()[-2:] == ["120", "100"] for line in high) == 24

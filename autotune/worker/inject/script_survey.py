@@ -87,6 +87,7 @@ class Survey:
     Attributes:
         steps: of the optimizer that were seen.
         probe: probe of the script's steps.
+        share: of what its loaders yield, that this rank trains on; below 1 if it draws for others.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class Survey:
         self._settled = Settled()
         self._statistics = Statistics()
         self.steps = 0
+        self.share = 1.0
         self._within = False
         self._signs = 0
         self._columns: list[int] = []
         self._passes: dict[int, _Passes] = {}
         self._batches: list[float] = []
+        self._of_passes: list[int] = []
         self._steps: list[_Step] = []
         self._backwards = 0
         self._products: frozenset[torch.dtype] = frozenset()
@@ -199,6 +202,7 @@ class Survey:
         """Take in the batches that a backward pass trains on."""
         number, passes = of_one_pass(batches)
         self._batches += [number / passes] * passes
+        self._of_passes.append(number)
 
     def surveyed(self, ended: str = "") -> SurveyResult:
         """Return the result; call it while the script runs, as its variables are inspected."""
@@ -269,14 +273,16 @@ class Survey:
     def _micro_batch(self, trained: "_Passes | None") -> int:
         """Return the samples of a micro-batch.
 
-        They are what a loader yields, unless the script calls backward for equal parts of it.
+        They are what a loader yields, unless the script calls backward for equal parts of it. Where
+        one rank draws for others, they are its share of what it draws for a backward pass.
         """
         rows = [count for count in trained.rows if count] if trained else []
         passed = statistics.mode(rows) if rows else 0
-        if not self._batches or not trained:
+        batches = self._batches if self.share == 1 else [self.share * n for n in self._of_passes]
+        if not batches or not trained:
             return passed
-        batch = round(statistics.mode(self._batches))
-        parts = sum(step.passes for step in self._steps) / len(self._batches)
+        batch = round(statistics.mode(batches))
+        parts = sum(step.passes for step in self._steps) / len(batches)
         in_parts = passed and parts >= _IN_PARTS and abs(batch / passed - parts) < _ABOUT
         return passed if in_parts else batch
 
@@ -298,7 +304,7 @@ class Survey:
         if self.probe.draws.varies:
             return round(statistics.median(step.batches for step in self._steps)) or 1
         if micro_batch and any(step.samples for step in self._steps):
-            drawn = statistics.median(step.samples for step in self._steps)
+            drawn = self.share * statistics.median(step.samples for step in self._steps)
             return max(1, round(drawn / micro_batch))
         forward = [count for count in trained.of_steps if count] if trained else []
         backward = [step.passes for step in self._steps if step.passes]
@@ -323,9 +329,9 @@ class Survey:
             wanted: samples of most steps.
         """
         untold = self.probe.draws.varies or not self.probe.samples
-        ahead = self.probe.samples_ahead
+        ahead = self.share * self.probe.samples_ahead
         return not untold and any(
-            strays(step.full, wanted, step.until, ahead) for step in self._steps
+            strays(self.share * step.full, wanted, step.until, ahead) for step in self._steps
         )
 
     def _watch_passes(self) -> None:

@@ -216,7 +216,7 @@ def _run_script(
     if request.script.launch == SPAWN:
         spawning.join_spawned(context.local_rank, context.world_size, PrefixStore("groups", store))
     if request.script.survey:
-        surveying.survey(request, context, progressed, line.leave)
+        surveying.survey(request, context, store, progressed, line.leave)
     built = _announcement(request, placement, context, line.connection, extra)
     script_run.ScriptRun(
         request,

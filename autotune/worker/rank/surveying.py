@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.inject.constructed import Constructed
@@ -25,6 +27,28 @@ It is below 1 as the agent, which would end it then, does not know what was seen
 """
 
 
+class _Drawing:
+    """Ranks that draw batches from loaders, as each tells at its first step.
+
+    Nothing waits for a rank that never tells: it is taken to draw as well.
+    """
+
+    def __init__(self, store: Store, context: RankContext) -> None:
+        self._store = PrefixStore("drawing", store)
+        self._context = context
+
+    def tell(self, *, draws: bool) -> None:
+        """Tell the other ranks whether this one draws."""
+        self._store.set(str(self._context.rank), str(int(draws)))
+
+    def share(self) -> float:
+        """Return the share of a drawn batch that one rank trains on."""
+        ranks = map(str, range(self._context.world_size))
+        told = [self._store.get(rank) for rank in ranks if self._store.check([rank])]
+        drawing = self._context.world_size - told.count(b"0")
+        return drawing / self._context.world_size or 1.0
+
+
 class _SurveyRun:
     """Survey of one rank: it ends after enough steps, with the script, or too late for a step."""
 
@@ -32,6 +56,7 @@ class _SurveyRun:
         self,
         request: TrialRequest,
         context: RankContext,
+        store: Store,
         progressed: Callable[[], None],
         leave: Leave,
     ) -> None:
@@ -40,6 +65,7 @@ class _SurveyRun:
         self._seen = Survey(
             request.knobs, self._script.changes, Constructed(self._script.constructed)
         )
+        self._drawing = _Drawing(store, context)
         self._file = TrialFiles(Path(request.log_dir)).survey(context.rank)
         self._progressed = progressed
         self._leave = leave
@@ -60,6 +86,7 @@ class _SurveyRun:
         """Write down what was seen, and leave."""
         with self._ending:
             try:
+                self._seen.share = self._drawing.share()
                 self._file.write_text(self._seen.surveyed(ended).to_text())
             except Exception as error:
                 self._leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
@@ -77,6 +104,8 @@ class _SurveyRun:
         self._late.cancel()
         if problem := self._devices.problem():
             self._refuse(problem)
+        if steps == 1:
+            self._drawing.tell(draws=self._seen.probe.saw_loader)
         self._progressed()
         if steps >= self._script.survey:
             self.done()
@@ -96,7 +125,11 @@ class _SurveyRun:
 
 
 def survey(
-    request: TrialRequest, context: RankContext, progressed: Callable[[], None], leave: Leave
+    request: TrialRequest,
+    context: RankContext,
+    store: Store,
+    progressed: Callable[[], None],
+    leave: Leave,
 ) -> NoReturn:
     """Run the script for as many optimizer steps as the survey takes; write down what was seen.
 
@@ -104,7 +137,7 @@ def survey(
     went.
     """
     assert request.script is not None
-    run = _SurveyRun(request, context, progressed, leave)
+    run = _SurveyRun(request, context, store, progressed, leave)
     run.watch()
     ended = execute(request.script, request.import_paths, context.local_rank)
     run.done(f"{ENDED} {ended}".rstrip())

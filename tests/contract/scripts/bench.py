@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import PYTHON, BlockPlan, Script, TrialReport
+from autotune.worker.survey_result import SurveyResult
 from launchers import Slot
 from tests.support.trials import PATIENT, knobs, trial
 
@@ -132,6 +134,13 @@ class Bench:
             **{"deadlines": PATIENT, **(asked or {})},
         )
         return self._slot.run_solo(request, lambda _: False)
+
+    def look(self, path: str) -> SurveyResult:
+        """What a survey of the script has seen on rank 0."""
+        logs = self._folder / "survey"
+        report = self.run(path, told={"survey": 6}, asked={"log_dir": str(logs)})
+        assert report.outcome is None, f"{report.cause}\n{report.log_tail}"
+        return SurveyResult.from_text(TrialFiles(logs).survey(0).read_text())
 
     def told(self) -> list[dict[str, Any]]:
         """By the ranks of telling.py."""

@@ -613,6 +613,28 @@ def test_batches_that_one_rank_draws_for_all_are_counted_once(bench: Bench) -> N
     assert "4 a step, are not the 8 that the configuration says" in wrong.cause
 
 
+_BATCH_FOR_EACH = _DISPATCHED.replace("batch_size=8", "batch_size=4").replace(
+    "next(given) if", "torch.cat([next(given), next(given)]) if"
+)
+_ACCUMULATED = _DISPATCHED.replace(
+    "while True:\n    whole", "import itertools\nfor number in itertools.count(1):\n    whole"
+).replace("    optimizer.step()", "    if number % 3 == 0:\n        optimizer.step()")
+
+
+@pytest.mark.parametrize(
+    ("script", "accumulation"),
+    [(_DISPATCHED, 1), (_BATCH_FOR_EACH, 1), (_ACCUMULATED, 3)],
+    ids=["a batch for all", "a batch for each", "accumulated"],
+)
+def test_survey_counts_the_share_of_a_rank_that_draws_for_others(
+    bench: Bench, script: str, accumulation: int
+) -> None:
+    """Of one batch that is split, and of a batch for each rank, as Accelerate's dispatcher draws."""
+    seen = bench.look(bench.write(script))
+    assert (seen.micro_batch, seen.accumulation_steps) == (4, accumulation)
+    assert not seen.reuses
+
+
 _IMPORTING = """
 import sys, time
 print("imported already:", "lightning_utilities" in sys.modules, flush=True)

@@ -140,6 +140,10 @@ class Draws:
         """Return whether a batch of a source that is trained on was drawn since that pass."""
         return any(batch.source.trained for batch in self._window)
 
+    def since(self, number: int) -> list[Batch]:
+        """Return the batches that were drawn when so many were waiting already."""
+        return self._window[number:]
+
     def asks(self, source: Source) -> None:
         """Note that the script asks for a batch of a source that is not known to be trained on."""
         last = next((batch for batch in reversed(self._window) if batch.source is source), None)

@@ -18,7 +18,7 @@ from torch.utils.data import dataloader
 
 from autotune.worker import failure
 from autotune.worker.effects.precision import is_skipped
-from autotune.worker.inject import asked, detected
+from autotune.worker.inject import asked, detected, repeats
 from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batch_samples import samples as guess
 from autotune.worker.inject.changes import ScriptObjects
@@ -274,6 +274,7 @@ class ScriptProbe:
 
     def _watch_loaders(self, went_on: Callable[[], None] | None = None) -> None:
         asked.watch()
+        repeats.watch(self.draws)
         self._watch_evaluation()
         self._watch_new_epochs()
         iterator = dataloader._BaseDataLoaderIter

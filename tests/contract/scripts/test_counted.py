@@ -167,6 +167,49 @@ while True:
     assert not found.seen.varies
 
 
+_REPEATED = f"""{_SET_UP}
+from itertools import cycle
+for x in cycle(DataLoader(torch.randn(18, 8), 4)):
+    train(x)
+"""
+_BESIDE_AN_EPOCH = f"""{_SET_UP}
+from itertools import cycle
+labeled, others = DataLoader(torch.randn(8, 8), 2), DataLoader(torch.randn(96, 8), 6)
+for x, y in zip(cycle(labeled), others):
+    train(torch.cat([x, y]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "samples"),
+    [(_REPEATED, [4, 4, 4, 4, 2] * 3), (_BESIDE_AN_EPOCH, [8] * 15)],
+    ids=["alone", "beside another loader"],
+)
+def test_batches_that_itertools_cycle_keeps_are_counted_each_time(
+    script: str, samples: list[int]
+) -> None:
+    """As semi-supervised training has them, of a loader that ends before another one."""
+    found = look(script, steps=15)
+    assert found.samples == samples
+    assert (found.seen.varies, found.seen.reuses, found.seen.accumulation_varies) == (False,) * 3
+
+
+def test_itertools_cycle_is_for_all_else_as_ever() -> None:
+    script = f"""{_SET_UP}
+import itertools, pickle
+numbers = itertools.cycle([1, 2])
+assert [*itertools.islice(numbers, 5)] == [1, 2, 1, 2, 1]
+assert isinstance(numbers, itertools.cycle)
+assert next(pickle.loads(pickle.dumps(itertools.cycle([1])))) == 1
+assert [*itertools.cycle(DataLoader([], 4))] == []
+kept = [*itertools.islice(itertools.cycle(DataLoader(torch.arange(6), 2)), 7)]
+assert kept[0] is kept[3] is kept[6] and kept[2].tolist() == [4, 5]
+while True:
+    train(torch.randn(2, 8))
+"""
+    assert look(script).seen.steps == 6
+
+
 _EVALUATION = f"""{_SET_UP}
 training = DataLoader(torch.randn(64, 8), 4)
 KEEPS = DataLoader(torch.randn(40, 8), 10, num_workers=1, persistent_workers=True)

@@ -45,11 +45,17 @@ def watch(
             refused(_SPAWNS)
 
         _replace(started_by_torch)
-    if script.launch not in PLAIN:
-        return  # under a launcher, its processes inherit a rank's variables
+    process, variables = os.getpid(), dict(os.environ)
 
     def started(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen" and (why := _why(script, *arguments)):
+        if event not in _STARTS:
+            return
+        words, env = _STARTS[event](*arguments)
+        # Under a launcher, its processes inherit a rank's variables.
+        why = _why(script, words, env) if script.launch in PLAIN else ""
+        if event == "os.exec" and os.getpid() == process:
+            why = why or _anew(env or os.environ, variables)
+        if why:
             refused(why)
 
     sys.addaudithook(started)
@@ -121,9 +127,36 @@ def _replace(started: Callable[..., Any]) -> None:
         owner.start_processes = functools.wraps(owner.start_processes)(started)
 
 
-def _why(
-    script: Script, executable: Any, words: Any, folder: Any, env: Mapping[Any, Any] | None
-) -> str:
+def _split(command: Any) -> list[str]:
+    """Return the words of a command for a shell; none where it is no plain one."""
+    try:
+        return shlex.split(os.fsdecode(command))
+    except ValueError:
+        return []
+
+
+_STARTS: dict[str, Callable[..., tuple[Any, Mapping[Any, Any] | None]]] = {
+    "subprocess.Popen": lambda executable, words, folder, env: (words, env),
+    "os.posix_spawn": lambda path, words, env: (words, env),
+    "os.exec": lambda path, words, env: (words, env),
+    "os.system": lambda command: (_split(command), None),
+}
+"""Audit event of a program that begins -> its words and environment."""
+
+
+def _anew(env: Mapping[Any, Any], before: Mapping[str, str]) -> str:
+    """Return advice for a script that puts another program in the place of its process."""
+    given = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
+    new = [f"{name}={value}" for name, value in given.items() if before.get(name) != value]
+    instead = (
+        f"set the variable before the command, `{shlex.join(['env', *new])} ...`, so that it need not"
+        if new
+        else "have it train in the process that it is started in"
+    )
+    return f"the script starts anew by os.exec, and a trial cannot follow it: {instead}"
+
+
+def _why(script: Script, words: Any, env: Mapping[Any, Any] | None) -> str:
     """Return advice if a process that the script starts is a rank or a launcher, else ""."""
     given = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or {}).items()}
     if any(name in given and given[name] != os.environ.get(name) for name in _NUMBERS):

@@ -25,6 +25,22 @@ while True:
         model(x).square().mean().backward()
         optimizer.step()
 """
+ANEW = """
+import os, sys
+if not os.environ.get("SEED_OF_HASHES"):
+    os.environ["SEED_OF_HASHES"] = "a 0"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+"""
+FORKS = """
+import os
+if not os.fork():
+    os.execvp("true", ["true"])
+"""
+SHELL = "import os, sys\nos.system(sys.argv[1])\n"
+SPAWNED = """
+import os, sys
+os.posix_spawn("/bin/true", sys.argv[1:], {**os.environ})
+"""
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
 
 
@@ -39,6 +55,12 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
         (LAUNCHES, ("torchrun", "train.py"), "type what it starts"),
         (LAUNCHES, ("PYTHON", "-u", "-m", "torch.distributed.run", "a.py"), "type what it starts"),
         (LAUNCHES, ("PYTHON", "-W", "ignore", "bin/accelerate", "launch"), "type what it starts"),
+        (SHELL, ("torchrun 'own script.py'",), "type what it starts, `torchrun 'own script.py'`"),
+        (
+            SPAWNED,
+            ("accelerate", "launch", "a.py"),
+            "type what it starts, `accelerate launch a.py`",
+        ),
         (SPAWNS, (), "say `launch: torch.multiprocessing.spawn`"),
     ],
 )
@@ -61,6 +83,23 @@ def test_script_that_starts_ranks_is_ended_with_what_to_type(
 def test_script_that_asks_about_a_launcher_runs_on(bench: Bench, args: tuple[str, ...]) -> None:
     script = bench.write(LAUNCHES + TRAINS_ALONE)
     assert_well(bench.run(script, *args, told={"launch": PYTHON}))
+
+
+@pytest.mark.parametrize("launch", [PYTHON, TORCHRUN])
+def test_script_that_starts_anew_in_its_process_is_told_to_set_the_variable(
+    bench: Bench, launch: str
+) -> None:
+    """As where PYTHONHASHSEED is to be set: what follows is another program, which nothing observes."""
+    report = bench.run(bench.write(ANEW), told={"launch": launch})
+    assert report.outcome == Outcome.ERROR
+    assert "set the variable before the command, `env 'SEED_OF_HASHES=a 0' ...`" in report.cause
+
+
+@pytest.mark.parametrize("script", [FORKS, SHELL], ids=["forks", "shell"])
+def test_script_that_starts_another_program_beside_itself_runs_on(
+    bench: Bench, script: str
+) -> None:
+    assert_well(bench.run(bench.write(script + TRAINS_ALONE), "true '", told={"launch": PYTHON}))
 
 
 def test_process_of_the_same_rank_is_none_of_another(bench: Bench) -> None:

@@ -9,13 +9,14 @@ import gc
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
 from autotune.worker.patches import wrapping
 
@@ -37,7 +38,7 @@ class Settled:
         names: knobs that the script sets by itself.
         attends: whether scaled_dot_product_attention was called.
         reads: how often a number was read from a tensor while gradients were on, as a loss is for a
-            log.
+            log. Those of a data set do not count: its loader's workers may read them.
         asks_length: whether the script itself has asked a DataLoader for its number of batches.
     """
 
@@ -47,6 +48,7 @@ class Settled:
         self.reads = 0
         self.asks_length = False
         self._collector = (False, 0)
+        self._loader = _InLoader()
 
     def watch(self) -> None:
         """Observe from now on."""
@@ -55,6 +57,8 @@ class Settled:
         _before(functional, "scaled_dot_product_attention", self._attended)
         for read in ("item", "__float__"):
             _before(torch.Tensor, read, self._read)
+        for owner, name in ((DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")):
+            wrapping(owner, name)(self._fetching)
         _before(DataLoader, "__len__", self._asked_length)
         # A property of the module; torch keeps its setter there.
         benchmark = vars(type(torch.backends.cudnn)).get("benchmark")
@@ -74,7 +78,20 @@ class Settled:
         self.attends = True
 
     def _read(self) -> None:
-        self.reads += torch.is_grad_enabled()
+        self.reads += torch.is_grad_enabled() and not self._loader.calls
+
+    def _fetching(self, fetch: Any, loader: Any) -> Any:
+        self._loader.calls += 1
+        try:
+            return fetch(loader)
+        finally:
+            self._loader.calls -= 1
+
+
+class _InLoader(threading.local):
+    """Calls of loaders that this thread is in."""
+
+    calls = 0
 
 
 def _collector() -> tuple[bool, int]:

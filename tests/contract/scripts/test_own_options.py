@@ -165,6 +165,20 @@ parser.add_argument("--log-interval", type=int, default=1)
 parser.parse_args()
 train()
 """
+CROPPED = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--log-interval", type=int, default=1)
+args = parser.parse_args()
+
+class TensorDataset(TensorDataset):
+    def __getitem__(self, index):
+        torch.randint(4, (1,)).item()
+        return super().__getitem__(index)
+
+train(workers=args.workers)
+"""
 
 FORMATS = {"fp32": False, "bf16": True}
 COMPILED = {"none": False, "default": True}
@@ -308,6 +322,12 @@ def test_option_without_effect_is_refused(tmp_path: Path) -> None:
         *("precision", "compile", "channels_last"),
         *("optimizer_kernels", "loader_workers", "log_interval"),
     }
+
+
+def test_numbers_that_a_data_set_reads_are_none_of_the_log(tmp_path: Path) -> None:
+    """As random crops read them: with workers, they are read in another process."""
+    found = searched(tmp_path, CROPPED)
+    assert [*found.turned] == ["loader_workers"]
 
 
 @pytest.mark.long

@@ -56,6 +56,14 @@ _UNLIKE_TRIALS = {
 """Beginnings of options of srun and of managers that trials cannot follow -> what to do instead."""
 _EXPORT_ALL = re.compile("--export[= ]all", re.IGNORECASE)
 """Option of srun that changes nothing."""
+_WITH_NAME = {
+    **dict.fromkeys(("conda", "mamba", "micromamba"), ("-n", "--name", "-p", "--prefix")),
+    "uv": ("-p", "--python"),
+    "pixi": ("-e", "--environment"),
+    "hatch": ("-e", "--env"),
+    "srun": ("-J", "--job-name", "-p", "--partition", "-A", "--account", "-o", "--output"),
+}
+"""Programs, and their options whose value may be named as a program is."""
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 
 
@@ -249,7 +257,10 @@ def _number(words: Sequence[str], options: Sequence[str]) -> str | None:
 
 def _program_place(words: Sequence[str]) -> int:
     """Return the place of the program that another one runs; behind the end if there is none."""
-    for place, word in enumerate(words[1:], start=1):
+    with_name = _WITH_NAME.get(Path(words[0]).name, ())
+    for place, (before, word) in enumerate(itertools.pairwise(words), start=1):
+        if before in with_name or (word.startswith("-") and word != "-m"):
+            continue
         name = Path(word).name
         if is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
             return place

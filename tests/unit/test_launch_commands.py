@@ -41,6 +41,22 @@ def test_what_a_command_launches(command, launched):
 
 
 @pytest.mark.parametrize(
+    "manager",
+    [
+        *("conda run -p ./env", "conda run -n env", "mamba run -n time", "pixi run -e env"),
+        *(
+            "conda run --prefix=/opt/env",
+            "uv run --python python3.11",
+            "uv run -p /usr/bin/python3",
+        ),
+    ],
+)
+def test_value_of_an_option_is_no_program(manager):
+    found = taken_apart([*manager.split(), "python", "a.py"])
+    assert (found.target, found.interpreter) == ("a.py", (*manager.split(), "python"))
+
+
+@pytest.mark.parametrize(
     ("command", "launch", "options"),
     [
         ("python a.py", "python", ()),
@@ -64,6 +80,8 @@ def test_how_a_command_starts_its_ranks(command, launch, options):
     [
         "torchrun --nnodes 2 --nproc_per_node=4 a.py",
         "srun -N 2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 a.py",
+        "srun -J nice -N 2 torchrun --nnodes 2 --nproc-per-node 4 a.py",
+        "srun --job-name=/jobs/time -N 2 torchrun --nnodes 2 --nproc-per-node 4 a.py",
         "deepspeed --num_nodes 2 --num_gpus 4 a.py",
     ],
 )

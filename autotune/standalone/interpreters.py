@@ -21,6 +21,8 @@ _SHELL_TRICK = "'''exec'"
 """
 _ANSWER_SECONDS = 120
 """Timeout for an interpreter's answer; an environment manager may look for updates first."""
+_UNCHANGED = {"UV_NO_SYNC": "1", "UV_FROZEN": "1"}
+"""Variables with which `uv run` changes neither the lock file nor the environment of a project."""
 _ASKS = (
     "import importlib.util as u, json, sys; "
     "print(json.dumps([sys.prefix, sys.version.split()[0], u.find_spec('torch') is not None]))"
@@ -109,7 +111,7 @@ def _asked(words: Sequence[str], env: Mapping[str, str]) -> _Identity:
     try:
         answer = subprocess.run(
             [*words, "-c", _ASKS],
-            env={**os.environ, **env},
+            env={**os.environ, **env, **_UNCHANGED},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

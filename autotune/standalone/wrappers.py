@@ -54,6 +54,10 @@ _UNLIKE_TRIALS = {
     "-D": _OWN_FOLDER,
 }
 """Beginnings of options of srun and of managers that trials cannot follow -> what to do instead."""
+_UNLIKE_TRIALS_OF = {"poetry": {"-C": _OWN_FOLDER}}
+"""Likewise, of one manager alone."""
+_PACKAGES = re.compile(rb"^# /// script\s*$", re.MULTILINE)
+"""Line with which a script begins to name its packages itself (PEP 723)."""
 _EXPORT_ALL = re.compile("--export[= ]all", re.IGNORECASE)
 """Option of srun that changes nothing."""
 _WITH_NAME = {
@@ -167,8 +171,25 @@ def _manager(words: Sequence[str], *, for_trials: bool) -> Passed:
         _check_options(words[:place])
     before, behind = words[:place], words[place:]
     if behind[0] in ("-m", "--module") or behind[0].endswith(".py"):
+        if for_trials:
+            _check_packages(words[0], behind[0])
         behind = ("python", *behind)  # as `uv run` takes them
     return Passed(tuple(behind), (*before, "python"))
+
+
+def _check_packages(manager: str, script: str) -> None:
+    """Check a script that a manager runs itself.
+
+    Raises:
+        BadInput: it names its packages, and is run in an environment of its own.
+    """
+    path = Path(script)
+    if path.is_file() and _PACKAGES.search(path.read_bytes()):
+        raise BadInput(
+            f"{script} names its packages itself (# /// script), and {manager} runs it in an "
+            "environment of its own, in which trials are not: install these packages beside autotune, "
+            f"and give `python {script}`"
+        )
 
 
 def _check_options(words: Sequence[str]) -> None:
@@ -177,8 +198,9 @@ def _check_options(words: Sequence[str]) -> None:
     Raises:
         BadInput: one makes the script's process another one than that of trials.
     """
+    unlike = _UNLIKE_TRIALS | _UNLIKE_TRIALS_OF.get(Path(words[0]).name, {})
     for word, value in itertools.pairwise([*words, ""]):
-        instead = next((_UNLIKE_TRIALS[one] for one in _UNLIKE_TRIALS if word.startswith(one)), "")
+        instead = next((unlike[one] for one in unlike if word.startswith(one)), "")
         if instead and not _EXPORT_ALL.fullmatch(word if "=" in word else f"{word} {value}"):
             raise BadInput(
                 f"{words[0]} is told {word}, which trials cannot follow: {instead}, and leave it out of "

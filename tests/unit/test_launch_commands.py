@@ -244,6 +244,7 @@ def test_size_of_a_step_that_is_not_a_number_is_refused(option):
         ("env -u A python a.py", "env is told -u"),
         ("uv run --env-file .env python a.py", "uv is told --env-file"),
         ("uv --directory /p run python a.py", "uv is told --directory, "),
+        ("poetry -C /p run python a.py", "poetry is told -C, "),
         ("conda run --cwd /p -n x python a.py", "conda is told --cwd"),
         ("srun -D /scratch python a.py", "cannot follow: change to that folder"),
         ("srun --chdir=/scratch python a.py", "srun is told --chdir=/scratch"),
@@ -294,6 +295,23 @@ def test_a_console_script_is_a_script(lines, options, tmp_path, monkeypatch):
     found = taken_apart(["yolo", "train", "batch=8"])
     assert (found.target, found.args, found.options) == (str(tool), ("train", "batch=8"), options)
     interpreters.check(found)
+
+
+def test_manager_is_asked_without_a_change_of_its_project(tmp_path, monkeypatch):
+    asks = f'#!/bin/sh\nenv > {tmp_path}/seen\nexec {sys.executable} -c "$4"'
+    program(tmp_path, "uv", asks)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    interpreters.check(taken_apart(["uv", "run", "python", "a.py"]))
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert {"UV_NO_SYNC=1", "UV_FROZEN=1"} <= {*seen}
+
+
+def test_script_that_names_its_packages_itself_is_refused_under_uv(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("import torch\n# /// script\n# dependencies = []\n# ///\n")
+    with pytest.raises(BadInput, match=r"install these packages .* give `python a\.py`"):
+        taken_apart(["uv", "run", "a.py", "--lr", "1"])
+    assert taken_apart(["uv", "run", "python", "a.py"]).target == "a.py"
 
 
 def test_another_interpreter_is_refused(tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def _ways_of_fields(
     batch: Mapping[Any, Any], first: torch.Tensor
 ) -> Iterator[Callable[[Any], int]]:
     mask, labels = batch.get(_MASK), batch.get(_LABELS)
-    if isinstance(mask, torch.Tensor) and mask.shape[:2] == first.shape:
+    if isinstance(mask, torch.Tensor) and mask.shape == first.shape:
         yield lambda batch: int(batch[_MASK].count_nonzero())
     if isinstance(labels, torch.Tensor) and labels.shape == first.shape and _IGNORED in labels:
         yield lambda batch: int((batch[_LABELS] != _IGNORED).sum())

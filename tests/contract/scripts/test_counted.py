@@ -714,6 +714,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 def collate(rows):
     text = pad_sequence(rows, batch_first=True)
     lengths = torch.tensor([len(row) for row in rows])
+    pairs = torch.ones(len(rows), text.size(1), text.size(1)).tril()
     return BATCH
 while True:
     for batch in DataLoader(Sentences(), 4, collate_fn=collate):
@@ -728,6 +729,7 @@ while True:
         ("{'input_ids': text, 'attention_mask': (text > 0).long()}", 14, False),
         ("{'input_ids': text, 'labels': text.masked_fill(text == 0, -100)}", 14, False),
         ("{'input_ids': text, 'lengths': lengths}", 14, False),
+        ("{'input_ids': text, 'lengths': lengths, 'attention_mask': pairs}", 14, False),
         ("(text, lengths)", 14, False),
         ("(text.T.contiguous(), lengths)", 14, False),
         ("pack_sequence(rows, enforce_sorted=False)", 14, False),

@@ -41,6 +41,10 @@ def test_trackers_of_a_script_are_offline() -> None:
     assert uploads.OFFLINE.items() <= variables(Script("train.py")).items()
 
 
+def test_swanlab_which_is_online_unless_told_otherwise_is_disabled() -> None:
+    assert variables(Script("train.py"))["SWANLAB_MODE"] == "disabled"
+
+
 def test_tracker_that_the_study_wants_online_is() -> None:
     assert variables(Script("train.py"), WANDB_MODE="online")["WANDB_MODE"] == "online"
 

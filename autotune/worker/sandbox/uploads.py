@@ -17,6 +17,7 @@ OFFLINE = {
     "NEPTUNE_MODE": "offline",  # https://docs.neptune.ai/logging/offline
     "TRACKIO_SPACE_ID": "",  # https://huggingface.co/docs/trackio/environment_variables
     "CLEARML_OFFLINE_MODE": "1",  # https://clear.ml/docs/latest/docs/configs/env_vars
+    "SWANLAB_MODE": "disabled",  # https://docs.swanlab.cn/en/api/cli-swanlab-disabled.html
 }
 """Variable of a tracker -> its value in a trial, unless the study's `env` has another."""
 _COMMIT = "0" * 40

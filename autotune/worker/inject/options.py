@@ -17,6 +17,8 @@ _SCALARS = (bool, int, float, str)
 _MOST_CHOICES = 50
 _MOST_HELP = 500
 """Characters of a help text that are kept."""
+_MOST_LEVELS = 6
+"""Levels of dataclasses in which a part is looked for."""
 _CLICKS = ("click.globals", "typer._click.globals")
 """Modules that know which command runs; a script that uses them has imported them."""
 
@@ -164,7 +166,8 @@ def _of_hydra() -> Iterator[Option]:
     for frame in _frames():
         for value in frame.f_locals.values():
             if isinstance(value, omegaconf.DictConfig):
-                yield from _flat(omegaconf.OmegaConf.to_container(value, resolve=False), "")
+                whole = value._get_root()  # the function may have been given a part of it
+                yield from _flat(omegaconf.OmegaConf.to_container(whole, resolve=False), "")
                 return
 
 
@@ -177,16 +180,27 @@ def _flat(config: Any, prefix: str) -> Iterator[Option]:
 
 
 def _of_dataclasses() -> Iterator[Option]:
-    """Yield the fields of the first dataclass that a function of the script, or the script, holds."""
+    """Yield the fields of the first dataclass that a function of the script, or the script, holds.
+
+    A function may have been given a part: the whole is what a function that has called it holds.
+    """
     library = next((name for name in _OF_DATACLASSES if name in sys.modules), None)
-    if library is None:
+    held = [value for frame in _frames() if _is_of_main(frame) for value in frame.f_locals.values()]
+    several = [value for value in held if is_dataclass(value)]
+    if library is None or not several:
         return
-    for frame in _frames():
-        for value in frame.f_locals.values():
-            if is_dataclass(value) and _is_of_main(frame):
-                for path, option in _leaves(value, ""):
-                    yield _spelt(library, path, option)
-                return
+    whole = several[0]
+    for value in several:
+        whole = value if _has_part(value, whole) else whole
+    for path, option in _leaves(whole, ""):
+        yield _spelt(library, path, option)
+
+
+def _has_part(config: Any, part: Any, levels: int = _MOST_LEVELS) -> bool:
+    """Return whether a dataclass has another one in it; a loop of them ends with the levels."""
+    held = [getattr(config, field.name, None) for field in dataclasses.fields(config)]
+    inner = [value for value in held if is_dataclass(value)] if levels else []
+    return any(value is part or _has_part(value, part, levels - 1) for value in inner)
 
 
 def _spelt(library: str, path: str, option: Option) -> Option:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from autotune.config import arguments, settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, is_constructed, typed
+from autotune.config.fields import of_flag
 from autotune.config.keeping import COUNTED, granule
 from autotune.worker.survey_result import Option, SurveyResult
 
@@ -61,7 +62,8 @@ def settings_of(
     """Return all settings that may give the script a value.
 
     They are options of its parsers, words of its command line, variables that the command sets,
-    fields of files, and at last guesses.
+    fields of files, and at last guesses. What no study file can name, as with a space in it, is left
+    out.
 
     Args:
         seen: survey of the script.
@@ -80,7 +82,7 @@ def settings_of(
     found: dict[str, Option] = {}
     for option in (*sure, *given, *set_, *fields, *guessed):
         found.setdefault(option.flag.removesuffix(ASSIGNMENT), option)
-    return tuple(found.values())
+    return tuple(option for option in found.values() if of_flag(option.flag) is None)
 
 
 def fields(

@@ -33,6 +33,16 @@ def test_option_of_one_letter_is_tried_as_it_is_typed():
     assert tried(typed("train.py -b8 -vv"), MICRO_BATCH) == ["-b"]
 
 
+def test_setting_that_no_study_file_can_name_is_not_tried():
+    of_file = [*flags.fields("a.yaml", "Batch Size: 8\ntrain: {batch: 8}\n", [], {})]
+    of_parser = seen(("batch_size", 8))
+    odd = Option("+b", "batch", 8)
+    options = flags.settings_of(
+        dataclasses.replace(of_parser, options=(*of_parser.options, odd)), [], {}, of_file
+    )
+    assert [option.flag for option in options] == ["--batch_size", "a.yaml::train.batch"]
+
+
 def test_names_of_frameworks_are_tried_first():
     found = seen(
         ("lr", 8),

@@ -84,6 +84,25 @@ def test_loader_that_shuffles_is_changed_wherever_it_is_first_read() -> None:
     run_apart(_first_batch_without_gradients)
 
 
+def _that_constructs_itself() -> None:
+    changes = _changes({"loader_workers": 0}, loader_workers=1)
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(_ROWS, batch_size=2)
+    assert changes.idle() == ["loader_workers"]
+    assert _workers(loader) == 1
+    with torch.no_grad():
+        assert _workers(loader) == 0
+    assert not changes.idle()
+    assert [batch.tolist() for batch in loader] == [[[1.0], [1.0]]] * 2
+    assert _workers(DataLoader(_ROWS)) == 1
+
+
+def test_stateful_loader_of_torchdata_is_changed_as_well() -> None:
+    pytest.importorskip("torchdata")
+    run_apart(_that_constructs_itself)
+
+
 def _persistent() -> None:
     _changes({"loader_workers": 2}, loader_workers=1)
     loader = DataLoader(_ROWS, num_workers=2, persistent_workers=True)

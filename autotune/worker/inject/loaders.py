@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
 from autotune.worker.inject.constructed import construct_by
-from autotune.worker.patches import wrapping
+from autotune.worker.patches import Arrivals, wrapping
 from autotune.worker.protocol import Knobs
 
 _WITHOUT_WORKERS = {
@@ -21,6 +21,8 @@ _WITHOUT_WORKERS = {
 """Values that a DataLoader must have if it has no workers."""
 _KEPT = "_iterator"
 """Attribute of a DataLoader: its iterator, if its workers persist."""
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
+"""Module of a subclass that constructs and reads itself, without a call of DataLoader."""
 _PREFETCH_FACTOR = 2
 """Value that a DataLoader with workers has where none is given."""
 
@@ -58,8 +60,12 @@ class LoaderChanges:
 
     def watch(self) -> None:
         """Change loaders that are constructed from now on."""
-        construct_by(DataLoader, self._build)
-        wrapping(DataLoader, "__iter__")(self._read)
+        self._change(DataLoader)
+        Arrivals({_STATEFUL: lambda module: self._change(module.StatefulDataLoader)}).begin()
+
+    def _change(self, kind: type) -> None:
+        construct_by(kind, self._build)
+        wrapping(kind, "__iter__")(self._read)
 
     def _build(self, build: Callable[..., None], bound: Any) -> None:
         build(*bound.args, **bound.kwargs)

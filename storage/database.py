@@ -209,15 +209,19 @@ class Database:
 
     def problems(self) -> list[str]:
         """Return what SQLite finds wrong with its file; a server checks its own."""
-        if self.engine.dialect.name != "sqlite":
+        if self.folder is None:
             return []
-        with self.engine.connect() as connection:
-            found = connection.execute(text("pragma integrity_check")).scalars().all()
-            torn = connection.execute(text("pragma foreign_key_check")).all()
-        return [line for line in found if line != "ok"] + [
-            f"a row of {table} refers to a row of {parent} that is not there"
-            for table, _, parent, _ in torn
-        ]
+        engine = open_engine(self.url)  # that of a database of an older schema reads a copy
+        found: list[str] = []
+        try:
+            with engine.connect() as connection:
+                found.extend(_unsound(connection))
+                found.extend(_torn(connection))
+        except DBAPIError as error:
+            found.append(self.reason(error))
+        finally:
+            engine.dispose()
+        return found
 
     def forget_connections(self) -> None:
         """Drop pooled connections.
@@ -384,6 +388,20 @@ class Database:
             yield
         finally:
             os.close(descriptor)
+
+
+def _unsound(connection: Connection) -> list[str]:
+    """Return what is wrong with the pages of a SQLite file."""
+    found = connection.execute(text("pragma integrity_check")).scalars().all()
+    return [line for line in found if line != "ok"]
+
+
+def _torn(connection: Connection) -> list[str]:
+    """Return the rows of a SQLite file that refer to rows which are not there."""
+    return [
+        f"a row of {table} refers to a row of {parent} that is not there"
+        for table, _, parent, _ in connection.execute(text("pragma foreign_key_check"))
+    ]
 
 
 def schema_of_file(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Commands about the storage, on files that are a storage and on files that are none."""
 
 import contextlib
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +12,14 @@ from sqlalchemy import Engine
 
 from autotune.cli import storage as commands
 from autotune.errors import AutotuneError, BadInput, StorageError
-from storage import Database, LeaseHolder, Repository, database
+from storage import Database, LeaseHolder, Repository, database, schema
 from storage.schema import VERSION_TABLE
 from tests.support.steering import ask, autotune
-from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened
+from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened, raw
+
+
+EMPTY_INDEX = bytes((10, 0, 0, 0, 0, 16, 0, 0))
+"""Beginning of a page of 4096 bytes of an index without entries."""
 
 
 def url(path: Path) -> str:
@@ -82,6 +87,45 @@ def source(tmp_path: Path) -> Path:
         Repository(database).studies.submit("first", "host:elsewhere", {}, "/w")
         database.optuna().engine.dispose()
     return path
+
+
+def overwrite(path: Path, name: str, start: bytes = b"") -> None:
+    """Put zeros in the place of the first page of a table or an index, as a bad disk does.
+
+    Args:
+        start: how the page begins instead.
+    """
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        [size] = connection.execute("pragma page_size").fetchone()
+        query = "select rootpage from sqlite_master where name = ?"
+        [number] = connection.execute(query, [name]).fetchone()
+    with path.open("r+b") as file:
+        file.seek((number - 1) * size)
+        file.write(start.ljust(size, b"\0"))
+
+
+def checked(path: Path) -> str:
+    """What `storage check` prints of a storage that it finds unsound, or of another version."""
+    told = ask("storage", "check", "--storage", url(path), cwd=path.parent)
+    assert told.returncode == 1 and "Traceback" not in told.stderr, told.stderr
+    return told.stdout
+
+
+def test_check_of_an_older_storage_is_of_its_own_file(tmp_path: Path) -> None:
+    older = tmp_path / "older.db"
+    with raw(url(older)) as engine:
+        schema.create(engine, "0007")
+    execute(url(older), "insert into studies (study_name) values ('a')")
+    assert f"{url(older)}: sound." in checked(older)
+    overwrite(older, "ix_studies_study_name", EMPTY_INDEX)
+    told = checked(older)
+    assert "sound" not in told
+    assert "row 1 missing from index ix_studies_study_name" in told
+
+
+def test_check_says_that_a_file_is_damaged_where_it_cannot_be_read_on(source: Path) -> None:
+    overwrite(source, "autotune_attempt")
+    assert "is damaged (database disk image is malformed)" in checked(source)
 
 
 def make_newer(path: Path) -> None:

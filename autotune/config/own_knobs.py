@@ -16,22 +16,18 @@ from search_spaces.knob import KnobValue, written
 
 BY_STUDY = ("world_size", "global_batch")
 """Names in constraints that are no knobs."""
-_COLUMNS = (
-    *("trial", "purpose", "round", "attempt", "state", "cause", "throughput", "half_width"),
-    *("block_half_width", "sigma_run", "steady", "contended", "peak_bytes", "wall_seconds"),
-    *(
-        "resident_of",
-        "trial_seconds",
-        "steps",
-        "disturbed_share",
-        "foreign_cpu",
-        "clock_mhz",
-        "watts",
-    ),
-    *("sample_joules", "step_mean", "step_median", "step_p95", "step_correlation"),
+COLUMNS = (
+    *("trial", "purpose", "round", "attempt", "state", "ratio", "ratio_low", "ratio_high"),
+    *("in_turn", "reference", "reference_rate", "so_far", "so_far_low", "so_far_high", "rate"),
+    *("cause", "suggested_by", "steady", "contended", "peak_bytes", "wall_seconds", "resident_of"),
+    *("steps", "disturbed_share", "foreign_cpu", "clock_mhz", "watts", "sample_joules"),
+    *("step_mean", "step_median", "step_p95", "step_correlation"),
 )
-"""Columns of tables that have a column per knob besides."""
-_TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, *_COLUMNS, "true", "false"})
+"""Columns of the table of attempts, in order, before a column per knob."""
+_RECORDED = ("throughput", "trial_seconds")
+"""Columns of a replay table, besides those above."""
+_TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, "true", "false"})
+_HAS_MEANING = "is a word with a meaning of its own here; choose another name"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _MOST_TRIED = 20_000
 """Combinations of the values in a constraint that are tried: a tenth of a second."""
@@ -136,6 +132,15 @@ def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str | None]) -> 
     return problems
 
 
+def of_columns(knobs: Knobs) -> mistakes.Problems:
+    """Return mistakes: names that columns of tables of results have.
+
+    Studies of earlier versions may have them.
+    """
+    taken = {*COLUMNS, *_RECORDED}
+    return {("knobs", name): _HAS_MEANING for name in knobs if name in taken}
+
+
 def _of_name(name: str) -> str | None:
     if name in CATALOGUE:
         return (
@@ -143,7 +148,7 @@ def _of_name(name: str) -> str | None:
             "workload.flags, or choose another name"
         )
     if name in _TAKEN or keyword.iskeyword(name):
-        return "is a word with a meaning of its own here; choose another name"
+        return _HAS_MEANING
     if not _NAME.fullmatch(name):
         return "must be letters, digits and underscores, the first one a letter"
     return None

@@ -403,6 +403,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
         problems |= spec.workload.file_problems(spec.taken)
+        problems |= own_knobs.of_columns(spec.knobs)
         if not problems:
             return spec
     except mistakes.Inconsistent as inconsistent:

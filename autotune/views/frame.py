@@ -8,12 +8,13 @@ from typing import Any
 import pandas as pd
 
 from autotune.analysis.rounds import Round
+from autotune.config.own_knobs import COLUMNS
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.trial_figures import TrialFigures
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredAttempt
 
-_FIRST_COLUMNS = ("trial", "purpose", "round", "attempt", "state")
+_FIRST_COLUMNS = COLUMNS[:5]
 CSV_BEGINNING = f"{','.join(_FIRST_COLUMNS)},".encode()
 """Beginning of a table of attempts as CSV."""
 _PARQUET_MARK = b"PAR1"
@@ -34,7 +35,7 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
         cause, suggested_by, steady, contended, peak_bytes, wall_seconds.
         resident_of: trial whose processes it took over; empty: it had its own.
         steps, disturbed_share and so on: what was observed in the run, see storage.RunDigest.
-        one per knob.
+        one per knob; a knob with the name of a column above has knob.NAME.
     """
     study = repository.studies.named(name)
     figures = figures_of(repository, study)
@@ -117,8 +118,13 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
             "wall_seconds": result.wall_seconds,
             "resident_of": hosts.get(result.resident_of),
             **vars(one.digest),
-            **one.knobs,
+            **{_column(knob): value for knob, value in one.knobs.items()},
         }
+
+
+def _column(knob: str) -> str:
+    """Return the column of a knob; earlier versions let a knob of a study's own have any name."""
+    return f"knob.{knob}" if knob in COLUMNS else knob
 
 
 _COMPARED = (

@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 from autotune.analysis.verdict import Verdict
+from autotune.config import StudySpec
+from autotune.config.own_knobs import COLUMNS
 from autotune.export.best import load
 from autotune.export.formats.command_line import argv
 from autotune.export.tuned_job import script_job
+from autotune.service.submission import submit
 from autotune.views.block import final_block
 from autotune.views.comparison import comparison
 from autotune.views.figures import figures_of
@@ -132,6 +135,22 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
     params = played.trials()[0].params
     assert params.keys() == {"tensor_parallel", "pipeline_parallel", "overlap"}
     assert recomputed_verdict(played.repository, "played").knobs == played.verdict["knobs"]
+
+
+def test_knob_of_a_stored_study_leaves_the_column_of_its_name_as_measured(
+    played: Replayed,
+) -> None:
+    """Study files of earlier versions could name a knob so."""
+    knob = {"values": [1, 2], "flag": "--rate", "default": 1}
+    own = {**OWN, "knobs": {"rate": knob}, "constraints": [], "budget": {"trials": 2}}
+    spec = StudySpec.model_validate({"name": played.name, **own})
+    submit(played.repository, spec, played.folder)
+    played.on(running_at(lambda knobs: 100.0 * knobs["rate"]), workers=8).serve()
+    frame = attempts_frame(played.repository, played.name)
+    assert tuple(frame.columns) == (*COLUMNS, *frame.columns[len(COLUMNS) :])
+    assert frame.columns.is_unique
+    assert set(frame["knob.rate"]) == {1, 2}
+    assert frame["rate"].min() > 2
 
 
 @pytest.mark.long

@@ -95,6 +95,8 @@ def test_todays_value_is_the_scripts(
         ({"knobs": {"micro_batch": TP}}, "knobs.micro_batch: is a knob of the catalogue"),
         ({"knobs": {"world_size": TP}}, "knobs.world_size: is a word with a meaning"),
         ({"knobs": {"throughput": TP}}, "knobs.throughput: is a word with a meaning"),
+        ({"knobs": {"rate": TP}}, "knobs.rate: is a word with a meaning"),
+        ({"knobs": {"suggested_by": TP}}, "knobs.suggested_by: is a word with a meaning"),
         ({"knobs": {"class": TP}}, "knobs.class: is a word with a meaning"),
         ({"knobs": {"a-b": TP}}, "knobs.a-b: must be letters, digits and underscores"),
         ({"knobs": {"tp": {**TP, "values": []}}}, "knobs.tp.values: has no values"),

@@ -253,13 +253,8 @@ def _check_replaced(target: Path, study: str, answer: "Verdict") -> None:
 
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
     """Print all attempts as CSV, or write them in the format of a file's ending."""
-    from autotune.export.writing import refuse_foreign
-    from autotune.views.frame import (
-        CSV_BEGINNING,
-        attempts_frame,
-        frame_to_parquet,
-        is_parquet_table,
-    )
+    from autotune.export.writing import refuse_foreign, write_bytes
+    from autotune.views.frame import CSV_BEGINNING, as_parquet, attempts_frame, is_parquet_table
 
     if target != STANDARD_OUTPUT:
         if target.suffix not in _TABLE_ENDINGS:
@@ -270,13 +265,12 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
     if target == STANDARD_OUTPUT:
         hand_over(frame.to_csv(index=False))
         return
+    is_parquet = target.suffix == ".parquet"
+    content = as_parquet(frame) if is_parquet else frame.to_csv(index=False).encode()
     try:
-        if target.suffix == ".parquet":
-            frame_to_parquet(frame, target)
-        else:
-            frame.to_csv(target, index=False)
+        write_bytes(target, content)
     except OSError as error:
-        raise BadInput(f"{target} cannot be written: {error}") from None
+        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
     print(target)
 
 

@@ -151,6 +151,11 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text to a file, whole or not at all, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all.
 
     A symbolic link stays, and what it leads to is written. A file that is there keeps its mode.
@@ -158,8 +163,8 @@ def write_text(path: Path, text: str) -> None:
     path = Path(os.path.realpath(path))
     descriptor, temporary = _beside(path)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

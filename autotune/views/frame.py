@@ -40,20 +40,20 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     study = repository.studies.named(name)
     figures = figures_of(repository, study)
     attempts = repository.attempts.of(study.id)
-    return pd.DataFrame(list(_rows(figures, attempts)))
+    rows = list(_rows(figures, attempts))
+    return pd.DataFrame(rows, columns=None if rows else list(COLUMNS))
 
 
-def frame_to_parquet(frame: pd.DataFrame, target: Path) -> None:
-    """Write a frame as Parquet; a column of values of several types is written as text.
+def as_parquet(frame: pd.DataFrame) -> bytes:
+    """Return a frame as Parquet; a column of values of several types is text there.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
-        OSError: the file cannot be written.
     """
     importlib.import_module("pyarrow")  # pandas would raise another error without it
     mixed = [str(name) for name in frame if frame[name].dropna().map(type).nunique() > 1]
     texts = {name: frame[name].map(written, na_action="ignore") for name in mixed}
-    frame.assign(**texts).to_parquet(target, index=False)
+    return frame.assign(**texts).to_parquet(index=False)
 
 
 def is_parquet_table(path: Path) -> bool:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -23,6 +24,7 @@ from autotune.analysis.trial_ratios import TrialRatio
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
+from autotune.config.own_knobs import COLUMNS
 from autotune.measurement.bottleneck import STRAGGLER
 from autotune.measurement.estimate import Ratio
 from autotune.views.block import final_block
@@ -791,6 +793,24 @@ def test_file_of_the_kind_is_replaced(played: Replayed) -> None:
         for _ in range(2):
             assert answered(played, first, played.name, *others).strip() == others[-1]
             assert target.stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_reader_of_a_table_never_sees_a_part_of_it(played: Replayed, name: str) -> None:
+    if name == "a.parquet":
+        pytest.importorskip("pyarrow")
+    played.run(budget={"trials": 3})
+    answered(played, "export", played.name, "--trials", name)
+    with (played.folder / name).open("rb") as reader:
+        answered(played, "export", played.name, "--trials", name)
+        there = (played.folder / name).stat()
+        assert not os.path.samestat(os.fstat(reader.fileno()), there)
+
+
+def test_table_of_a_study_without_attempts_has_its_columns(played: Replayed) -> None:
+    played.submit(budget={"trials": 3})
+    printed = answered(played, "export", played.name, "--trials", "-")
+    assert printed.splitlines() == [",".join(COLUMNS)]
 
 
 def test_table_of_attempts_is_csv_or_parquet(played: Replayed) -> None:

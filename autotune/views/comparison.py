@@ -18,6 +18,8 @@ _MACHINE = (
     *("driver", "kernel", "autotune"),
 )
 """Fields of an environment that explain another result."""
+_AS_MUCH = 0.25
+"""Share of a gain, as a logarithm, by which one that is as large may differ."""
 
 
 class Holds(StrEnum):
@@ -211,7 +213,10 @@ def _by_as_much(before: Ratio, second: StudyFigures) -> PartCheck:
         return PartCheck(statement, Holds.UNKNOWN, "there is no second gain")
     if not second.answer.confirmed:
         return PartCheck(statement, Holds.UNKNOWN, "the second gain is not confirmed")
-    holds = Holds.NO if change.distinguishable else Holds.YES
+    most = _AS_MUCH * abs(math.log(before.value))
+    within = max(math.log(change.high), -math.log(change.low)) <= most
+    alike = Holds.YES if within else Holds.UNKNOWN
+    holds = Holds.NO if change.distinguishable else alike
     return PartCheck(
         statement, holds, f"now over before: {said_ratio(change, Terms.of(second.unit))}"
     )

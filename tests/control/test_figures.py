@@ -912,6 +912,27 @@ def test_errors_of_two_gains_are_independent(played: Replayed) -> None:
     assert found == [0.923, 0.866, 0.984]
 
 
+@pytest.mark.parametrize(
+    ("again", "holds"),
+    [
+        (Ratio(1.30, 1.28, 1.32), Holds.YES),
+        (Ratio(1.30, 1.05, 1.60), Holds.UNKNOWN),
+        (Ratio(1.10, 1.08, 1.12), Holds.NO),
+    ],
+)
+def test_second_gain_is_as_large_only_if_it_is_known_well_enough(
+    played: Replayed, again: Ratio, holds: Holds
+) -> None:
+    figures = tuned(played)
+    first, second = (
+        dataclasses.replace(figures, answer=dataclasses.replace(figures.answer, speedup=gain))
+        for gain in (Ratio(1.30, 1.28, 1.32), again)
+    )
+    checks = comparison(first, second).checks
+    [found] = [one for one in checks if one.statement == "by as much"]
+    assert found.holds is holds
+
+
 def test_comparison_of_speed_and_energy_confirms_and_refutes_nothing(played: Replayed) -> None:
     first = tuned(played)
     kept = dataclasses.replace(first.answer, kind="nothing_better", speedup=None, changes=())

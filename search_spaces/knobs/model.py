@@ -27,6 +27,9 @@ from search_spaces.knob import (
 from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8, SHARDED, UNSHARDED
 from search_spaces.words import Fields, Knobs, Words, one_of, without
 
+_IN_FSDP = ("fsdp", "fsdp_keep")
+"""Values of parallelism for which Accelerate and the Trainer wrap the model in FSDP."""
+
 
 def _compiles(knobs: Knobs) -> bool:
     return bool(knobs["compile"] != "none")
@@ -60,7 +63,7 @@ def _hf_checkpointing(every: int, knobs: Knobs) -> Fields:
     if every == 0:
         return {}
     if every == 1:
-        sharded = knobs["parallelism"] in SHARDED
+        sharded = knobs["parallelism"] in _IN_FSDP
         name = "fsdp_config.activation_checkpointing" if sharded else "gradient_checkpointing"
         return {name: True}
     return {
@@ -73,7 +76,7 @@ def _accelerate_checkpointing(every: int, knobs: Knobs) -> Fields | None:
     """Return how Accelerate checkpoints the blocks that FSDP wraps: all of them, or none."""
     if not every:
         return {}
-    sharded = knobs["parallelism"] in ("fsdp", "fsdp_keep")
+    sharded = knobs["parallelism"] in _IN_FSDP
     return {"fsdp_config.fsdp_activation_checkpointing": True} if sharded and every == 1 else None
 
 

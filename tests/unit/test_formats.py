@@ -89,6 +89,13 @@ def test_sums_of_gradients_in_fp32_are_named_where_fsdp_would_sum_in_bf16(form: 
     assert "fsdp_reduce_dtype" not in there.unsaid
 
 
+def test_trainer_checkpoints_by_itself_where_it_does_not_shard() -> None:
+    knobs = {"parallelism": "hsdp", "activation_checkpointing": 1}
+    said = FORMATS["hf-trainer"](of_workload(knobs))
+    assert said.unsaid["parallelism"] == "hsdp"
+    assert json.loads(said.text)["gradient_checkpointing"] is True
+
+
 @pytest.mark.parametrize("kernels", ["default", "foreach", "fused"])
 def test_update_of_the_trainer_is_its_own(kernels: str) -> None:
     said = FORMATS["hf-trainer"](of_workload({"optimizer_kernels": kernels}))

@@ -40,7 +40,10 @@ def _hf_compile(mode: str, knobs: Knobs) -> Fields | None:
         return {}
     if knobs["compile_scope"] != "model":
         return None
-    return {"torch_compile": True, **({} if mode == "default" else {"torch_compile_mode": mode})}
+    # By itself it turns TF32 on for what autocast leaves in fp32.
+    strict = {"tf32": False} if knobs["precision"] == "bf16" else {}
+    named = {} if mode == "default" else {"torch_compile_mode": mode}
+    return {"torch_compile": True, **named, **strict}
 
 
 def _accelerate_compile(mode: str, knobs: Knobs) -> Fields:

@@ -86,7 +86,9 @@ def test_training_arguments_of_fsdp_compilation_and_checkpoints(tmp_path: Path) 
     assert (found.torch_compile, found.torch_compile_mode) == (True, "max-autotune")
     assert found.activation_checkpointing is True
     assert found.activation_checkpointing_kwargs == {"every_n_layers": 2}
+    assert found.tf32 is None
     assert training(tmp_path, {"activation_checkpointing": 1}).activation_checkpointing is True
+    assert training(tmp_path, {"compile": "default", "precision": "bf16"}).tf32 is False
 
 
 # Accelerate

@@ -89,6 +89,16 @@ def test_sums_of_gradients_in_fp32_are_named_where_fsdp_would_sum_in_bf16(form: 
     assert "fsdp_reduce_dtype" not in there.unsaid
 
 
+@pytest.mark.parametrize("form", ["hf-trainer", "accelerate"])
+def test_fp32_is_named_where_accelerate_computes_in_tf32_beside_compile(form: str) -> None:
+    compiled = {"compile": "default"}
+    assert FORMATS[form](of_workload(compiled, provenance=ON_GPU)).unsaid["precision"] == "fp32"
+    of_others = ({}, {**compiled, "precision": "bf16"})
+    others = [of_workload(compiled), *(of_workload(one, provenance=ON_GPU) for one in of_others)]
+    for best in others:
+        assert "precision" not in FORMATS[form](best).unsaid
+
+
 def test_trainer_checkpoints_by_itself_where_it_does_not_shard() -> None:
     knobs = {"parallelism": "hsdp", "activation_checkpointing": 1}
     said = FORMATS["hf-trainer"](of_workload(knobs))

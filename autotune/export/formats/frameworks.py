@@ -5,6 +5,7 @@ Read with transformers 5.23, Accelerate 1.15, Lightning 2.6, DeepSpeed 0.19 and 
 - Hugging Face: fields that older versions lack are said only where they are needed, as these refuse
   what they do not know. `accelerate launch` takes enable_cpu_affinity, which is numa_binding, from the
   command line only.
+- Accelerate, and so the Trainer of Hugging Face, computes fp32 products in TF32 beside torch.compile.
 - DeepSpeed: its bf16 and fp16 are formats of the weights beside fp32 ones, where the trials had
   autocast; its stages are its own ZeRO, not PyTorch's. Its section activation_checkpointing sets up what
   a model may call: it turns nothing on, so that knob is left unsaid.
@@ -93,13 +94,26 @@ def hf_trainer(best: BestConfig) -> Said:
     fields, unsaid = told(best, words_of("hf-trainer"))
     # Without that word it refuses bf16 where there is no device.
     where_measured = {"use_cpu": True} if on_cpu(best) else {}
+    unsaid = {**unsaid, **_computed_in_tf32(best, compiles="torch_compile" in fields)}
     return Said(as_json(nested({**where_measured, **fields})), unsaid)
+
+
+def _computed_in_tf32(best: BestConfig, *, compiles: bool) -> dict[str, Any]:
+    """Return precision=fp32 where Accelerate turns TF32 on whatever it is told.
+
+    Args:
+        compiles: whether it is told to compile.
+    """
+    strict = compiles and best.knobs.get("precision") == "fp32"
+    return {"precision": "fp32"} if strict and not on_cpu(best) else {}
 
 
 def accelerate(best: BestConfig) -> Said:
     """Return a file for `accelerate launch --config_file`, on one machine."""
     fields, unsaid = told(best, words_of("accelerate"))
     content = nested({**_ranks(best), **fields})
+    compiles = "dynamo_config.dynamo_backend" in fields
+    unsaid = {**unsaid, **_computed_in_tf32(best, compiles=compiles)}
     if on_cpu(best) and best.world_size > 1:
         unsaid = {"world_size": best.world_size, **unsaid}  # it starts one process, unless by MPI
     return Said(yaml.safe_dump(content, sort_keys=False), unsaid)

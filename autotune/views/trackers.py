@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.analysis.saving import EnergySaving
 from autotune.analysis.wording import Terms
+from autotune.errors import BadInput
 from autotune.measurement.estimate import Ratio
 from autotune.views.figures import StudyFigures
 from autotune.views.page import page
@@ -80,8 +81,20 @@ def to_mlflow(figures: StudyFigures) -> str:
     """Log a study as a run of MLflow with a nested run per trial; return where it is.
 
     MLflow's own settings say where that is (MLFLOW_TRACKING_URI).
+
+    Raises:
+        BadInput: its server cannot be reached, or refuses the run.
     """
     mlflow: Any = importlib.import_module("mlflow")
+    try:
+        run = _logged(mlflow, figures)
+    except mlflow.MlflowException as error:
+        raise BadInput(f"MLflow at {mlflow.get_tracking_uri()}: {error}") from None
+    return f"MLflow: run {run} at {mlflow.get_tracking_uri()}"
+
+
+def _logged(mlflow: Any, figures: StudyFigures) -> str:
+    """Log a study by this module of MLflow; return the identity of its run."""
     mlflow.set_experiment(PROJECT)
     with mlflow.start_run(run_name=figures.study) as run:
         mlflow.set_tags(_tags(figures))
@@ -93,7 +106,7 @@ def to_mlflow(figures: StudyFigures) -> str:
                 mlflow.set_tags({"trial": str(one.trial), "state": one.state, "cause": one.cause})
                 mlflow.log_params({knob: written(value) for knob, value in one.changes.items()})
                 mlflow.log_metrics(trial_metrics(one))
-    return f"MLflow: run {run.info.run_id} at {mlflow.get_tracking_uri()}"
+    return str(run.info.run_id)
 
 
 def to_wandb(figures: StudyFigures) -> str:

@@ -9,6 +9,7 @@ from search_spaces.knob import written
 from tests.control.replayed import Replayed
 from tests.support.states import tuned
 from tests.support.steering import ask
+from tests.unit.database.opening import closed_port
 
 
 @pytest.mark.long
@@ -53,6 +54,21 @@ def test_offline_run_of_wandb_holds_the_figures_of_the_study(played: Replayed) -
     assert figures.answer.speedup is not None
     assert b"speedup" in stored
     assert repr(figures.answer.speedup.value).encode() in stored
+
+
+def test_server_of_mlflow_that_cannot_be_reached_is_named(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    played.run(budget={"trials": 3})
+    address = f"http://127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    words = ("export", played.name, "--tracker", "mlflow", "--storage", played.url)
+    refused = ask(*words, cwd=played.folder)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"MLflow at {address}: " in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_unknown_tracker_is_refused_with_those_that_are_known(played: Replayed) -> None:

@@ -19,6 +19,7 @@ from autotune.cli.shared_options import (
     StorageOption,
     StudyArgument,
     finite,
+    located,
     open_storage,
     open_study,
     tell_of_more,
@@ -149,7 +150,8 @@ def move(
     study: StudyArgument,
     priority: PriorityOption = None,
     before: Annotated[
-        str | None, typer.Option(help="A study; it and all of its priority come later.")
+        str | None,
+        typer.Option(help="A study, or its study.yaml; it and all of its priority come later."),
     ] = None,
     storage: StorageOption = None,
 ) -> None:
@@ -159,7 +161,8 @@ def move(
     repository, name = open_study(study, storage)
     studies = repository.studies
     if before is not None:
-        priority = _priority_before(studies.named(name), studies.named(before))
+        _, other = located(before, storage)
+        priority = _priority_before(studies.named(name), studies.named(other))
     moved = studies.arrange(name, priority=priority)
     print(f"{name} has priority {moved.priority}.")
 

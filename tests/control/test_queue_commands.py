@@ -69,6 +69,8 @@ def test_study_is_moved_before_another(studies: dict[str, Replayed]) -> None:
     assert [row["study"] for row in queue(studies)] == ["third", "first", "second"]
     do(studies, "move", "second", "--priority", "5")
     assert [row["study"] for row in queue(studies)] == ["second", "third", "first"]
+    do(studies, "move", "third", "--before", str(studies["second"].folder / "study.yaml"))
+    assert [row["study"] for row in queue(studies)] == ["third", "second", "first"]
 
 
 @pytest.mark.long

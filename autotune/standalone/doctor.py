@@ -339,7 +339,13 @@ def _takes(one_off: OneOffRuns, name: str, knobs: dict[str, Any], *, settles: bo
     counted = shown and not workload.samples  # its samples were counted in this run
     if counted or (workload.observable and _is_seen(one_off, name, knobs)):
         return f"{written(value)} takes effect, by {setting}"
-    return f"{written(value)} runs, by {setting}; whether the {workload.noun} heeds it is not seen"
+    return _unseen(one_off, name, value)
+
+
+def _unseen(one_off: OneOffRuns, name: str, value: KnobValue) -> str:
+    spec = one_off.plan.spec
+    by, noun = spec.workload.passed_by(name, spec.flags), spec.workload.noun
+    return f"{written(value)} runs, by {by}; whether the {noun} heeds it is not seen"
 
 
 def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:
@@ -362,7 +368,9 @@ def _takes_together(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> st
     run = f"doctor-{name}-together"
     if why := why_not(result := one_off.run(run, knobs, FitMonitor(), surveyed)):
         raise AutotuneError(f"{written(knobs[name])}: {result.cause or why}")
-    seen = SurveyResult.from_text(one_off.files(run).survey(0).read_text())
+    seen = _surveyed(one_off, run)
+    if seen is None:
+        return _unseen(one_off, name, knobs[name])
     micro_batch, steps = (knobs[name] for name in COUNTED)
     if (seen.micro_batch, seen.accumulation_steps) != (micro_batch, steps):
         raise AutotuneError(
@@ -385,11 +393,19 @@ def _is_seen(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> bool:
     run = f"doctor-{name}-seen"
     if why_not(one_off.run(run, knobs, FitMonitor(), surveyed)):
         return False
-    seen = SurveyResult.from_text(one_off.files(run).survey(0).read_text())
+    seen = _surveyed(one_off, run)
+    if seen is None:
+        return False
     if name not in COUNTED:
         return shows(seen, name, knobs[name])
     wanted = global_batch(knobs, 1)
     return wanted in (seen.samples, seen.columns * seen.accumulation_steps)
+
+
+def _surveyed(one_off: OneOffRuns, run: str) -> SurveyResult | None:
+    """Return the survey of a run; None if it is on a node that shares no folder with this one."""
+    file = one_off.files(run).survey(0)
+    return SurveyResult.from_text(file.read_text()) if file.is_file() else None
 
 
 def _tried(name: str, action: Callable[[], str]) -> CheckResult:

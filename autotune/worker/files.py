@@ -91,7 +91,7 @@ class TrialFiles:
         return sorted(self.folder.glob("rank-*.log"))
 
     def taken(self, token: str) -> dict[str, bytes]:
-        """Return logs and traces by name for another machine, and delete this folder.
+        """Return logs, traces and surveys by name for another machine, and delete this folder.
 
         A long log is cut to its end; a trace that is too long is left out.
 
@@ -103,7 +103,8 @@ class TrialFiles:
         if (self.folder / token).exists():
             return {}
         found = {}
-        for file in [*self.logs(), *self.traces(), *self.folder.glob(self.protection().name)]:
+        other = self.folder.glob(self.protection().name)
+        for file in [*self.logs(), *self.traces(), *self.surveys(), *other]:
             with contextlib.suppress(OSError), file.open("rb") as content:
                 size = content.seek(0, os.SEEK_END)
                 is_log = file.suffix == ".log"
@@ -136,3 +137,7 @@ class TrialFiles:
     def traces(self) -> list[Path]:
         """Return the traces of all ranks that are on this machine."""
         return sorted(self.folder.glob("trace-*.json.gz"))
+
+    def surveys(self) -> list[Path]:
+        """Return the surveys by all ranks that are on this machine."""
+        return sorted(self.folder.glob("survey-*.json"))

@@ -75,15 +75,17 @@ def test_whoever_counts_in_an_older_file_is_not_taken_for_progress(files: TrialF
 class TestTaken:
     """By a machine that does not share the folder."""
 
-    def test_logs_and_traces_are_given_and_gone(self, tmp_path: Path) -> None:
+    def test_logs_traces_and_surveys_are_given_and_gone(self, tmp_path: Path) -> None:
         files = TrialFiles(tmp_path / "trial")
         files.folder.mkdir()
         files.log(1).write_bytes(b"printed\xff\n")
         files.trace(1).write_bytes(b"\x1f\x8b")
+        files.survey(1).write_bytes(b"{}")
         files.progress(0).write_bytes(b"counters")
         assert files.taken("token") == {
             "rank-1.log": b"printed\xff\n",
             "trace-1.json.gz": b"\x1f\x8b",
+            "survey-1.json": b"{}",
         }
         assert not files.folder.exists()
         assert files.taken("token") == {}

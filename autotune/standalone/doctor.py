@@ -16,7 +16,7 @@ from typing import Any
 from autotune.config import StudySpec, stores
 from autotune.config.keeping import COUNTED, split_otherwise
 from autotune.config.mistakes import LARGEST
-from autotune.errors import AutotuneError, DevicesTaken
+from autotune.errors import AutotuneError, DevicesTaken, StorageError
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
@@ -32,6 +32,8 @@ from search_spaces import CATALOGUE, KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
 from storage import Database
+from storage.engines import explain_sqlite_error
+from storage.urls import parse
 
 MOST_SECONDS = 3.0
 """Longest wait for the lookup: beyond it, the result is the same."""
@@ -119,10 +121,15 @@ def _packages() -> CheckResult:
     return CheckResult("packages", "ok", ", ".join(found) + "".join(missing))
 
 
-def _shared_memory() -> CheckResult:
-    free = shutil.disk_usage("/dev/shm").free
+def shared_memory(folder: Path) -> CheckResult:
+    """Check that there is enough of what NCCL and loader workers share memory by.
+
+    Args:
+        folder: where that is, /dev/shm.
+    """
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
     ok = free >= _LEAST_SHARED_MEMORY
-    text = f"/dev/shm has {free / 2**30:.1f} GiB free"
+    text = f"{folder} has {free / 2**30:.1f} GiB free" if free else f"there is no room in {folder}"
     if not ok:
         text += "; NCCL and loader workers want 1 GiB: start the container with --shm-size"
     return CheckResult("shared memory", "ok" if ok else "warn", text)
@@ -138,12 +145,27 @@ def _load() -> CheckResult:
 
 
 def _storage(url: str) -> CheckResult:
-    def opened() -> str:
+    return _tried("storage", lambda: _opened(url))
+
+
+def _opened(url: str) -> str:
+    """Open a storage; where its SQLite file is missing, make one beside it, which is removed.
+
+    Raises:
+        AutotuneError: it cannot be read and written.
+    """
+    parsed = parse(url)
+    path = Path(str(parsed.database))
+    if parsed.get_backend_name() != "sqlite" or path.exists():
         database = Database(url)
         database.check_writable()
         return f"{database} can be read and written"
-
-    return _tried("storage", opened)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            Database(str(parsed.set(database=f"{folder}/{path.name}")))
+    except OSError as error:
+        raise StorageError(f"storage {parsed}: {explain_sqlite_error(error, path)}") from None
+    return f"{parsed} is not there yet, and can be made"
 
 
 def _security(spec: StudySpec | None) -> Iterator[CheckResult]:
@@ -207,7 +229,7 @@ def baseline_of(
 
 def of_machine() -> Iterator[CheckResult]:
     """Check for disturbances of any study on this machine; nothing is run."""
-    yield _shared_memory()
+    yield shared_memory(Path("/dev/shm"))
     yield _load()
 
 

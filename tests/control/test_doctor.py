@@ -1,4 +1,4 @@
-"""`autotune doctor`."""
+"""`autotune doctor`, over a replaying launcher and on folders of several kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,12 @@ import pytest
 from autotune.config import StudySpec
 from autotune.runs.one_off import OneOffRuns
 from autotune.runs.plan import Plan
-from autotune.standalone.doctor import _knobs
+from autotune.standalone.doctor import _knobs, shared_memory
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch, ReplayLauncher
 from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN
+from tests.support.steering import ask
 
 FLAGS = {
     "micro_batch": "--batch",
@@ -39,3 +40,15 @@ def test_knob_whose_survey_stays_on_another_node_is_told_as_not_seen(
     [found] = _knobs(one_off, settles=False)
     assert found.level == "ok", found.text
     assert found.text.endswith("whether the script heeds it is not seen")
+
+
+def test_nothing_is_left_where_there_is_no_storage_yet(tmp_path: Path) -> None:
+    told = ask("doctor", cwd=tmp_path)
+    assert "autotune.db is not there yet, and can be made" in told.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_machine_without_shared_memory_is_told_so(tmp_path: Path) -> None:
+    found = shared_memory(tmp_path / "shm")
+    assert found.level == "warn"
+    assert found.text.startswith(f"there is no room in {tmp_path}/shm; NCCL and loader workers")

@@ -17,7 +17,6 @@ from storage.schema import VERSION_TABLE
 from tests.support.steering import ask, autotune
 from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened, raw
 
-
 EMPTY_INDEX = bytes((10, 0, 0, 0, 0, 16, 0, 0))
 """Beginning of a page of 4096 bytes of an index without entries."""
 

@@ -15,8 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+from pydantic import ValidationError
+
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, withheld
+from autotune.config.mistakes import Inconsistent
 from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
 from autotune.runs.monitors import TimedMonitor
@@ -122,17 +126,32 @@ class Journal:
         return bool(whole)
 
     def _read(self, names: list[str]) -> Iterator[Run]:
+        """Yield the runs.
+
+        Raises:
+            BadInput: a line is no run, as one that a disk has lost.
+        """
         with self._path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                rate = float(row[THROUGHPUT]) if row[THROUGHPUT] else None
-                params = {name: parsed(row[name]) for name in names}
-                yield Run(int(row[_PASS]), params, rate, float(row[SECONDS]), row[STATE])
+            rows = csv.DictReader(file)
+            try:
+                yield from (_run_of(row, names) for row in rows)
+            except (csv.Error, ValueError, TypeError, AttributeError, yaml.YAMLError):
+                raise BadInput(
+                    f"{self._path}, line {rows.line_num}: no run of a recording; take the line out, "
+                    "and the same command goes on"
+                ) from None
 
     def _append(self, fields: Iterable[Any]) -> None:
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerow(fields)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _run_of(row: Mapping[str, str], names: list[str]) -> Run:
+    rate = float(row[THROUGHPUT]) if row[THROUGHPUT] else None
+    params = {name: parsed(row[name]) for name in names}
+    return Run(int(row[_PASS]), params, rate, float(row[SECONDS]), row[STATE])
 
 
 def record(
@@ -326,8 +345,11 @@ def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
         return
     began = read_origin(output)
     instead = "choose another output, or move it and its .runs.csv away"
-    wanted = withheld.kept(spec, all_fields=False)
-    if withheld.kept(StudySpec.model_validate(began.study), all_fields=False) != wanted:
+    try:
+        then_set = StudySpec.model_validate(began.study)
+    except (ValidationError, Inconsistent):
+        raise BadInput(f"{path} was recorded by another version of autotune; {instead}") from None
+    if withheld.kept(then_set, all_fields=False) != withheld.kept(spec, all_fields=False):
         raise BadInput(f"{path} was recorded with other settings; {instead}")
     environment = launcher.site.environment
     then = _machine(began.environment, began.workers or launcher.ranks)

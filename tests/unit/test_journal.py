@@ -1,9 +1,11 @@
 """The journal of a recording: what it holds stays, whatever happens while it is opened."""
 
 import contextlib
+import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,24 @@ def test_a_first_line_that_a_crash_has_cut_is_written_again(tmp_path: Path) -> N
     assert (tmp_path / "table.runs.csv").read_text() == first
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["\0" * 40, "0,16", "first,16,10.0,1.0,COMPLETE", "0,{,1,1,ERROR"],
+    ids=["zeros", "short", "no number", "no YAML"],
+)
+def test_line_that_is_no_run_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "table.runs.csv"
+    journal = Journal(path, ["micro_batch"])
+    journal.add(RUNS[0])
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    journal.add(RUNS[1])
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match=r"table\.runs\.csv, line 3: no run of a recording"):
+        Journal(path, ["micro_batch"])
+    assert path.read_bytes() == before
+
+
 SPEC = StudySpec(name="a", workload={"script": "train.py"}, search_space={"bucket_cap_mb": [5, 25]})
 
 
@@ -93,3 +113,17 @@ def test_recording_of_another_machine_is_not_continued(
     _check_origin(table, SPEC, there, RUNS)
     with pytest.raises(BadInput, match=told):
         _check_origin(table, SPEC, here, RUNS)
+
+
+@pytest.mark.parametrize("later", [{"of_tomorrow": 1}, {"baseline": {"of_tomorrow": 1}}])
+def test_recording_of_another_version_is_not_continued(
+    tmp_path: Path, later: dict[str, Any]
+) -> None:
+    table, launcher = tmp_path / "t.csv", machine(2)
+    _check_origin(table, SPEC, launcher, [])
+    beside = tmp_path / "t.json"
+    origin = json.loads(beside.read_text())
+    origin["study"].update(later)
+    beside.write_text(json.dumps(origin))
+    with pytest.raises(BadInput, match=r"t\.json was recorded by another version of autotune"):
+        _check_origin(table, SPEC, launcher, RUNS)

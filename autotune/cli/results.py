@@ -159,8 +159,9 @@ def export(
     from autotune.export import best
 
     is_best = study.endswith((".yaml", ".yml")) and best.is_best(study)
-    instead = "--trials" if trials else "--tracker" if tracker else ""
-    _check_export(study if is_best else None, output, form, instead)
+    given = {"--trials": trials, "--tracker": tracker, "--output": output}
+    options = [option for option, value in given.items() if value]
+    _check_export(study if is_best else None, form, options)
     if is_best:
         _hand_over(best_in(Path(study), best.read), form, output)
         return
@@ -184,26 +185,28 @@ def _log_run(repository: "Repository", stored: "StoredStudy", tracker: str) -> N
     print(TRACKERS[tracker](figures_of(repository, stored)))
 
 
-def _check_export(best: str | None, output: Path | None, form: str, instead: str) -> None:
+def _check_export(best: str | None, form: str, options: list[str]) -> None:
     """Refuse what cannot be exported, before anything is read.
 
     Args:
         best: best.yaml that is to be exported; None: a study is.
-        output: file to write.
-        form: format of it.
-        instead: option that has something else than the answer exported; empty: none.
+        form: format of the answer.
+        options: of --trials, --tracker and --output those that are given.
 
     Raises:
-        BadInput: the options do not go together, or a file may not be replaced.
+        BadInput: the options do not go together.
     """
-    from autotune.export import formats, writing
+    from autotune.export import formats
 
     formats.known(form)
-    if output not in (None, STANDARD_OUTPUT):
-        writing.refuse_source(output)
-    if instead and form != "yaml":
+    if options in ([], ["--output"]):
+        return
+    instead = options[0]
+    if len(options) > 1:
+        raise BadInput(f"{instead} does not go with {options[1]}; leave one of the two out")
+    if form != "yaml":
         raise BadInput(f"{instead} does not write {form}; leave one of the two out")
-    if best is not None and instead:
+    if best is not None:
         raise BadInput(f"{best} holds no attempts; give the name of the study")
 
 
@@ -211,7 +214,7 @@ def _export_answer(
     repository: "Repository", stored: "StoredStudy", form: str, output: Path | None
 ) -> None:
     """Write the answer of a study: as best.yaml at its place, or printed or written in a format."""
-    from autotune.export import best, publish
+    from autotune.export import best, publish, writing
     from autotune.views.recompute import current_verdict
     from autotune.views.verdict_text import text_of
 
@@ -223,6 +226,8 @@ def _export_answer(
     target = output or export_path(stored)
     if output is None:
         _check_replaced(target, stored.name, answer)
+    else:
+        writing.refuse_replacing(output)
     if publish.export(repository, stored, answer, text, target):
         print(text, file=sys.stderr)
     print(target)
@@ -277,8 +282,11 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
 def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     """Print or write a recommendation in a format; settings that it lacks go to standard error."""
     from autotune.export.formats import FORMATS, remarks
+    from autotune.export.writing import refuse_replacing
 
     rendered = FORMATS[form](best)
+    if target not in (None, STANDARD_OUTPUT):
+        refuse_replacing(target, rendered.text)
     if best.provisional:
         print(best.provenance["verdict"], file=sys.stderr)
     for line in remarks(form, rendered):

@@ -29,7 +29,6 @@ _NAME_CHARACTERS = 40
 """Characters of a file's name in that of a temporary file beside it."""
 _HEAD_BYTES = 512
 """Bytes at the beginning of a file that tell its kind: longer than each mark of a kind."""
-_SQLITE_MARK = b"SQLite format 3\0"
 
 
 def document(
@@ -217,16 +216,16 @@ def refuse_foreign(path: Path, kind: str, marks: tuple[bytes, ...]) -> None:
         raise BadInput(f"{path} exists and is no {kind} of autotune; name another file")
 
 
-def refuse_source(path: Path) -> None:
-    """Refuse to replace what a study is made of: a SQLite database or a study file.
+def refuse_replacing(path: Path, text: str = "") -> None:
+    """Refuse to replace a file that is no best.yaml; one that is empty, or has this text, may go.
 
     Raises:
-        BadInput: one of them is there.
+        BadInput: another file is there.
     """
-    if _head(path).startswith(_SQLITE_MARK):
-        raise BadInput(f"{path} exists and is a SQLite database; name another file")
-    if _is_study_file(path):
-        raise BadInput(f"{path} exists and is a study file; name another file")
+    if _head(path).strip() and not is_best(path) and path.read_bytes() != text.encode():
+        raise BadInput(
+            f"{path} exists and is no best.yaml of autotune; name another file, or move it away"
+        )
 
 
 def _head(path: Path) -> bytes:
@@ -244,11 +243,6 @@ def _head(path: Path) -> bytes:
             return file.read(_HEAD_BYTES)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _is_study_file(path: Path) -> bool:
-    content = mapping_in(path)
-    return "workload" in content and bool({"budget", "search_space"} & content.keys())
 
 
 def is_of_another(path: Path, study: str) -> bool:

@@ -748,8 +748,8 @@ def test_file_of_another_kind_is_not_replaced(played: Replayed) -> None:
     targets = {
         "report --html": (*sources, "other.html"),
         "export --trials": ("own.csv", "own.parquet", "other.csv", "data.csv", "folder.csv"),
-        "export -o": sources,
-        "export --format json -o": sources,
+        "export -o": (*sources, "other.html"),
+        "export --format json -o": (*sources, "other.html"),
     }
     for command, names in targets.items():
         for name in names:

@@ -1,5 +1,6 @@
 """`autotune export --format`: what a format cannot say is named, and nothing else is."""
 
+import itertools
 import json
 import shlex
 import subprocess
@@ -352,6 +353,26 @@ def test_or_written_where_it_is_wanted(best_file: Path) -> None:
     assert json.loads(best_file.with_name("a.json").read_text())["bf16"] is True
     told = exported(best_file, "--format", "json", "-o", "missing/file", code=2).stderr
     assert "missing/file cannot be written" in told
+
+
+def test_file_of_the_user_is_not_replaced(best_file: Path) -> None:
+    mine = best_file.with_name("ds_config.json")
+    mine.write_text('{"optimizer": {"type": "AdamW"}}\n')
+    told = exported(best_file, "--format", "deepspeed", "-o", mine.name, code=2).stderr
+    assert "ds_config.json exists and is no best.yaml" in told
+    assert mine.read_text() == '{"optimizer": {"type": "AdamW"}}\n'
+    mine.write_text("")
+    for _ in range(2):
+        exported(best_file, "--format", "deepspeed", "-o", mine.name)
+        assert json.loads(mine.read_text())["bf16"] == {"enabled": True}
+
+
+def test_options_that_write_something_else_stand_alone(best_file: Path) -> None:
+    given = {"--trials": "a.csv", "--tracker": "mlflow", "--output": "b.yaml"}
+    for several in itertools.combinations(given.items(), 2):
+        words = itertools.chain.from_iterable(several)
+        told = exported(best_file, *words, code=2).stderr
+        assert f"{several[0][0]} does not go with {several[1][0]}" in told
 
 
 def test_a_provisional_file_says_so(best_file: Path) -> None:

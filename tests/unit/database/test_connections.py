@@ -110,15 +110,15 @@ class TestLocks:
         self, postgres_url: str
     ) -> None:
         """Its connection stands: nothing tells the server that nobody is there any more."""
-        lost_soon = "&options=-c%20idle_in_transaction_session_timeout%3D700ms"
-        with opened(postgres_url) as database, opened(postgres_url + lost_soon) as lost:
+        with opened(postgres_url) as database, opened(postgres_url) as lost:
             repository = Repository(database)
             lease = repository.leases.acquire("c", LeaseHolder("h", 1, 60.0))
             assert lease is not None
             seen = False
             with contextlib.suppress(DBAPIError), lost.writing() as held:
-                before = time.monotonic()
                 held.execute(text("update autotune_lease set pid = 2"))
+                before = time.monotonic()
+                held.execute(text("set local idle_in_transaction_session_timeout = '700ms'"))
                 repository.leases.renew(lease, 60.0)  # raises if it waits as long as it may
                 assert time.monotonic() - before > 0.6
                 state = repository.leases.state("c")

@@ -21,7 +21,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from autotune.worker.effects.process import COLLECTING_STEPS
+from autotune.worker.effects.process import ALL_COLLECTING_STEPS, COLLECTING_STEPS
 from autotune.worker.inject import job_order
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.job_order import Order
@@ -438,6 +438,39 @@ def _garbage_in_a_script(optimizers: int) -> None:
     assert left() is not None
     step()
     assert left() is None
+
+
+def _garbage_that_outlives_a_collection() -> None:
+    Changes(knobs(freeze_gc=True), ("freeze_gc",)).begin()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    optimizer.step()
+    cycle: list[Any] = [nn.Identity()]
+    left = weakref.ref(cycle[0])
+    cycle.append(cycle)
+    for _ in range(2 * COLLECTING_STEPS):
+        optimizer.step()
+    del cycle
+    for _ in range(ALL_COLLECTING_STEPS):
+        optimizer.step()
+    assert left() is None
+
+
+def test_garbage_that_outlives_a_collection_is_collected_later() -> None:
+    run_apart(_garbage_that_outlives_a_collection)
+
+
+def _forked_after_a_step() -> None:
+    Changes(knobs(freeze_gc=True), ("freeze_gc",)).begin()
+    torch.optim.SGD([nn.Parameter(torch.ones(1))]).step()
+    assert not gc.isenabled()
+    child = os.fork()
+    if not child:
+        os._exit(not gc.isenabled())
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_python_collects_the_garbage_of_processes_that_are_forked_after_the_first_step() -> None:
+    run_apart(_forked_after_a_step)
 
 
 @pytest.mark.parametrize("optimizers", [1, 3])

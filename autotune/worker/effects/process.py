@@ -5,6 +5,7 @@ A rank is bound to processors near its device, or to a share of its own.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import re
@@ -51,8 +52,10 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 _ADDRESS_BYTES = 32
 COLLECTING_STEPS = 50
 """Steps from one collection of garbage to the next: torchtitan's `training.gc_freq`."""
-_YOUNG = 1
-"""Generation up to which garbage is collected then, as in torchtitan."""
+_YOUNG, _ALL = 1, 2
+"""Generation up to which garbage is collected then, as in torchtitan; that of all garbage."""
+ALL_COLLECTING_STEPS = 20 * COLLECTING_STEPS
+"""Steps from one collection of all garbage to the next: of what has outlived a collection, too."""
 
 
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
@@ -164,7 +167,8 @@ def garbage_collection(knobs: Knobs, step: int) -> None:
     """Freeze what is there before the first step, and collect garbage at few steps (freeze_gc).
 
     Reference counts free almost everything else. Ranks collect at the same steps, so that none waits
-    for another.
+    for another. Processes that are forked later, as loader workers are, take no steps: Python collects
+    there.
 
     Args:
         knobs: of the trial.
@@ -173,11 +177,18 @@ def garbage_collection(knobs: Knobs, step: int) -> None:
     if not knobs["freeze_gc"]:
         return
     if not step:
+        _collect_in_children()
         gc.collect()
         gc.freeze()
         gc.disable()
     elif not step % COLLECTING_STEPS:
-        gc.collect(_YOUNG)
+        gc.collect(_YOUNG if step % ALL_COLLECTING_STEPS else _ALL)
+
+
+@functools.cache
+def _collect_in_children() -> None:
+    """Have Python collect garbage in the processes that this one forks from now on."""
+    os.register_at_fork(after_in_child=gc.enable)
 
 
 def near_device(knobs: Knobs, device: torch.device) -> None:

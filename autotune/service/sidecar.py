@@ -25,6 +25,11 @@ from autotune.views.terminal import plain
 from autotune.worker.files import folder_for_sockets
 
 _MINUTE = 60.0
+_FOR_THE_JOB = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+)
+"""Signals that are meant for the job, and end a process that does not handle them."""
 
 
 @contextlib.contextmanager
@@ -97,8 +102,9 @@ def _detached(lines: _Lines, folder: str, best: BestConfig, port: int, every: fl
         os.setsid()  # a Ctrl-C is for the job
         if os.fork():
             os._exit(0)
-        # The watcher ends only with the job. Handlers, not SIG_IGN, as children inherit the latter.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # The watcher ends only with the job, and a signal to all processes that are named like the
+        # script reaches it, too. Handlers, not SIG_IGN, as children inherit the latter.
+        for number in _FOR_THE_JOB:
             signal.signal(number, lambda *_: None)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)

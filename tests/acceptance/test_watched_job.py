@@ -1,5 +1,6 @@
 """`autotune run --watch`: the user's own job, watched from beside it."""
 
+import contextlib
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
@@ -99,6 +101,38 @@ def test_nothing_is_said_to_be_watched_that_does_not_begin(
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
 
 
+def _metrics_of(lines: IO[bytes]) -> str:
+    """Return the address of the metrics, once a job has told it on standard error."""
+    return next(found[0].decode() for line in lines if (found := re.findall(rb"http://\S+", line)))
+
+
+def _watchers(folder: Path) -> list[int]:
+    """Return the processes in a folder that `autotune run` has left."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if (process / "cwd").samefile(folder) and b"best.yaml" in words:
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.long
+def test_signals_to_all_that_is_named_like_the_script_do_not_end_the_watcher(folder: Path) -> None:
+    Path("own.py").write_text("import sys\nsys.stdin.read()")
+    command = [*OURS, "--watch", "--", sys.executable, "own.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        assert job.stderr is not None
+        address = _metrics_of(job.stderr)
+        (watcher,) = _watchers(folder)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM):
+            os.kill(watcher, number)
+        with urllib.request.urlopen(address) as answer:
+            assert answer.read()
+        job.communicate()
+    wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
+
+
 @pytest.mark.long
 def test_job_whose_python_does_not_report_is_refused(folder: Path) -> None:
     Path("own.py").write_text("print('said')")
@@ -141,12 +175,10 @@ def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) 
     job = subprocess.Popen([*OURS, "--watch", "--", *torchrun], stderr=subprocess.PIPE)
     try:
         assert job.stderr is not None
-        address = next(
-            found[0] for line in job.stderr if (found := re.findall(rb"http://\S+", line))
-        )
+        address = _metrics_of(job.stderr)
 
         def told() -> bool:
-            with urllib.request.urlopen(address.decode()) as answer:
+            with urllib.request.urlopen(address) as answer:
                 text = answer.read().decode()
             return all(f'autotune_job_steps_total{{rank="{rank}"}}' in text for rank in (0, 1))
 
@@ -160,7 +192,7 @@ def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) 
         job.wait()
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(address.decode())
+        urllib.request.urlopen(address)
 
 
 @pytest.mark.errand

@@ -14,6 +14,8 @@ from autotune.service.metrics import LOOPBACK, Metrics
 from autotune.worker.inject.speed_report import SpeedReport
 
 _LONGEST_REPORT = 65536
+_FIRST = "first"
+"""Kind of the line on the first speed; of one on speeds that cannot be compared it is the reason."""
 
 
 def promise_of(best: BestConfig) -> Promise:
@@ -127,11 +129,12 @@ class Watcher:
         self._rates.clear()
         if why := self._incomparable(rate):
             self._metrics.check(rate, drifted=False)
-            self._once(f"the speed of this job cannot be compared: {why}")
+            self._drift = Drift(self._promise.bound)
+            self._once(why, f"the speed of this job cannot be compared: {why}")
             return
         change = self._drift(rate)
         self._metrics.check(rate, self._drift.drifted)
-        self._once(f"{self._rate(rate)} in the first minute{self._promised()}")
+        self._once(_FIRST, f"{self._rate(rate)} in the first minute{self._promised()}")
         if change == Change.BEGAN:
             self._began = self._clock() - MEASUREMENT.checks_in_a_row * self._every
             self._say(
@@ -154,10 +157,10 @@ class Watcher:
             return f"no {what} are seen in its steps; say workload.samples in study.yaml"
         return ""
 
-    def _once(self, text: str) -> None:
-        if not self._told:
+    def _once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
             self._say(text)
-        self._told.add(text)
+        self._told.add(kind)
 
     def _rate(self, rate: float) -> str:
         return f"{quantity(rate)} {self._unit}"

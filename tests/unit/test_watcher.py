@@ -134,6 +134,24 @@ def test_what_cannot_be_compared_is_said_once(
     assert job.metrics()["autotune_job_drifted"] == "0.0"
 
 
+def test_job_that_goes_on_with_fewer_ranks_is_told_and_its_drift_is_over() -> None:
+    job = Job()
+    job.minutes(1000.0, 1000.0)
+    (began,) = job.minutes(*[900.0] * 4)
+    assert "slower than promised" in began
+    (fewer,) = job.minutes(500.0, 500.0, ranks=1)
+    assert fewer.endswith("it has 1 ranks, and 2 were measured")
+    assert job.metrics()["autotune_job_drifted"] == "0.0"
+    assert job.minutes(1000.0, 1000.0, 1000.0) == []
+
+
+def test_first_speed_that_can_be_compared_is_said_after_one_that_cannot() -> None:
+    job = Job()
+    job.minutes(500.0, 500.0, ranks=1)
+    (first,) = job.minutes(1000.0, 1000.0)
+    assert "1,000 samples/s in the first minute" in first
+
+
 def test_without_an_interval_nothing_is_judged() -> None:
     job = Job(throughput={"value": 1000.0, "low": None, "high": None, "unit": "samples/s"})
     assert "best.yaml has no interval" in job.said[1]

@@ -1,9 +1,12 @@
 """Speed of a job whose backward passes are not seen."""
 
+import gc
+
 import torch
 from torch.utils.data import DataLoader
 
 from autotune.worker.inject.meter import MOST_WAITING, JobProbe
+from autotune.worker.inject.tokens import Tokens
 from tests.support.apart import run_apart
 
 
@@ -49,3 +52,20 @@ def _long_evaluation() -> None:
 
 def test_a_long_evaluation_that_fetches_with_gradients_enabled_ends_no_watch() -> None:
     run_apart(_long_evaluation)
+
+
+def _iterator_of_every_step() -> None:
+    probe = JobProbe(counts_tokens=True)
+    probe.watch_speed(lambda: None)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    loader = DataLoader(torch.ones(8, 4, dtype=torch.long), 2)
+    for _ in range(100):
+        (next(iter(loader)) * weight).sum().backward()
+        optimizer.step()
+    gc.collect()
+    assert sum(isinstance(one, Tokens) for one in gc.get_objects()) < 10
+
+
+def test_nothing_is_kept_of_loaders_that_are_read_anew_in_every_step() -> None:
+    run_apart(_iterator_of_every_step)

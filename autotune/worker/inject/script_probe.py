@@ -65,6 +65,7 @@ class ScriptProbe:
 
     Attributes:
         counts_tokens: whether `tokens` are counted.
+        padded: whether padding may be among the tokens.
         draws: batches of loaders, and which of them are trained on.
         saw_loader: whether any batch that was trained on came from a loader.
         guessed: whether samples were counted by tensors, as a loader did not know them.
@@ -108,7 +109,7 @@ class ScriptProbe:
         self.first_backward: int | None = None
         self.failed: tuple[Outcome, str] | None = None
         self.counts_tokens = counts_tokens
-        self._texts: list[Tokens] = []
+        self.padded = False
         self._unscaled: torch.Tensor | None = None
         self._overflows: Counter[int] = Counter()
         self._taken = False
@@ -156,11 +157,6 @@ class ScriptProbe:
     def tokens(self) -> int:
         """Return the tokens of these samples, where a sample is a row of whole numbers."""
         return self.draws.tokens
-
-    @property
-    def padded(self) -> bool:
-        """Return whether padding may be among the tokens."""
-        return any(text.padded for text in self._texts)
 
     def watch(
         self,
@@ -355,14 +351,18 @@ class ScriptProbe:
             source = Source(weakref.ref(loader), loader._dataset)
             if self.counts_tokens:
                 source.text = Tokens()
-                self._texts.append(source.text)
             loader.__dict__[_SOURCE] = source
         iterable = asked.is_iterable(loader)
         count = _samples(source, batch, samples, iterable=iterable)
         source.known = samples is not None and not source.text and not iterable
         source.evaluating = source.evaluating and self._evaluates()
-        tokens = source.text.of(batch) if source.text else 0
+        tokens = self._tokens(source.text, batch) if source.text else 0
         self.draws.drew(Batch(source, count, tokens, quiet, self.draws.quiet))
+
+    def _tokens(self, text: Tokens, batch: Any) -> int:
+        found = text.of(batch)
+        self.padded = self.padded or text.padded
+        return found
 
     def _evaluates(self) -> bool:
         model = self.built.inner or self._last_evaluated()

@@ -1,6 +1,7 @@
 """Roots and optimizers of a script, each changed once, and the results of roots."""
 
 import contextlib
+import copy
 import functools
 import gc
 import inspect
@@ -299,6 +300,73 @@ def _compiled_as_a_root() -> None:
 
 def test_root_that_is_compiled_later_is_prepared_once_and_stays_changed() -> None:
     run_apart(_compiled_as_a_root)
+
+
+class Redirected(nn.Linear):
+    """Module whose training step is called in the place of its forward pass, as Lightning does it."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: list[tuple[bool, bool]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Note what is in force here."""
+        self.seen.append((torch.compiler.is_compiling(), torch.is_autocast_enabled("cpu")))
+        return super().forward(x)
+
+    def redirect(self) -> None:
+        """Redirect the next forward pass."""
+        forward = self.forward
+
+        def training_step(x: torch.Tensor) -> torch.Tensor:
+            self.forward = forward  # type: ignore[method-assign]
+            found = self(x).square().mean()
+            assert not torch.is_autocast_enabled("cpu"), "the loss is the script's"
+            assert isinstance(found, torch.Tensor)
+            return found
+
+        self.forward = training_step  # type: ignore[method-assign]
+
+
+def _train_redirected(steps: int) -> Redirected:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = Redirected()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = DistributedDataParallel(model)
+    for _ in range(steps):
+        model.redirect()
+        wrapper(torch.ones(1, 2)).backward()
+        optimizer.step()
+    return model
+
+
+def _training_step_that_calls_its_own_module() -> None:
+    Changes(knobs(compile="default", precision="bf16"), ("compile", "precision")).begin()
+    assert _train_redirected(3).seen == [(True, True)] * 3
+
+
+def test_module_whose_training_step_calls_it_is_changed_in_every_step() -> None:
+    run_apart(_training_step_that_calls_its_own_module)
+
+
+def _copies_with_all_attributes() -> None:
+    Changes(knobs(precision="bf16"), ("precision",)).begin()
+    model = _train_redirected(1)
+    del model.forward
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        for parameter in other.parameters():
+            nn.init.zeros_(parameter)
+        assert not other(torch.ones(1, 2)).any()
+
+
+def test_copies_of_a_root_that_keep_all_attributes_have_their_own_weights() -> None:
+    run_apart(_copies_with_all_attributes)
 
 
 def _one_after_another() -> None:

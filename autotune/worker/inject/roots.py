@@ -25,7 +25,7 @@ Prepare = Callable[[nn.Module, Call], Call]
 PLACE = "_compiled_call_impl"
 """Attribute that torch calls in place of a module's hooks and forward, if it is set.
 
-torch leaves it out of copies and pickles of the module.
+torch leaves it out of copies and pickles of the module; a LightningModule does not.
 """
 _NO_BACKWARD = -1
 _WRAPPERS = {
@@ -115,7 +115,7 @@ class Roots:
             kwargs: of the call.
         """
         self.found.add(module)
-        call = _RootCall(self, own)
+        call = _RootCall(self, module, own)
         call.changed = self._prepare(module, call.call_own)
         # Past torch.compile's wrapper, which would set the attribute of the module inside.
         vars(module)[PLACE] = call
@@ -173,23 +173,28 @@ class _RootCall:
         changed: what is called with gradients on.
     """
 
-    def __init__(self, roots: Roots, own: Call) -> None:
+    def __init__(self, roots: Roots, module: nn.Module, own: Call) -> None:
         self.own = own
         self.changed = own
         self._roots = roots
+        self._module = module
 
     def call_own(self, *args: Any, **kwargs: Any) -> Any:
         """Call what the script would call now."""
         return self.own(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._roots.inside or not torch.is_grad_enabled():
+        if self._roots.inside or not torch.is_grad_enabled() or _is_redirected(self._module):
             return self.own(*args, **kwargs)
         self._roots.inside = True
         try:
             return self.changed(*args, **kwargs)
         finally:
             self._roots.inside = False
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[()]]:
+        """Be nothing in a copy or pickle: Lightning does not leave the attribute out of them."""
+        return type(None), ()
 
 
 class _Looking:
@@ -206,13 +211,17 @@ class _Looking:
 
 
 def _passes_on(module: nn.Module) -> bool:
-    """Return whether a module only calls what is inside of it.
+    """Return whether a module only calls what is inside of it, as wrappers do."""
+    is_wrapper = any(kind.__name__ in _WRAPPERS for kind in type(module).__mro__)
+    return is_wrapper or _is_redirected(module)
+
+
+def _is_redirected(module: nn.Module) -> bool:
+    """Return whether the script has another function in the place of a module's forward pass.
 
     Lightning redirects the forward pass inside of a wrapper to the training step, which calls
-    modules.
+    modules, and the same one again.
     """
-    if any(kind.__name__ in _WRAPPERS for kind in type(module).__mro__):
-        return True
     forward = vars(module).get("forward")
     if forward is None or hasattr(forward, _COMPILED):
         return False

@@ -43,6 +43,37 @@ def run(bench: Bench, script: str, **changes: Any) -> TrialReport:
     return bench.run(script, blocks=2, **launch, **changes)
 
 
+def run_job(bench: Bench, script: str, changes: dict[str, Any]) -> None:
+    """Run a script to its end as a user's own job with these knobs, all of which find what to act on."""
+    folder = bench.record.parent
+    best = {
+        "format": 2,
+        "knobs": changes,
+        "world_size": 1,
+        "throughput": {},
+        "speedup": None,
+        "provenance": {},
+        "unusual": [],
+        "script": {
+            "target": script,
+            "is_module": False,
+            "flags": {},
+            "turned": {},
+            "changes": [*changes],
+            "digest": None,
+        },
+    }
+    (folder / "best.yaml").write_text(yaml.safe_dump(best))
+    ours = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml", "--"]
+    environment = {**os.environ, **NO_COMPILER, "TOLD": str(bench.record)}
+    job = [*ours, sys.executable, script, "--steps", "4"]
+    done = subprocess.run(
+        job, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing to act on" not in done.stderr
+
+
 def told(bench: Bench, kind: str, **changes: Any) -> dict[str, Any]:
     """Return what a script of this kind records of itself in a trial with these knobs."""
     if kind in FRAMEWORKS:
@@ -153,6 +184,29 @@ def test_modules_that_a_method_calls_are_roots(kinds: Bench) -> None:
     assert json.loads(kinds.record.read_text())["products"] == ["torch.bfloat16"]
 
 
+_CALLS_ITSELF = {
+    "self.model(images)": "self(images)",
+    "    def training_step(self, batch, number):": """
+    def forward(self, images):
+        assert torch.compiler.is_compiling()
+        return self.model(images)
+
+    def training_step(self, batch, number):
+        assert not torch.is_autocast_enabled("cpu")""",
+    "devices=1": 'devices=2, strategy="ddp"',
+}
+"""Changes of a LightningModule, under DDP, which redirects the forward pass to the training step."""
+
+
+@pytest.mark.long
+def test_lightning_module_that_calls_itself_is_changed_in_every_step(kinds: Bench) -> None:
+    pytest.importorskip("lightning")
+    text = (KINDS / "lit.py").read_text()
+    for before, after in _CALLS_ITSELF.items():
+        text = text.replace(before, after)
+    run_job(kinds, kinds.write(text), {"compile": "default", "precision": "bf16"})
+
+
 def test_script_that_compiles_its_model_in_place_computes_in_bf16(kinds: Bench) -> None:
     script = kinds.write(loop(before="model.compile(backend='eager')"))
     assert_well(run(kinds, script, precision="bf16"), blocks=2)
@@ -164,32 +218,7 @@ def test_script_that_compiles_its_model_in_place_computes_in_bf16(kinds: Bench) 
 def test_whole_job_is_changed_and_its_checkpoint_keeps_its_names(
     kinds: Bench, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    best = {
-        "format": 2,
-        "knobs": changes,
-        "world_size": 1,
-        "throughput": {},
-        "speedup": None,
-        "provenance": {},
-        "unusual": [],
-        "script": {
-            "target": "plain.py",
-            "is_module": False,
-            "flags": {},
-            "turned": {},
-            "changes": [*changes],
-            "digest": None,
-        },
-    }
-    (tmp_path / "best.yaml").write_text(yaml.safe_dump(best))
-    ours = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml", "--"]
-    environment = {**os.environ, **NO_COMPILER, "TOLD": str(kinds.record)}
-    job = [*ours, sys.executable, "plain.py", "--steps", "4"]
-    done = subprocess.run(
-        job, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nothing to act on" not in done.stderr
+    run_job(kinds, "plain.py", changes)
     found = json.loads(kinds.record.read_text())
     assert bool(found["frames"]) == ("compile" in changes)
     assert found["products"] == (

@@ -369,6 +369,47 @@ def test_copies_of_a_root_that_keep_all_attributes_have_their_own_weights() -> N
     run_apart(_copies_with_all_attributes)
 
 
+Export = Callable[[nn.Module, torch.Tensor], Call]
+
+
+def _by_trace(model: nn.Module, x: torch.Tensor) -> Call:
+    traced: Call = torch.jit.trace(model, x)
+    return traced
+
+
+def _by_export(model: nn.Module, x: torch.Tensor) -> Call:
+    return torch.export.export(model, (x,)).module()
+
+
+def _exported(export: Export, **wanted: Any) -> None:
+    Changes(knobs(**wanted), tuple(wanted)).begin()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.rand(1, 2)
+    for _ in range(2):
+        exported = export(model, x)
+        with torch.no_grad():
+            assert torch.equal(exported(x), model(x))
+        model(x).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"precision": "bf16"},
+        {"compile": "default"},
+        {"compile": "default", "compile_scope": "blocks"},
+    ],
+    ids=["bf16", "compiled", "blocks"],
+)
+@pytest.mark.parametrize("export", [_by_trace, _by_export])
+def test_export_of_a_root_holds_the_model_as_the_script_has_it(
+    export: Export, wanted: dict[str, Any]
+) -> None:
+    run_apart(functools.partial(_exported, export, **wanted))
+
+
 def _one_after_another() -> None:
     Changes(knobs(precision="bf16"), ("precision",)).begin()
     formats: list[torch.dtype] = []

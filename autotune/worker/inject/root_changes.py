@@ -26,7 +26,7 @@ from autotune.worker.inject.attention import ChosenAttention
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
 from autotune.worker.inject.graph import product_formats
-from autotune.worker.inject.roots import PLACE, Call
+from autotune.worker.inject.roots import PLACE, Call, in_training
 from autotune.worker.patches import Arrivals, wrapping
 from autotune.worker.protocol import Knobs
 
@@ -187,14 +187,14 @@ def _placed(root: nn.Module, replaced: Mapping[nn.Module, Replacement], own: Cal
 
 
 def _in_force(replaced: Mapping[nn.Module, Replacement], own: Call) -> Call:
-    """Return a call during which modules have these forward functions, if gradients are on.
+    """Return a call during which modules have these forward functions, if it is of the training.
 
     A module that the script has given another one since keeps that.
     """
 
     @functools.wraps(own)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not in_training():
             return own(*args, **kwargs)
         before = []
         for module, forward in replaced.items():

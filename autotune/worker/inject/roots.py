@@ -35,6 +35,12 @@ _WRAPPERS = {
 """Classes whose forward pass calls the module inside and computes nothing itself."""
 _COMPILED = "_torchdynamo_orig_callable"
 """Attribute of a function that torch.compile has made."""
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
+
+
+def in_training() -> bool:
+    """Return whether gradients are on, and the pass is not traced for an export of the model."""
+    return torch.is_grad_enabled() and not torch._C._is_tracing() and not _is_exporting()
 
 
 class Roots:
@@ -98,7 +104,7 @@ class Roots:
         return (
             self._steps_left > 0
             and not self.inside
-            and torch.is_grad_enabled()
+            and in_training()
             and torch._C._current_graph_task_id() == _NO_BACKWARD
             and module not in self.found
             and self._is_updated(module)
@@ -184,7 +190,7 @@ class _RootCall:
         return self.own(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._roots.inside or not torch.is_grad_enabled() or _is_redirected(self._module):
+        if self._roots.inside or not in_training() or _is_redirected(self._module):
             return self.own(*args, **kwargs)
         self._roots.inside = True
         try:

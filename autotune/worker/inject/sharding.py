@@ -6,13 +6,13 @@ Parameters become parts, and so do their entries in checkpoints.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -55,7 +55,7 @@ def shard(
     wrapper: DistributedDataParallel,
     module: nn.Module,
     knobs: Knobs,
-    optimizers: Iterable[Optimizer],
+    optimizers: Collection[Optimizer],
 ) -> None:
     """Make a wrapper that is being constructed one around a sharded model.
 
@@ -65,7 +65,10 @@ def shard(
         wrapper: on which no constructor has run.
         module: to shard, on its device.
         knobs: a value for every knob.
-        optimizers: that may hold its parameters, and have not stepped.
+        optimizers: that may hold its parameters, and state of them that the script has loaded.
+
+    Raises:
+        ValueError: such a state cannot be sharded.
     """
     before = {id(one): name for name, one in module.named_parameters(remove_duplicate=False)}
     with torch.no_grad():
@@ -83,9 +86,41 @@ def shard(
         group["params"] = [
             now[name] if name else one for one, name in zip(group["params"], names, strict=True)
         ]
+    for state in (optimizer.state for optimizer in optimizers):
+        for one in [one for one in state if id(one) in before]:
+            sharded = now[before[id(one)]]
+            state[sharded] = _parts_of_state(state.pop(one), one, sharded)
     nn.Module.__init__(wrapper)
     wrapper.__class__ = Sharded
     wrapper.module = module
+
+
+def _parts_of_state(state: Mapping[str, Any], whole: Tensor, sharded: Tensor) -> dict[str, Any]:
+    """Return the state of a parameter as its parts have it.
+
+    Args:
+        state: of the whole parameter, equal in all ranks.
+        whole: parameter before it was sharded.
+        sharded: parameter in parts.
+
+    Raises:
+        ValueError: a tensor in it is of another shape than the parameter, and no number.
+    """
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(sharded, DTensor)
+
+    def part(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or (value.numel() == 1 and value.shape != whole.shape):
+            return value
+        if value.shape != whole.shape:
+            raise ValueError(
+                f"parallelism: the script loads a state of its optimizer whose {name} is not of the "
+                "shape of its parameter, and cannot be sharded; take the knob out of the search space"
+            )
+        return distribute_tensor(value, sharded.device_mesh, sharded.placements)
+
+    return {name: part(name, value) for name, value in state.items()}
 
 
 def change_calls(knobs: Knobs, names: frozenset[str], called: Callable[[], None]) -> None:

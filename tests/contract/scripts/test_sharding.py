@@ -79,6 +79,40 @@ def test_accumulation_and_an_earlier_optimizer_are_kept(bench: Bench, sync: str)
     assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
 
 
+_LOADED = """
+state = optimizer.state_dict()
+state["state"] = {
+    number: {"step": torch.tensor(9.0), "exp_avg": FIRST, "exp_avg_sq": torch.full_like(p, 0.01)}
+    for number, p in enumerate(model.parameters())
+}
+optimizer.load_state_dict(state)
+"""
+"""State of the optimizer as it is loaded from a checkpoint."""
+
+
+def resumed(bench: Bench, loaded: str) -> str:
+    """Write a script that loads a state before it wraps its model; return its name."""
+    wraps = "wrapped = DistributedDataParallel(model)"
+    text = _ACCUMULATES.replace("SYNC", _BY_CONTEXT.strip())
+    return bench.write(text.replace(wraps, f"{loaded}{wraps}"))
+
+
+@pytest.mark.long
+def test_loaded_state_of_an_optimizer_is_sharded_with_its_model(bench: Bench) -> None:
+    anew = losses(bench, resumed(bench, ""))
+    script = resumed(bench, _LOADED.replace("FIRST", "torch.full_like(p, 0.1)"))
+    expected = losses(bench, script)
+    assert expected != pytest.approx(anew, rel=1e-2)
+    assert losses(bench, script, parallelism="fsdp") == pytest.approx(expected, rel=1e-4)
+
+
+def test_loaded_state_that_cannot_be_sharded_is_refused(bench: Bench) -> None:
+    script = resumed(bench, _LOADED.replace("FIRST", "torch.ones(7)"))
+    report = bench.run(script, parallelism="fsdp")
+    assert report.outcome == Outcome.ERROR
+    assert "whose exp_avg is not of the shape of its parameter" in report.cause
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "library", "alone", "ranked"),

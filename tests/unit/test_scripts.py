@@ -3,14 +3,17 @@
 import dataclasses
 import os
 import subprocess
+import sys
 import venv
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import autotune
 from autotune.config import StudySpec, arguments, load
 from autotune.config.scripts import ScriptWorkload
 from autotune.config.withheld import as_stored
@@ -20,6 +23,7 @@ from autotune.export.tuned_job import script_job, script_of
 from autotune.runs.plan import resources
 from autotune.worker import inject
 from autotune.worker.inject.batch_samples import samples
+from autotune.worker.inject.changes import DDP, SHARDING
 from autotune.worker.inject.job_order import VARIABLE, Order, runs
 from autotune.worker.inject.speed_report import ADDRESS
 from search_spaces import defaults
@@ -468,12 +472,31 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin/python"
 
 
+def run_order(
+    python: Path, folder: Path, words: str, changes: list[str], variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run python as in a job that is to have these changes; this one has autotune."""
+    knobs = {**defaults(), "attention": "flash3"}
+    order = Order("train.py", False, knobs, tuple(changes))
+    paths = [str(Path(inject.__file__).parent / "site")]
+    paths += [str(Path(autotune.__file__).parents[1])] * (python == Path(sys.executable))
+    env = {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: order.to_text()}
+    return subprocess.run(
+        [python, *words.split()],
+        env=env | variables,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "changes", "variables", "lost"),
     [
         ("train.py --x", ["bucket_cap_mb"], {}, "changed from outside"),
         ("-u ./train.py train.py", ["bucket_cap_mb"], {"RANK": "0"}, "changed from outside"),
         ("train.py", ["bucket_cap_mb"], {"RANK": "1"}, ""),
+        ("train.py", ["bucket_cap_mb"], {"RANK": "8", "LOCAL_RANK": "0"}, "changed from outside"),
         ("train.py", [], {}, ""),
         ("train.py", [], {ADDRESS: "a"}, "watched"),
         ("train.py", ["bucket_cap_mb"], {ADDRESS: "a"}, "changed from outside or watched"),
@@ -491,18 +514,39 @@ def test_job_of_a_python_without_autotune_says_that_nothing_acts(
 ) -> None:
     for name in ("train.py", "other.py"):
         (tmp_path / name).write_text("print('ran')")
-    order = Order("train.py", False, {}, tuple(changes))
-    env = {"PYTHONPATH": str(Path(inject.__file__).parent / "site"), VARIABLE: order.to_text()}
-    found = subprocess.run(
-        [other_python, *words.split()],
-        env=env | variables,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    found = run_order(other_python, tmp_path, words, changes, variables)
     why = "No module named 'autotune'"
     told = f"{other_python} cannot import autotune ({why}): nothing is {lost}\n" if lost else ""
     assert (found.stdout, found.stderr) == ("ran\n", told)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "told"), [("0", "nothing is changed from outside; the job ends, as"), ("1", "")]
+)
+def test_ranks_without_autotune_end_where_others_may_exchange_otherwise(
+    tmp_path: Path, other_python: Path, local_rank: str, told: str
+) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    ranks = {"WORLD_SIZE": "16", "RANK": "8", "LOCAL_RANK": local_rank}
+    for name in sorted(DDP | SHARDING):
+        found = run_order(other_python, tmp_path, "train.py", [name], ranks)
+        assert (found.returncode, found.stdout) == (1, "")
+        assert told in found.stderr and bool(found.stderr) is bool(told)
+    assert run_order(other_python, tmp_path, "train.py", ["freeze_gc"], ranks).stdout == "ran\n"
+
+
+@pytest.mark.skipif(bool(find_spec("flash_attn_interface")), reason="there is FlashAttention 3")
+def test_job_in_which_a_change_fails_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    python, names = Path(sys.executable), ["attention", "bucket_cap_mb"]
+    alone = run_order(python, tmp_path, "train.py", names, {})
+    assert (alone.returncode, alone.stdout) == (0, "ran\n")
+    (told,) = alone.stderr.splitlines()
+    assert told.startswith("autotune: attention=flash3 ")
+    assert told.endswith(": not all is changed from outside")
+    ranked = run_order(python, tmp_path, "train.py", names, {"WORLD_SIZE": "2"})
+    assert (ranked.returncode, ranked.stdout) == (1, "")
+    assert ranked.stderr.startswith(told)
 
 
 def test_python_without_autotune_starts_in_a_job_as_ever(

@@ -8,6 +8,14 @@ from importlib.util import module_from_spec
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
+_OF_ALL_RANKS = frozenset(
+    {
+        *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
+        *("broadcast_buffers", "first_bucket_mb", "gradient_compression", "powersgd_rank"),
+        *("parallelism", "fsdp_prefetch", "fsdp_reduce_dtype"),
+    }
+)
+"""Knobs of what ranks exchange: they wait for ever, or sum wrongly, where only some are changed."""
 
 
 def _users_own() -> None:
@@ -19,19 +27,31 @@ def _users_own() -> None:
         found.loader.exec_module(module)
 
 
-def _say_that_nothing_acts(reason: ImportError) -> None:
-    """Say once that a job's script runs as it is; launchers and other processes say nothing."""
+def _give_up(reason: str, left: str = "nothing", *, in_rank: bool = False) -> None:
+    """Say on each node that a job's script runs as it is; end it where other ranks may be changed.
+
+    Launchers and other processes say nothing.
+
+    Args:
+        reason: why it does.
+        left: what of the changes acts all the same, as a word.
+        in_rank: whether this process is known to run the script.
+    """
     order = json.loads(os.environ.get("AUTOTUNE_RUN") or "{}")
+    if not order or not (in_rank or _runs(order["target"], order["is_module"])):
+        return
     standing_in = any(copy["stands_in"] for copy in order.get("copies", ()))
-    changed = order.get("changes") or order.get("constructed") or standing_in
-    lost = ["changed from outside"] * bool(changed)
+    constructed = bool(order.get("constructed") or standing_in)
+    lost = ["changed from outside"] * bool(order.get("changes") or constructed)
     lost += ["watched"] * ("AUTOTUNE_WATCHER" in os.environ)
-    is_rank = order and _runs(order["target"], order["is_module"])
-    if lost and is_rank and os.environ.get("RANK", "0") == "0":
-        print(
-            f"{sys.executable} cannot import autotune ({reason}): nothing is {' or '.join(lost)}",
-            file=sys.stderr,
-        )
+    ends = constructed or not _OF_ALL_RANKS.isdisjoint(order.get("changes", ()))
+    ends = ends and os.environ.get("WORLD_SIZE", "1") != "1"
+    if lost and os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
+        end = "; the job ends, as other ranks may be changed" * ends
+        print(f"{reason}: {left} is {' or '.join(lost)}{end}", file=sys.stderr)
+    if ends:
+        sys.stderr.flush()
+        os._exit(1)  # an exception would be a traceback of python's start
 
 
 def _runs(target: str, is_module: bool) -> bool:
@@ -48,7 +68,11 @@ try:
     from autotune.worker.inject.job_order import begin
     from autotune.worker.sandbox.redirect import inherited
 except ImportError as error:
-    _say_that_nothing_acts(error)  # another python of the job
+    # Another python of the job.
+    _give_up(f"{sys.executable} cannot import autotune ({error})")
 else:
     inherited()
-    begin(sys.orig_argv)
+    try:
+        begin(sys.orig_argv)
+    except Exception as error:
+        _give_up(f"autotune: {error}", "not all", in_rank=True)

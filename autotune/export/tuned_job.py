@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from autotune.export.formats.telling import nccl
 from autotune.worker.inject import job_order
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
 from autotune.worker.python_command import is_python, letters_of, parsed
-from autotune.worker.starters import OWN_ENVIRONMENT
+from autotune.worker.starters import OWN_ENVIRONMENT, is_mpi_elsewhere
 from launchers.node_compat import is_of
 from search_spaces import defaults
 from search_spaces.knob import written
@@ -32,6 +33,8 @@ _HANDED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of the variables that deepspeed hands on to other hosts."""
 _HANDING_ALL_ON = ("slurm",)
 """Launchers below deepspeed that hand on all variables."""
+_OF_HYDRA = frozenset({"-genvall", "-envall"})
+"""Options with which MPICH's mpirun hands on all variables."""
 _SITE = Path(job_order.__file__).parent / "site"
 
 
@@ -141,6 +144,7 @@ def script_job(
             *_other_ranks(best, script, started.ranks),
             *_other_launch(script, started.launch),
             *_not_handed_on(started, before, needed, environment),
+            *_not_named(before, needed),
         ),
     )
 
@@ -343,6 +347,23 @@ def _not_handed_on(
         yield (
             f"deepspeed starts ranks on {started.nodes} hosts, and hands on to none of them what "
             f"changes the job ({', '.join(lost)}): start it on each node, with --no_ssh --node_rank N"
+        )
+
+
+def _not_named(before: Sequence[str], variables: Iterable[str]) -> Iterator[str]:
+    """Yield which variables of a job mpirun hands on to no other host, as it is not told their names.
+
+    Args:
+        before: words of the command before the script.
+        variables: names of those of the job.
+    """
+    if not is_mpi_elsewhere(before) or not _OF_HYDRA.isdisjoint(before):
+        return
+    named = {text.partition("=")[0] for word, text in pairwise(before) if word == "-x"}
+    if lost := " ".join(f"-x {name}" for name in variables if name not in named):
+        yield (
+            "mpirun starts ranks on other hosts, and hands on to them only the variables that it is "
+            f"told: give it {lost}, or -genvall where it is MPICH's"
         )
 
 

@@ -97,6 +97,11 @@ def elsewhere(argv: Sequence[str]) -> str:
     return next(filter(None, map(_reaching, _commands(argv))), "")
 
 
+def is_mpi_elsewhere(argv: Sequence[str]) -> bool:
+    """Return whether a command is mpirun or its like, and is told other hosts."""
+    return elsewhere(argv) in _OF_MPI
+
+
 def _commands(argv: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield a command without what it begins with, such as env, and those in the text of a shell."""
     words = list(itertools.dropwhile(_goes_before, argv))

@@ -608,6 +608,23 @@ def test_variables_that_may_not_arrive_are_told_of_programs_that_keep_them_out(
     assert (text in job.differences) is told
 
 
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ("-H a,b -np 2", "-x STEPS -x AUTOTUNE_RUN -x PYTHONPATH"),
+        ("--hostfile hosts -x STEPS=2 -x PYTHONPATH", "-x AUTOTUNE_RUN"),
+        ("-x STEPS -x AUTOTUNE_RUN -x PYTHONPATH -H a,b", ""),
+        ("-hosts a,b -genvall", ""),
+        ("-np 2", ""),
+        ("-H localhost:2", ""),
+    ],
+)
+def test_changes_that_mpirun_hands_on_to_no_other_host_are_refused(options: str, lost: str) -> None:
+    command = ["mpirun", *options.split(), "python", "train.py", "--batch-size", "16"]
+    refusals = script_job(best(), command, {"STEPS": "2"}, _started(command)).refusals
+    assert [f"give it {lost}, or" in refused for refused in refusals] == [True] * bool(lost)
+
+
 def test_command_that_chooses_devices_is_compared_all_the_same() -> None:
     command = ["env", "CUDA_VISIBLE_DEVICES=0,1", *TORCHRUN]
     started = _started(command)

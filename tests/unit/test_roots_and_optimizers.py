@@ -167,6 +167,7 @@ def _second_optimizer(*, in_job: bool) -> None:
     with refused, contextlib.redirect_stderr(said):
         second.step(loss)
         second.step(loss)
+        torch.optim.LBFGS([parameter], lr=0.1).step(loss)
     if in_job:
         assert loss() < before
         assert said.getvalue().count("LBFGS has no fused implementation") == 1

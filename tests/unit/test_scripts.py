@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import subprocess
 import sys
 import venv
@@ -24,7 +25,7 @@ from autotune.runs.plan import resources
 from autotune.worker import inject
 from autotune.worker.inject.batch_samples import samples
 from autotune.worker.inject.changes import DDP, SHARDING
-from autotune.worker.inject.job_order import VARIABLE, Order, runs
+from autotune.worker.inject.job_order import IN_RANK, VARIABLE, Order, runs
 from autotune.worker.inject.speed_report import ADDRESS
 from search_spaces import defaults
 from tests.support.steering import write_study
@@ -482,7 +483,7 @@ def run_order(
     paths += [str(Path(autotune.__file__).parents[1])] * (python == Path(sys.executable))
     env = {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: order.to_text()}
     return subprocess.run(
-        [python, *words.split()],
+        [python, *shlex.split(words)],
         env=env | variables,
         cwd=folder,
         capture_output=True,
@@ -547,6 +548,27 @@ def test_job_in_which_a_change_fails_says_so(tmp_path: Path) -> None:
     ranked = run_order(python, tmp_path, "train.py", names, {"WORLD_SIZE": "2"})
     assert (ranked.returncode, ranked.stdout) == (1, "")
     assert ranked.stderr.startswith(told)
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_first_rank_says_for_all_what_is_idle(tmp_path: Path, rank: str, lines: int) -> None:
+    step = "import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()"
+    (tmp_path / "train.py").write_text(step)
+    found = run_order(Path(sys.executable), tmp_path, "train.py", ["bucket_cap_mb"], {"RANK": rank})
+    assert found.stderr.count("bucket_cap_mb: has found nothing to act on") == lines
+    assert len(found.stderr.splitlines()) == lines
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [("--multiprocessing-fork", "True"), ("multiprocessing.resource_tracker", "False")],
+)
+def test_helper_that_inherits_the_variable_of_spawned_ranks_is_not_changed(
+    tmp_path: Path, words: str, changed: str
+) -> None:
+    command = f"-c \"import sys; print('torch' in sys.modules)\" {words}"
+    found = run_order(Path(sys.executable), tmp_path, command, ["bucket_cap_mb"], {IN_RANK: "1"})
+    assert (found.stdout, found.stderr) == (f"{changed}\n", "")
 
 
 def test_python_without_autotune_starts_in_a_job_as_ever(

@@ -24,6 +24,7 @@ from autotune.worker.inject import sharding
 from autotune.worker.inject.constructed import construct_by
 from autotune.worker.inject.detected import is_sharded
 from autotune.worker.inject.loaders import LoaderChanges
+from autotune.worker.inject.place import is_first
 from autotune.worker.inject.root_changes import COMPILATION, RootChanges
 from autotune.worker.inject.roots import Roots
 from autotune.worker.inject.steps import before_steps
@@ -94,6 +95,7 @@ class Changes:
         self._names = frozenset(names)
         self.built = ScriptObjects()
         self._met: set[str] = set()
+        self._said: set[str] = set()
         self._threads = 0
         self._changed: WeakSet[Optimizer] = WeakSet()
         self._optimizers: WeakSet[Optimizer] = WeakSet()
@@ -264,6 +266,12 @@ class Changes:
         except ValueError as error:
             if not self._in_job:
                 raise
-            print(f"autotune: {error}; it is left as it is", file=sys.stderr)
+            self._say(f"{error}; it is left as it is")
         else:
             self._met.add("optimizer_kernels")
+
+    def _say(self, text: str) -> None:
+        """Say something once, for all ranks."""
+        if text not in self._said and is_first():
+            print(f"autotune: {text}", file=sys.stderr)
+        self._said.add(text)

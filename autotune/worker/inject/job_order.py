@@ -21,6 +21,8 @@ VARIABLE = "AUTOTUNE_RUN"
 """Environment variable that holds an Order as JSON."""
 IN_RANK = "AUTOTUNE_SPAWNED"
 """Environment variable of a process that the script starts as a rank by torch.multiprocessing."""
+_TRACKER = "multiprocessing.resource_tracker"
+"""Module of a helper that inherits that variable with the first rank."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def begin(command: Sequence[str]) -> None:
     if not text:
         return
     order = Order.from_text(text)
-    in_rank = os.environ.pop(IN_RANK, None)  # not for what the rank starts in turn
+    # Not for what the rank starts in turn.
+    in_rank = os.environ.pop(IN_RANK, None) and not any(_TRACKER in word for word in command)
     if not in_rank and runs(command) != (order.target, order.is_module):
         return
     from autotune.worker.effects import process
@@ -105,6 +108,7 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
 
 
 def _say_what_is_idle(changes: Any, copies: SettingsCopies, constructed: Any) -> None:
+    from autotune.worker.inject.place import is_first
     from autotune.worker.inject.steps import after_steps
 
     checked = False
@@ -115,14 +119,15 @@ def _say_what_is_idle(changes: Any, copies: SettingsCopies, constructed: Any) ->
         if checked:
             return
         checked = True
+        if not is_first():
+            return
         if idle := sorted({*changes.idle(), *changes.set_back(), *constructed.unmet()}):
             print(
                 f"autotune: {', '.join(idle)}: has found nothing to act on in this script, or was set "
                 "back by it; the speed-up of the study is not to be expected",
                 file=sys.stderr,
             )
-        unread = copies.unread() if os.environ.get("RANK", "0") == "0" else []
-        if unread:
+        if unread := copies.unread():
             print(
                 f"autotune: {', '.join(unread)}: has not been read, so what the study recommends in it "
                 "has no effect",

@@ -1,17 +1,16 @@
 """Speed of the user's own job, observed from within it without disturbing the job."""
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 
 from autotune.worker.inject.changes import ScriptObjects
+from autotune.worker.inject.place import place
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.speed_report import SpeedReport
 from autotune.worker.inject.steps import after_steps
@@ -165,18 +164,9 @@ def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> 
     probe = JobProbe(built, counts_tokens=True)
 
     def tell(steps: int, seconds: float, samples: float, tokens: float) -> None:
-        rank, world_size = _place()
+        rank, world_size = place()
         report = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
         with contextlib.suppress(OSError):
             line.send(report.to_bytes())
 
     probe.watch_speed(Meter(probe, tell, step_samples=samples, always=always).taken)
-
-
-def _place() -> tuple[int, int]:
-    """Return rank and world size."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    with contextlib.suppress(ValueError):
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return 0, 1

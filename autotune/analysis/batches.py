@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.analysis.finalists import ConfirmationResult
+from autotune.analysis.first_updates import is_other_split
 from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.constraints import global_batch
@@ -152,3 +153,14 @@ def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange
         return replace(change, compared=True)
     gain, knobs = max(rivals, key=lambda one: one[0].value)
     return replace(change, compared=True, best_knobs=knobs, best_gain=gain)
+
+
+def counters_text(knobs: Knobs, today: Knobs) -> str:
+    """Return what counts of micro-batches mean under another split of a global batch; else nothing."""
+    if not is_other_split(knobs, today):
+        return ""
+    factor = knobs["micro_batch"] / today["micro_batch"]
+    return (
+        "What the script counts in micro-batches (validation, saving, max_iters) now means "
+        f"{factor:.3g} times as many samples."
+    )

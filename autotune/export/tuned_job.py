@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.batches import counters_text
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, arguments, fields, scripts
 from autotune.config.withheld import WITHHELD, looks_secret
@@ -137,6 +138,7 @@ def script_job(
             *ours,
             *_of_checkpoints(order),
             *_of_compression(order),
+            *_of_counters(best.knobs, now),
         ),
         refusals=(
             *launch_settings.other_batch(script, now),
@@ -434,6 +436,20 @@ def _of_compression(order: job_order.Order) -> Iterator[str]:
         and order.knobs["gradient_compression"] == "powersgd"
     ):
         yield "gradient_compression: the first 1,000 steps send whole gradients (PyTorch's own start)"
+
+
+def _of_counters(knobs: Mapping[str, Any], now: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield what counts of micro-batches mean in the job, where the script is told its split.
+
+    Args:
+        knobs: recommended values.
+        now: settings of the command, as `launch_settings.today` returns them.
+    """
+    split = {name: now.get(name) or "" for name in ("micro_batch", "accumulation_steps")}
+    if all(map(str.isdecimal, split.values())) and (
+        text := counters_text(knobs, {name: int(value) for name, value in split.items()})
+    ):
+        yield text
 
 
 def _differences(

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 
+from autotune.analysis.batches import counters_text
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import Terms, counted
 from autotune.views.figure_text import claim, saving_facts
@@ -80,8 +81,10 @@ def _labelled(figures: StudyFigures) -> Iterator[tuple[str, str]]:
 def _same(figures: StudyFigures) -> Iterator[str]:
     same = next((p.text for p in figures.trust if p.code == "numerics"), "")
     batch, after = figures.job.batch_before, figures.job.batch_after
-    if batch is not None and batch == after and figures.answer.kind == Kind.BETTER:
-        same = f"{same} The global batch stays {batch}.".strip()
+    knobs = figures.verdict.knobs
+    if knobs and batch is not None and batch == after and figures.answer.kind == Kind.BETTER:
+        counts = counters_text(knobs, figures.verdict.baseline_knobs)
+        same = f"{same} The global batch stays {batch}. {counts}".strip()
     yield same
 
 

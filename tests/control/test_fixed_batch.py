@@ -12,6 +12,7 @@ from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import running_at, where, within_memory
 from tests.control.replayed import PLAIN, Replayed, configuration
+from tests.control.shown import answered
 
 KEEP = {"global_batch": "keep"}
 SIZES = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2, 4, 8]}
@@ -56,6 +57,9 @@ def test_the_baselines_global_batch_is_kept_by_default(played: Replayed) -> None
     assert verdict["batch"] is None
     assert "10 configurations remain, all with your global batch of 96" in played.said()
     assert "micro_batch 32, 64 have no partner" in played.said()
+    told = " ".join(answered(played, "status", played.name).split())
+    assert "The global batch stays 96. What the script counts in micro-batches" in told
+    assert "now means 12 times as many samples." in told
 
 
 def test_large_micro_batches_and_little_accumulation_come_first(played: Replayed) -> None:

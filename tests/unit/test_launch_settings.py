@@ -47,6 +47,8 @@ def test_each_change_of_the_job_is_told() -> None:
         "micro_batch: --batch-size 16 -> 32",
         "accumulation_steps: $STEPS 2 -> 1",
         "bucket_cap_mb: 25 -> 5 (from outside)",
+        "What the script counts in micro-batches (validation, saving, max_iters) now means 2 times as "
+        "many samples.",
     )
     assert job.refusals == ()
     assert Order.from_text(job.environment[VARIABLE]).today == {"bucket_cap_mb": 25}

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, delete, func, select, text, update
 from autotune.errors import BadInput, StaleLease, StorageError
 from storage import Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
 from storage.leases import key_of
-from storage.models import Base, ChoiceRow, NoiseRow
+from storage.models import Base, ChoiceRow, LeaseRow, NoiseRow, RecommendationRow
 from storage.records import ChoiceReason, FinalistChoice
 from storage.urls import parse
 
@@ -81,6 +81,28 @@ def test_role_cannot_act_in_the_name_of_another(tenants: dict[str, Repository]) 
         tenants["bob"].studies.submit("foreign", "host:here alice 0", {}, "/w", owner="alice")
     with pytest.raises(StorageError, match="permission denied"):
         tenants["bob"].quotas.set(Quota("bob", studies=100))
+
+
+def test_role_owns_no_study_of_another_by_a_table_of_its_own(
+    tenants: dict[str, Repository],
+) -> None:
+    alice, bob = tenants["alice"], tenants["bob"]
+    alice.studies.submit("claimed", "host:here alice 0", {}, "/w", owner="alice")
+    claimed = alice.claims.take("host:here alice 0", HOLDER)
+    assert claimed is not None
+    alice.recommendations.record(claimed.lease, claimed.study.id, 0, {"knobs": {}})
+    with bob.database.engine.begin() as connection:
+        for statement in (
+            "create temp table autotune_study (id integer, owner text)",
+            "insert into autotune_study select id, 'bob' from public.autotune_study",
+        ):
+            connection.execute(text(statement))
+        spoilt = update(RecommendationRow).values(body={})
+        assert connection.execute(spoilt).rowcount == 0
+        assert connection.execute(update(LeaseRow).values(epoch=9)).rowcount == 0
+        connection.execute(text("drop table pg_temp.autotune_study"))
+    alice.claims.stop(claimed.lease, claimed.study.id)
+    alice.studies.delete("claimed")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from storage.engines import (
     explain_sqlite_error,
     open_engine,
     open_to_read,
+    refuse_log_of_earlier,
     unlimited,
     writing,
     written_aside,
@@ -256,10 +257,14 @@ class Database:
             existing: whether ours have to be there.
 
         Raises:
-            BadInput: it is of another program.
+            BadInput: it is of another program, or gone without its log.
         """
         path = Path(str(self.url.database))
-        if self.folder is None or not path.is_file():
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError):  # opening it tells what is wrong
+            refuse_log_of_earlier(path)
+        if not path.is_file():
             return
         with contextlib.suppress(DBAPIError, OSError):  # opening it tells what is wrong
             reader = open_to_read(path)

@@ -39,7 +39,9 @@ _SESSION = {
 Transactions here take milliseconds. An idle one belongs to a machine that was lost or stopped, and
 a process that waits for its locks outlasts it."""
 _SET = "select set_config(name, %s, false) from pg_settings where name = %s and setting = '0'"
-_BESIDE = ("-wal", "-shm", "-journal")
+_LOGS = ("-wal", "-journal")
+"""Suffixes of the files in which SQLite keeps what it has not written into a database yet."""
+_BESIDE = (*_LOGS, "-shm")
 """Suffixes of the files that SQLite keeps beside a database."""
 OF_USER = 0o600
 """Mode of a new file, for this user alone; what SQLite writes beside it has the same."""
@@ -77,7 +79,11 @@ def written_aside(path: Path) -> Iterator[Path]:
     """Yield the path of a file that takes the place of `path` once the block has written it.
 
     A writer that fails, or is killed, leaves nothing of this name that looks complete.
+
+    Raises:
+        BadInput: a log of an earlier file of this name is there.
     """
+    refuse_log_of_earlier(path)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # OF_USER
     os.close(descriptor)
     unfinished = Path(name)
@@ -87,6 +93,31 @@ def written_aside(path: Path) -> Iterator[Path]:
     except BaseException:
         _remove(unfinished)
         raise
+
+
+def refuse_log_of_earlier(path: Path) -> None:
+    """Refuse to make a SQLite file beside the log of an earlier one, which may hold what it lacks.
+
+    SQLite would write the log into the new file, or remove it with an empty one.
+
+    Raises:
+        BadInput: a log is there, and the file is missing or empty.
+    """
+    logs = [path.with_name(path.name + suffix) for suffix in _LOGS]
+    found = [log for log in logs if _bytes_of(log)]
+    if found and not _bytes_of(path):  # asked last: another process may be making the file
+        raise BadInput(
+            f"{found[0]} is of an earlier {path.name}, which is gone, and holds what was written there "
+            "last: put that file back, or move its log to where it is"
+        )
+
+
+def _bytes_of(path: Path) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _remove(path: Path) -> None:

@@ -298,6 +298,42 @@ storage.backup(Path(sys.argv[1]), sys.argv[2])
     assert "copy.db holds no studies of autotune" in said
 
 
+@pytest.fixture
+def log_without_its_file(tmp_path: Path) -> Path:
+    """The log of a storage whose process was killed and whose file was moved away."""
+    path = tmp_path / "killed" / "autotune.db"
+    path.parent.mkdir()
+    script = """
+import os, sys
+from storage import Database, Repository
+Repository(Database(sys.argv[1])).studies.submit("earlier", "host:elsewhere", {}, "/w")
+os._exit(9)
+"""
+    words = [sys.executable, "-c", script, url(path)]
+    assert subprocess.run(words, check=False).returncode == 9
+    path.rename(tmp_path / "autotune.db.bad")
+    log = path.with_name("autotune.db-wal")
+    assert log.stat().st_size
+    return log
+
+
+def test_new_storage_beside_the_log_of_an_earlier_one_is_refused(
+    source: Path, log_without_its_file: Path
+) -> None:
+    log, target = log_without_its_file, log_without_its_file.with_name("autotune.db")
+    before = log.read_bytes()
+    for empty in (False, True):
+        if empty:
+            target.touch()
+        for make in (lambda: commands.restore(source, url(target)), lambda: Database(url(target))):
+            with pytest.raises(BadInput, match=r"autotune\.db-wal is of an earlier autotune\.db"):
+                make()
+    assert log.read_bytes() == before
+    assert target.stat().st_size == 0
+    log.unlink()
+    commands.restore(source, url(target))
+
+
 def test_daemon_that_opens_a_storage_logs_nothing_of_its_schema(source: Path) -> None:
     storage = ("--storage", url(source))
     ran = autotune("daemon", "--idle-exit", "0", *storage, cwd=source.parent)

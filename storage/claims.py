@@ -139,7 +139,8 @@ class Claims:
         if row.state != StudyState.RUNNING:
             self._events.add(session, row, EventKind.BEGUN, detail)
             return
-        detail += f", from process {lease.pid} on {lease.host.partition(' ')[0]}"
+        if lease.host:  # else the storage was restored
+            detail += f", from process {lease.pid} on {lease.host.partition(' ')[0]}"
         self._events.add(session, row, EventKind.TAKEN_OVER, detail)
 
     def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:

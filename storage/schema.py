@@ -129,9 +129,13 @@ def _engine_of(path: Path) -> Engine:
 
 
 def expire_leases(engine: Engine) -> None:
-    """Let the leases of a copy be over: the daemons that hold them write to the original."""
+    """Let the leases of a copy be over, as if they had had no holder.
+
+    The daemons that hold them write to the original, and none of the copy is their successor.
+    """
+    over = "expires = 0, boot_expires = 0, host = '', pid = 0, started = null"
     with writing(engine) as connection:
-        connection.execute(text("update autotune_lease set expires = 0, boot_expires = 0"))
+        connection.execute(text(f"update autotune_lease set {over}"))
 
 
 def copy_rows(source: Engine, target: Engine) -> None:

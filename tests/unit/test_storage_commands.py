@@ -1,6 +1,7 @@
 """Commands about the storage, on files that are a storage and on files that are none."""
 
 import contextlib
+import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from sqlalchemy import Engine
 from autotune.cli import storage as commands
 from autotune.errors import AutotuneError, BadInput, StorageError
 from storage import Database, LeaseHolder, Repository, database, schema
+from storage.holders import this_host
 from storage.schema import VERSION_TABLE
 from tests.support.steering import ask, autotune
 from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened, raw
@@ -202,13 +204,19 @@ def test_restore_beside_another_into_the_same_file_leaves_what_that_has_written(
 
 def test_restored_lease_of_a_daemon_is_over_at_once(source: Path, tmp_path: Path) -> None:
     with opened(url(source)) as running:
-        holder = LeaseHolder("elsewhere", 1, 1e6)
+        holder = LeaseHolder(this_host(), os.getpid(), 1e6)
         assert Repository(running).claims.take("host:elsewhere", holder)
         running.optuna().engine.dispose()
     commands.restore(source, url(tmp_path / "target.db"))
     with opened(url(tmp_path / "target.db")) as restored:
-        claim = Repository(restored).claims.take("host:elsewhere", LeaseHolder("here", 2, 10.0))
+        later = LeaseHolder(this_host(), os.getppid(), 10.0)
+        claim = Repository(restored).claims.take("host:elsewhere", later)
+        *_, taken_over = Repository(restored).events.of("first")
     assert claim is not None and claim.study.name == "first"
+    assert claim.lease.predecessor is None, (
+        "the daemon of the source lives, and is to be waited for"
+    )
+    assert taken_over.detail == f"process {later.pid}"
 
 
 @needs_mounts

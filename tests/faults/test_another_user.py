@@ -160,6 +160,40 @@ def test_nobody_else_has_a_study_wait_for_ever(beside: StudyFolder) -> None:
         squatter.communicate()
 
 
+LOCKS = """
+os.mkdir(sys.argv[1])
+folder = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(folder, fcntl.LOCK_SH)
+print("there", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nobody_else_has_an_agent_wait_for_a_lock() -> None:
+    """Agents sweep what killed trials have left before they begin."""
+    with tempfile.TemporaryDirectory(prefix="autotune-open-") as place:
+        Path(place).chmod(0o1777)
+        theirs = Path(place, f"autotune-sandbox-{os.geteuid()}")
+        squatter = stranger.spawn("import fcntl, os, sys, time", LOCKS, str(theirs))
+        try:
+            assert squatter.stdout is not None
+            assert squatter.stdout.readline() == "there\n"
+            code = "from autotune.worker.sandbox import scratch; print(scratch.sweep())"
+            swept = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, "TMPDIR": place},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=True,
+            )
+            assert place not in swept.stdout
+            assert theirs.is_dir()
+        finally:
+            squatter.kill()
+            squatter.communicate()
+
+
 JOINS = """
 store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
 for prefix in sys.argv[2:]:

@@ -120,8 +120,15 @@ def _is_unused(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path, how: int) -> Iterator[None]:
+    """Lock a folder of this user; the lock of another's could be held for ever.
+
+    Raises:
+        OSError: it is gone, or another user's, or is locked and `how` does not wait.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{folder} is not a folder of this user")
         fcntl.flock(descriptor, how)
         yield
     finally:

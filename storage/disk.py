@@ -4,18 +4,42 @@ import errno
 import os
 from pathlib import Path
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, DiskFull
 from autotune.worker.failure import lacks_shared_memory
 from autotune.worker.files import make_private
 from storage.records import AttemptResult, AttemptState
 
 _LEAST_BYTES = 2**20
 """A disk with less room counts as full: a trial's logs and the database's next pages need some."""
-_WORDS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WORDS = tuple(map(os.strerror, _FULL))
+
+
+def lacks_room(folder: Path) -> bool:
+    """Return whether this user gets no room on the disk of a folder: it is full, or a quota is spent.
+
+    That is tried with an unnamed file, where the file system has such.
+    """
+    if is_full(folder):
+        return True
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY)
+    except OSError as error:
+        return error.errno in _FULL
+    try:
+        os.posix_fallocate(descriptor, 0, _LEAST_BYTES)
+    except OSError as error:
+        return error.errno in _FULL
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether next to no room is left on the disk of a folder; quotas are not seen."""
+    """Return whether next to no room is left on the disk of a folder.
+
+    Nothing is written for that, and so neither quotas nor a lack of inodes are seen.
+    """
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -36,7 +60,7 @@ def has_failed(result: AttemptResult, folder: Path) -> bool:
         folder: folder that the run writes to.
     """
     failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
-    return failed and (is_full(folder) or mentions_full_disk(result.cause))
+    return failed and (mentions_full_disk(result.cause) or lacks_room(folder))
 
 
 def full(folder: Path) -> str:
@@ -48,9 +72,12 @@ def make(folder: Path) -> None:
     """Make a folder for this user alone unless it exists.
 
     Raises:
-        AutotuneError: making it is not permitted, or no room is left.
+        DiskFull: no room is left.
+        AutotuneError: making it is not permitted.
     """
     try:
         make_private(folder)
     except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(full(folder)) from None
         raise AutotuneError(f"{folder} cannot be written: {error.strerror}") from None

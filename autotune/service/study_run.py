@@ -26,7 +26,7 @@ from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival, Tenant
 from launchers.node_compat import device_kind, from_agent
 from storage import Lease, MessageKind, Repository, StoredStudy
-from storage.disk import full, is_full, make
+from storage.disk import full, lacks_room, make
 from storage.holders import started, this_host
 
 _ROOM_POLL_SECONDS = 0.5
@@ -93,10 +93,10 @@ class StudyRun:
     def _wait_for_room(self) -> None:
         """Wait until the study's folder can be written. That time does not count."""
         workdir = Path(self._study.workdir)
-        if is_full(workdir):
+        if lacks_room(workdir):
             self._signals.waiting.set()
             self._say_waiting(f"{full(workdir)}; the study goes on once there is some.")
-        while is_full(workdir):
+        while lacks_room(workdir):
             self._signals.check()
             time.sleep(_ROOM_POLL_SECONDS)
 

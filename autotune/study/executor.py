@@ -141,7 +141,7 @@ class TrialExecutor:
         """Record that the attempts of a plan begin; raise as `submit` does."""
         folder = Path(self._context.study.workdir)
         check_there(folder)
-        if disk.is_full(folder):
+        if disk.lacks_room(folder):
             raise DiskFull(disk.full(folder))
         # In a pair the baseline comes first: no trial is recorded without it.
         paired = plan.mode is Mode.PAIRED

@@ -89,6 +89,52 @@ print("complete", [m.text for m in told()])
 """
 
 
+NO_MORE_FILES = """
+import itertools, subprocess, threading
+from pathlib import Path
+from storage import Database, MessageKind
+from tests.control.replayed import Replayed
+from tests.support.waiting import wait_for
+
+disk = Path("disk").absolute()
+subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=64", "tmpfs", disk], check=True)
+played = Replayed(disk, Database(f"sqlite:///{Path.cwd()}/autotune.db"))
+played.submit(budget={"trials": 2, "least_gain": 0})
+files = []
+try:
+    for number in itertools.count():
+        (disk / f"file {number}").touch()
+        files.append(disk / f"file {number}")
+except OSError:
+    pass
+
+def told():
+    found = played.repository.messages.of(played.study().id)
+    return [message.text for message in found if message.kind == MessageKind.WAITING]
+
+def free_once_it_waits():
+    wait_for(told, "the study waits for room")
+    for file in files:
+        file.unlink()
+
+threading.Thread(target=free_once_it_waits, daemon=True).start()
+played.serve()
+assert played.study().error is None, played.study().error
+played.assert_complete(trials=2)
+print("complete", told())
+"""
+
+
+@needs_mounts
+@pytest.mark.fault(12)
+def test_a_study_waits_where_no_file_can_be_made_though_there_are_free_bytes(tmp_path: Any) -> None:
+    """As under a quota: the file system tells of room that this user does not get."""
+    (tmp_path / "disk").mkdir()
+    found = in_private_mounts(NO_MORE_FILES, cwd=tmp_path)
+    assert "complete" in found.stdout, found.stdout + found.stderr
+    assert f"no room is left on the disk of {tmp_path}/disk" in found.stdout
+
+
 @pytest.mark.long
 @needs_mounts
 @pytest.mark.fault(12)

@@ -4,6 +4,7 @@ No other module joins such paths.
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,11 @@ class StudyPaths:
             OSError: it cannot be written.
         """
         (self.folder / _OWNER).write_bytes(os.fsencode(storage))
+
+    def may_be_of(self, storages: Collection[str]) -> bool:
+        """Return whether one of these storages, or none, has signed the folder of the study."""
+        owner = self.folder / _OWNER
+        return not owner.exists() or _read(owner) in {os.fsencode(storage) for storage in storages}
 
     def signed(self, storage: str) -> list[Path]:
         """Return the folders of all studies there that this storage has signed."""

@@ -26,8 +26,21 @@ def signature(database: Database) -> str:
     return f"postgresql {database.identity()}"
 
 
+def _signatures(database: Database) -> set[str]:
+    """Return what a storage may have signed folders with, as far as it tells.
+
+    Earlier versions signed with the URL alone.
+    """
+    found = {str(database)}
+    with contextlib.suppress(StorageError):
+        found.add(signature(database))
+    return found
+
+
 def delete(repository: Repository, name: str) -> list[Path]:
     """Delete an ended study from the storage, and its folder if it is on this machine.
+
+    A folder that another storage has signed stays: this one may be a copy of that.
 
     Returns:
         The removed folders.
@@ -37,7 +50,9 @@ def delete(repository: Repository, name: str) -> list[Path]:
     """
     study = repository.studies.named(name)
     repository.studies.delete(name)
-    return [folder for folder in [_paths(study).folder] if _remove(folder)]
+    paths = _paths(study)
+    is_own = paths.may_be_of(_signatures(repository.database))
+    return [paths.folder] if is_own and _remove(paths.folder) else []
 
 
 def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]:
@@ -45,7 +60,8 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
 
     These are the folders of studies that are done and of studies unknown to the storage, copies of
     settings files that no living job was given, and what killed trials have written. A study that was
-    stopped or has failed keeps its folder: it can go on, and its output says why it failed.
+    stopped or has failed keeps its folder: it can go on, and its output says why it failed. So does
+    one whose folder another storage has signed.
 
     Where the storage does not tell which one it is, no folder is known to be of a study of its own
     that it knows no more: see `problem`.
@@ -61,7 +77,12 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     with contextlib.suppress(StorageError):
         unknown = _unknown(repository, workdir, signature(repository.database))
     known = {_paths(study).folder: study for study in repository.studies.all()}
-    done = [folder for folder, study in known.items() if study.state == StudyState.DONE]
+    own = _signatures(repository.database)
+    done = [
+        folder
+        for folder, study in known.items()
+        if study.state == StudyState.DONE and _paths(study).may_be_of(own)
+    ]
     places = sorted(_places(repository, workdir))
     copies = [folder for place in places for folder in config_copies.sweep(place)]
     old = [folder for folder in (*done, *unknown) if _unchanged_for(folder) >= age]

@@ -158,6 +158,21 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
     assert delete(played.repository, played.name) == []
 
 
+def test_copy_of_a_storage_leaves_the_folders_of_the_original(
+    played: Replayed, tmp_path: Path
+) -> None:
+    """Its studies have the same numbers, and so the same folders."""
+    played.run(**SHORT)
+    folder = paths(played).folder
+    played.repository.database.back_up(tmp_path / "copy.db")
+    copy = Repository(Database(f"sqlite:///{tmp_path}/copy.db"))
+    assert clean(copy, played.folder) == []
+    assert delete(copy, played.name) == []
+    assert folder.is_dir()
+    paths(played).sign(str(played.repository.database))
+    assert delete(played.repository, played.name) == [folder], "as earlier versions signed it"
+
+
 def test_clean_leaves_a_study_that_can_go_on(played: Replayed) -> None:
     played.submit(**SHORT)
     folder = paths(played).folder
@@ -238,12 +253,12 @@ def test_clean_removes_what_it_knows_on_a_server_that_does_not_tell_which_one_it
 ) -> None:
     """As some services that speak PostgreSQL's protocol do not."""
     played = Replayed(tmp_path, Database(postgres_url))
-    played.run(**SHORT)
     theirs = StudyPaths(tmp_path, "theirs", "12345678")
     theirs.folder.mkdir(parents=True)
     theirs.sign(signature(played.repository.database))
     with played.repository.database.writing() as connection:
         connection.exec_driver_sql("alter function pg_control_system() rename to none_such")
+    played.run(**SHORT)
     told = ask("clean", "--storage", postgres_url, cwd=tmp_path, check=True)
     assert told.stdout.split() == [str(paths(played).folder)]
     assert "Folders of studies that were deleted stay" in told.stderr

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from autotune.errors import StaleLease
 from search_spaces import KnobValue, defaults
+from storage import usage
 from storage.models import AttemptRow, BlockRow, record_of
 from storage.records import (
     NO_DIGEST,
@@ -107,6 +108,8 @@ class AttemptRecords:
             if recorded.rowcount != 1:
                 raise StaleLease(f"attempt {attempt_id} is no longer this daemon's to record")
             session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
+            of_attempt = select(AttemptRow.study_id).where(AttemptRow.id == attempt_id)
+            usage.add(session, session.scalars(of_attempt).one(), ended, result.wall_seconds)
 
     def of(self, study_id: int) -> list[StoredAttempt]:
         """Return all attempts of a study, in the order in which they were started."""
@@ -211,15 +214,18 @@ def abandon(
     """
     until = at if lived is None else min(at, lived)
     took = case((AttemptRow.started < until, until - AttemptRow.started), else_=0.0)
+    running = (AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
+    seconds = session.scalar(select(func.sum(took)).where(*running)) or 0.0
     given_up = (
         update(AttemptRow)
-        .where(AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
+        .where(*running)
         .values(state=AttemptState.ABANDONED, ended=at, wall_seconds=took)
     )
     if orphaned_before is not None:
         orphans = given_up.where(AttemptRow.epoch < orphaned_before)
         session.execute(orphans.values(cause=_DAEMON_DIED, fault=Fault.DAEMON))
     session.execute(given_up)
+    usage.add(session, study_id, at, seconds)
 
 
 def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:

@@ -17,7 +17,7 @@ from storage.models import (
     MessageRow,
     StudyRow,
 )
-from storage.order import PLACED, exhausted, open_in, places, quotas_of, recent_hours
+from storage.order import PLACED, exhausted, open_in, places, quotas_of
 from storage.records import (
     Claim,
     EventKind,
@@ -32,6 +32,7 @@ from storage.records import (
 )
 from storage.studies import may_find_more, settled, stored
 from storage.transactions import Transactions
+from storage.usage import recent_hours
 
 _FARTHEST_RETRY = 900.0
 """Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
@@ -84,6 +85,8 @@ class Claims:
         )
         wanted = select(*PLACED)
         found = session.execute(wanted.where(*open_in(queue, only), due)).all()
+        if not found:
+            return []
         owners = {row.owner for row in found}
         used = recent_hours(session, now.wall) if len(owners) > 1 else {}
         quota = self._quota(session, now)

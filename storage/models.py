@@ -157,11 +157,7 @@ class AttemptRow(Base):
     """Execution of a trial, written once as RUNNING and once with its result, both under the lease."""
 
     __tablename__ = "autotune_attempt"
-    __table_args__ = (
-        UniqueConstraint("study_id", "trial", "purpose", "round", "attempt"),
-        # All that an owner's recent device hours are summed of.
-        Index("ix_autotune_attempt_recent", "ended", "study_id", "wall_seconds"),
-    )
+    __table_args__ = (UniqueConstraint("study_id", "trial", "purpose", "round", "attempt"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
@@ -300,6 +296,19 @@ class QuotaRow(Base):
     device_hours: Mapped[float | None] = mapped_column(Float)
     days: Mapped[float] = mapped_column(Float)  # to which the device hours apply
     weight: Mapped[float | None] = mapped_column(Float)  # on a cluster, relative to other owners
+
+
+class UsageRow(Base):
+    """Time on devices that the attempts of an owner took which ended in an hour.
+
+    It outlives the studies.
+    """
+
+    __tablename__ = "autotune_usage"
+
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    hour: Mapped[int] = mapped_column(Integer, primary_key=True)  # since the epoch; database time
+    device_seconds: Mapped[float] = mapped_column(Float)
 
 
 class RecommendationRow(Base):

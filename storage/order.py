@@ -5,27 +5,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, select
+from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput
 from storage.holders import Moment
 from storage.leases import key_of, may_return
-from storage.models import AttemptRow, LeaseRow, QuotaRow, StudyRow
+from storage.models import LeaseRow, QuotaRow, StudyRow
 from storage.records import Quota, StudyState
 from storage.transactions import Transactions
+from storage.usage import recent_hours
 
 EVERY_OWNER = "*"
 """Owner of the limits and the weight that each owner has where its own are not set."""
 OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 PLACED = (StudyRow.id, StudyRow.state, StudyRow.priority, StudyRow.owner)
 """Columns that the order of a queue goes by."""
-_RECENT_DAYS = 1.0
-"""Time of which an owner's device hours count against other studies of that owner."""
 _AWAY_SECONDS = 300.0
 """Time after the end of a lease in which its holder, asleep or cut off, is expected to return."""
-_SECONDS_PER_DAY = 86_400.0
-_SECONDS_PER_HOUR = 3600.0
 
 
 class Quotas:
@@ -166,26 +163,6 @@ def places(
         (state != StudyState.RUNNING, -priority, used.get(owner, 0.0), study_id)
         for study_id, state, priority, owner in studies
     )
-
-
-def recent_hours(session: Session, now: float, days: float = _RECENT_DAYS) -> dict[str, float]:
-    """Return the device hours that each owner's attempts took in the last days."""
-    # An expression: SQLite would group by the index of studies, and read the attempts of all time.
-    study = AttemptRow.study_id + 0
-    seconds = (
-        select(study.label("study_id"), func.sum(AttemptRow.wall_seconds).label("ran"))
-        .where(AttemptRow.ended > now - days * _SECONDS_PER_DAY)
-        .group_by(study)
-        .subquery()
-    )
-    wanted = select(StudyRow.owner, StudyRow.facts, seconds.c.ran).join(
-        seconds, seconds.c.study_id == StudyRow.id
-    )
-    found: dict[str, float] = {}
-    for owner, facts, ran in session.execute(wanted):
-        ranks = (facts or {}).get("world_size", 1)
-        found[owner] = found.get(owner, 0.0) + ranks * ran / _SECONDS_PER_HOUR
-    return found
 
 
 def open_in(queue: str, only: int | None) -> list[ColumnElement[bool]]:

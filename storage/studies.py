@@ -33,7 +33,7 @@ from storage.models import (
     StudyRow,
     record_of,
 )
-from storage.order import OPEN, PLACED, open_in, places, recent_hours
+from storage.order import OPEN, PLACED, open_in, places
 from storage.records import (
     EventKind,
     MessageKind,
@@ -43,6 +43,7 @@ from storage.records import (
 )
 from storage.transactions import Transactions
 from storage.trials import SUGGESTED_BY
+from storage.usage import recent_hours
 
 _NAMED = 20
 """Studies that the message about an unknown name lists."""
@@ -363,9 +364,13 @@ class Studies:
         It is then a study of the account that does so.
         """
         if row.state == StudyState.RUNNING and lease is not None:
-            if is_held(lease, self._transactions.moment(session)):
+            now = self._transactions.moment(session)
+            if is_held(lease, now):
                 return False
             revoke(lease)
+            orphaned = None if row.stop_requested else lease.epoch
+            # What ran counts for the owner that it had.
+            abandon(session, row.id, now.wall, lived=lease.expires, orphaned_before=orphaned)
         row.queue, row.owner = queue, self._events.author.account
         self._events.add(session, row, EventKind.MOVED, queue)
         return True

@@ -23,6 +23,7 @@ from storage.models import AttemptRow, LeaseRow
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
+    at_once,
     database_time,
     end,
     pass_time,
@@ -133,6 +134,12 @@ def taken_in_order(repository: Repository) -> Iterator[Claim]:
         yield found
 
 
+def run_for_an_hour(repository: Repository, run: Claim, trial: int = 0) -> None:
+    attempt = repository.attempts.begin(run.lease, run.study.id, trial, {})
+    done = AttemptResult("COMPLETE", throughput=1.0, wall_seconds=3600.0)
+    repository.attempts.finish(run.lease, attempt.id, done, [])
+
+
 class TestQuotas:
     def test_owner_at_its_number_of_studies_waits_and_others_do_not(
         self, repository: Repository
@@ -188,6 +195,48 @@ class TestQuotas:
         assert "4 of 4 device hours of the last 7 days" in repository.quotas.reasons()("ann")
         repository.quotas.set(Quota("ann", device_hours=4.1, days=7.0))
         assert repository.claims.take(CLUSTER, SECOND) is not None
+
+    def test_device_hours_outlive_their_study(self, repository: Repository) -> None:
+        waiting(repository, "ann")
+        run = take(repository)
+        run_for_an_hour(repository, run)
+        end(repository, run.lease, run.study)
+        repository.studies.delete("ann-0")
+        repository.quotas.set(Quota("ann", device_hours=0.5))
+        assert "1 of 0.5 device hours" in repository.quotas.reasons()("ann")
+
+    def test_device_hours_stay_with_the_owner_from_whom_a_study_is_taken_over(
+        self, repository: Repository
+    ) -> None:
+        """Those of the attempt that its daemon has left behind as well."""
+        waiting(repository, "ann")
+        run = take(repository)
+        run_for_an_hour(repository, run)
+        left = repository.attempts.begin(run.lease, run.study.id, 1, {})
+        with repository.database.writing() as connection:
+            running = update(AttemptRow).where(AttemptRow.id == left.id)
+            connection.execute(running.values(started=left.started - 3600.0))
+        repository.leases.release(run.lease)
+        repository.studies.move("ann-0", "host:there")
+        assert repository.studies.named("ann-0").owner == user_name()
+        assert repository.claims.take("host:there", SECOND) is not None
+        repository.quotas.set(Quota(EVERY_OWNER, device_hours=0.0))
+        assert "2 of 0 device hours" in repository.quotas.reasons()("ann")
+        assert "0 of 0 device hours" in repository.quotas.reasons()(user_name())
+
+    def test_device_hours_of_studies_that_several_daemons_run_are_all_counted(
+        self, repository: Repository
+    ) -> None:
+        waiting(repository, *["ann"] * 4)
+        runs = list(taken_in_order(repository))
+
+        def run(number: int) -> None:
+            for trial in range(3):
+                run_for_an_hour(repository, runs[number], trial)
+
+        at_once(run, len(runs))
+        repository.quotas.set(Quota("ann", device_hours=1.0))
+        assert "12 of 1 device hours" in repository.quotas.reasons()("ann")
 
     def test_hours_of_abandoned_attempts_count_until_the_lease_of_their_daemon_ended(
         self, repository: Repository

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 from optuna.storages._rdb.models import BaseModel
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, update
 
 from storage import Lease, Repository, Retry, StoredStudy
-from storage.models import Base
+from storage.models import AttemptRow, Base
 from tests.contract.storage.making import claim, submit, taken_over
 from tests.contract.storage.test_fence import FENCED
 
 LEASE = "autotune_lease"
+USAGE = "autotune_usage"
 _TABLES = re.compile("|".join((*Base.metadata.tables, *BaseModel.metadata.tables)))
 
 
@@ -52,6 +53,20 @@ class Locks:
             locked for locked in self.transactions if LEASE in locked[1:] and locked[0] != LEASE
         ]
 
+    def after_usage(self) -> list[list[str]]:
+        """Transactions that lock something after the sum that daemons of an owner share.
+
+        SQLite locks the whole file, and has no words for a row that is to be written later.
+        """
+        if self._engine.dialect.name == "sqlite":
+            return []
+        shared = [locked for locked in self.transactions if USAGE in locked]
+        return [
+            locked
+            for locked, first in ((locked, locked.index(USAGE)) for locked in shared)
+            if not {*locked[first:]} <= {*locked[: first + 1]}
+        ]
+
 
 @pytest.fixture
 def locks(repository: Repository) -> Iterator[Locks]:
@@ -69,6 +84,15 @@ def test_a_daemon(
     FENCED[write](repository, lease, study.id, attempt.id)
     assert any(LEASE in locked for locked in locks.transactions)
     assert locks.late() == []
+    assert locks.after_usage() == []
+
+
+def begin_earlier(repository: Repository, lease: Lease, study: StoredStudy) -> None:
+    """Begin an attempt a minute ago."""
+    begun = repository.attempts.begin(lease, study.id, 0, {})
+    with repository.database.writing() as connection:
+        own = update(AttemptRow).where(AttemptRow.id == begun.id)
+        connection.execute(own.values(started=begun.started - 60.0))
 
 
 def test_people(repository: Repository, lease: Lease, study: StoredStudy, locks: Locks) -> None:
@@ -76,12 +100,17 @@ def test_people(repository: Repository, lease: Lease, study: StoredStudy, locks:
     submit(repository, "second")
     studies.request_stop(study.name)
     studies.enqueue(study.name, {"name": "other"}, "/elsewhere")
+    begin_earlier(repository, lease, study)
     repository.claims.put_back(lease, study.id, Retry("no cluster", 0.0, 1))
     studies.request_stop("second")
-    claim(repository, taken_over(repository))
+    later = taken_over(repository)
+    claim(repository, later)
     studies.delete("second")
-    repository.leases.release(taken_over(repository))
+    begin_earlier(repository, later, study)
+    repository.leases.release(later)
     studies.move(study.name, "host:there")
     if repository.database.folder is None:  # SQLite locks the whole file, and has no such words
         assert [LEASE, "autotune_study"] in [locked[:2] for locked in locks.transactions]
     assert locks.late() == []
+    assert sum(USAGE in locked for locked in locks.transactions) == 2
+    assert locks.after_usage() == []

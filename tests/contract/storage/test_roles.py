@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, delete, func, select, text, update
+from sqlalchemy.exc import ProgrammingError
 
 from autotune.errors import BadInput, StaleLease, StorageError
 from storage import Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
 from storage.leases import key_of
-from storage.models import Base, ChoiceRow, LeaseRow, NoiseRow, RecommendationRow
-from storage.records import ChoiceReason, FinalistChoice
+from storage.models import Base, ChoiceRow, LeaseRow, NoiseRow, RecommendationRow, UsageRow
+from storage.records import AttemptResult, AttemptState, ChoiceReason, FinalistChoice
 from storage.urls import parse
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
@@ -81,6 +82,30 @@ def test_role_cannot_act_in_the_name_of_another(tenants: dict[str, Repository]) 
         tenants["bob"].studies.submit("foreign", "host:here alice 0", {}, "/w", owner="alice")
     with pytest.raises(StorageError, match="permission denied"):
         tenants["bob"].quotas.set(Quota("bob", studies=100))
+
+
+def test_role_changes_no_device_hours_of_others_and_removes_none(
+    tenants: dict[str, Repository],
+) -> None:
+    alice, bob = tenants["alice"], tenants["bob"]
+    alice.studies.submit("timed", "host:here alice 0", {}, "/w", owner="alice")
+    claimed = alice.claims.take("host:here alice 0", HOLDER)
+    assert claimed is not None
+    for trial in range(2):
+        attempt = alice.attempts.begin(claimed.lease, claimed.study.id, trial, {})
+        result = AttemptResult(AttemptState.COMPLETE, wall_seconds=60.0)
+        alice.attempts.finish(claimed.lease, attempt.id, result, [])
+    with bob.database.engine.begin() as connection:
+        total = select(func.sum(UsageRow.device_seconds))
+        assert connection.execute(total).scalar_one() == 120.0
+        assert connection.execute(update(UsageRow).values(device_seconds=0.0)).rowcount == 0
+    with (
+        pytest.raises(ProgrammingError, match="permission denied"),
+        alice.database.engine.begin() as connection,
+    ):
+        connection.execute(delete(UsageRow))
+    alice.claims.stop(claimed.lease, claimed.study.id)
+    alice.studies.delete("timed")
 
 
 def test_role_owns_no_study_of_another_by_a_table_of_its_own(

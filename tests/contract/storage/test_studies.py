@@ -22,6 +22,7 @@ from storage import (
     Lease,
     LeaseHolder,
     Purpose,
+    Quota,
     Repository,
     Retry,
     StoredStudy,
@@ -571,20 +572,10 @@ class TestWhyAnAttemptIsGivenUp:
         assert self.fault(repository, study) is Fault.DAEMON
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    ("read", "index"),
-    [
-        (lambda repository: repository.studies.order(), "ix_autotune_attempt_recent (ended>?)"),
-        (
-            lambda repository: repository.attempts.since(1, 7, [6]),
-            "ix_autotune_attempt_study_id (study_id=? AND rowid>?)",
-        ),
-    ],
-)
-def test_read_of_new_attempts_goes_by_an_index_and_not_through_all_of_them(
-    repository: Repository, read: Callable[[Repository], object], index: str
-) -> None:
+def asked_by(
+    repository: Repository, read: Callable[[Repository], object]
+) -> list[tuple[str, object]]:
+    """The statements of a call, with their parameters."""
     engine = repository.database.engine
     asked: list[tuple[str, object]] = []
 
@@ -596,7 +587,36 @@ def test_read_of_new_attempts_goes_by_an_index_and_not_through_all_of_them(
         read(repository)
     finally:
         event.remove(engine, "before_cursor_execute", note)
+    return asked
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_read_of_new_attempts_goes_by_an_index_and_not_through_all_of_them(
+    repository: Repository,
+) -> None:
+    asked = asked_by(repository, lambda repository: repository.attempts.since(1, 7, [6]))
     statement, given = next(one for one in asked if "FROM autotune_attempt" in one[0])
-    with engine.connect() as connection:
+    with repository.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"explain query plan {statement}", given)
-        assert index in "\n".join(str(row.detail) for row in plan)
+        found = "\n".join(str(row.detail) for row in plan)
+    assert "ix_autotune_attempt_study_id (study_id=? AND rowid>?)" in found
+
+
+def test_order_of_a_queue_is_found_without_the_attempts(repository: Repository) -> None:
+    repository.quotas.set(Quota("ann", device_hours=1.0))
+    repository.studies.submit("first", CLUSTER, {}, "/w", owner="ann")
+    repository.studies.submit("second", CLUSTER, {}, "/w", owner="bob")
+    for read in (
+        lambda repository: repository.studies.order(),
+        lambda repository: repository.quotas.reasons(),
+    ):
+        asked = asked_by(repository, read)
+        assert any("FROM autotune_usage" in statement for statement, _ in asked)
+        assert not any("autotune_attempt" in statement for statement, _ in asked)
+
+
+def test_daemon_of_a_queue_without_studies_reads_no_quotas(repository: Repository) -> None:
+    repository.quotas.set(Quota("ann", device_hours=1.0))
+    holder = LeaseHolder("here", 1, LONG)
+    asked = asked_by(repository, lambda repository: repository.claims.take(CLUSTER, holder))
+    assert not any("autotune_quota" in statement for statement, _ in asked)

@@ -4,7 +4,7 @@ import itertools
 import math
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from optuna.storages import RDBStorage
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, select, text
+from sqlalchemy import Connection, Engine, MetaData, Row, create_engine, event, select, text
 
 import storage
 from autotune.analysis.run_digest import run_digest
@@ -42,6 +42,7 @@ from storage import (
 )
 from storage.database import copy_of_file
 from storage.leases import key_of
+from storage.models import UsageRow
 from storage.schema import revisions
 from storage.urls import parse
 
@@ -211,6 +212,15 @@ insert into autotune_message (study_id, at, kind, text, code, data)
     values (1, 141.0, 'said', 'Measured again with yours: trial 7.', 'finalists',
         '{"choices": [{"trial": 7, "expected": 1.4, "reason": "finalist", "detail": ""},
         {"trial": 1, "expected": null, "reason": "refused", "detail": "another loss"}]}');
+""",
+    "0018": """
+update autotune_study set facts = '{"world_size": 2}' where name = 'second';
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (2, 1, 0, 'search', 0, 1, 1, '{}', 'COMPLETE', '', '', true, false, 0, 10.0, 3591.0, 3601.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (2, 1, 1, 'search', 0, 1, 1, '{}', 'ERROR', '', '', true, false, 0, 20.0, 3701.0, 3721.0);
 """,
 }
 
@@ -655,6 +665,19 @@ def test_upgrade_from_choices_in_messages_keeps_the_newest(repository: Repositor
         FinalistChoice(1, ChoiceReason.REFUSED, "another loss"),
     ]
     assert repository.messages.of(1)[-1].data == {}
+
+
+@pytest.mark.parametrize("older", ["0018"], indirect=True)
+def test_upgrade_counts_the_device_hours_of_the_attempts_that_there_are(
+    repository: Repository,
+) -> None:
+    found = {(row.owner, row.hour): row.device_seconds for row in usage(repository)}
+    assert found == {("", 0): pytest.approx(10.5), ("alice", 1): pytest.approx(60.0)}
+
+
+def usage(repository: Repository) -> Sequence[Row[Any]]:
+    with repository.database.engine.connect() as connection:
+        return connection.execute(select(UsageRow.__table__)).all()
 
 
 @pytest.mark.parametrize("older", ["0015", "0016"], indirect=True)

@@ -172,7 +172,8 @@ def _at_one_moment(engine: Engine) -> Iterator[Connection]:
 
 
 def _rows(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
-    found = connection.execute(select(table)).mappings()
+    # Without a cursor of the server psycopg fetches the whole table at once.
+    found = connection.execute(select(table).execution_options(stream_results=True)).mappings()
     while rows := found.fetchmany(_ROWS):
         yield [dict(row) for row in rows]
 

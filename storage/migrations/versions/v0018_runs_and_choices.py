@@ -33,6 +33,8 @@ _CHOICE = sa.table(
     *map(sa.column, ("study_id", "choice", "at", "trial", "reason", "detail")),
     sa.column("expected"),
 )
+_ROWS = 1000
+"""Attempts that are changed at a time."""
 _STEPS_OF_A_PERCENTILE = 20
 """Steps of a block of which the 95th percentile is below the longest."""
 
@@ -67,14 +69,14 @@ def upgrade() -> None:
 def _fill_attempts(connection: sa.Connection) -> None:
     timed = _BLOCK.c.kept | _BLOCK.c.contended
     ordered = sa.select(_BLOCK).where(timed).order_by(_BLOCK.c.attempt_id, _BLOCK.c.index)
-    rows = connection.execute(ordered).mappings()
+    rows = connection.execute(ordered.execution_options(stream_results=True)).mappings()
     found = (
         {"of": attempt, **_digest([dict(block) for block in blocks])}
         for attempt, blocks in itertools.groupby(rows, itemgetter("attempt_id"))
     )
     columns: Any = {name: sa.bindparam(name) for name in ("steps", *_FLOATS[:-1])}
     changed = _ATTEMPT.update().where(_ATTEMPT.c.id == sa.bindparam("of")).values(**columns)
-    if several := list(found):
+    while several := list(itertools.islice(found, _ROWS)):
         connection.execute(changed, several)
 
 

@@ -467,6 +467,25 @@ def test_migration_may_compute_for_long_between_two_statements(older: str) -> No
     assert found == (set() if older.startswith("sqlite") else {"0"})
 
 
+@pytest.mark.parametrize(("frozen", "older"), [_of_kind("postgresql", "0017")], indirect=True)
+def test_rows_of_a_server_are_fetched_a_few_at_a_time(older: str, tmp_path: Path) -> None:
+    """To be copied, and to be changed by a migration: a database may have gigabytes."""
+    found: list[str] = []
+
+    def look(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if connection.dialect.name == "postgresql" and "FROM autotune_block" in statement:
+            found.append(type(cursor).__name__)
+
+    event.listen(Engine, "after_cursor_execute", look)
+    try:
+        database = Database(older)  # an older one is read through a copy
+        copied = [*found]
+        database.upgrade()
+    finally:
+        event.remove(Engine, "after_cursor_execute", look)
+    assert (copied, found) == (["ServerCursor"], ["ServerCursor"] * 2)
+
+
 @pytest.mark.parametrize("older", ["0009"], indirect=True)
 def test_upgrade_whose_copy_cannot_be_written_changes_nothing(older: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError):

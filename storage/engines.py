@@ -21,13 +21,14 @@ from storage.disk import full, is_full
 
 _BUSY_SECONDS = 60
 _BUSY_POLL_SECONDS = 0.05
-_CONNECT = {
+_CONNECT: dict[str, int | None] = {
     "connect_timeout": 10,
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,  # ms; what was sent and is not acknowledged
+    "prepare_threshold": None,  # psycopg's own: poolers lose prepared statements
 }
 """Options of libpq, in seconds: a server that has silently gone is noticed within half a minute."""
 _SESSION = {

@@ -67,6 +67,16 @@ class TestConnections:
             assert isinstance(found, float)
             assert abs(found - time.time()) < 30
 
+    def test_no_statement_is_prepared_which_a_pooler_could_lose(self, postgres_url: str) -> None:
+        with opened(postgres_url) as database:
+            for engine in (database.engine, database.optuna().engine):
+                with engine.connect() as connection:
+                    for _ in range(10):
+                        connection.execute(text("select count(*) from autotune_study"))
+                    prepared = text("select count(*) from pg_prepared_statements")
+                    assert connection.execute(prepared).scalar_one() == 0
+            database.optuna().engine.dispose()
+
     def test_a_connection_that_the_server_has_closed_is_replaced(self, postgres_url: str) -> None:
         with opened(postgres_url) as database:
             repository = Repository(database)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_serve
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from autotune.errors import StorageError
+from autotune.errors import StorageError, StudyNotFound
 from autotune.service.metrics import LOOPBACK
 from autotune.views.admission import App, ThisMachine
 from autotune.views.overview import status_of
@@ -69,7 +69,10 @@ class QueueMetrics(Collector):
         )
         waits = GaugeMetricFamily("autotune_waiting", "1: it waits.", labels=["study"])
         for name in names:
-            found = status_of(self._repository, name)
+            try:
+                found = status_of(self._repository, name)
+            except StudyNotFound:
+                continue  # it was deleted meanwhile
             waits.add_metric([name], float(bool(found["waiting"])))
             for kind in ("alive", "planned"):
                 if found["slots"]:
@@ -92,9 +95,13 @@ class QueueMetrics(Collector):
         metrics: App = make_wsgi_app(registry)
 
         def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-            if environ.get("PATH_INFO") != _HEALTH:
-                return metrics(environ, start)
-            problem = self.problem()
+            if environ.get("PATH_INFO") == _HEALTH:
+                problem = self.problem()
+            else:
+                try:
+                    return metrics(environ, start)
+                except StorageError as error:
+                    problem = str(error)
             start("503 Service Unavailable" if problem else "200 OK", list(_TEXT))
             return [(problem or "ok").encode()]
 

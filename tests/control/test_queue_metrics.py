@@ -6,13 +6,15 @@ import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
 
+from autotune.service import queue_metrics
 from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
 from autotune.service.queues import this_queue
-from storage import LeaseHolder
+from storage import Database, LeaseHolder, Repository
 from storage.database import _NOW
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
@@ -80,6 +82,40 @@ def test_health_is_that_of_the_daemon(page: Page) -> None:
         page.get("/healthz")
     assert told.value.code == 503
     assert "no sign of life" in told.value.read().decode()
+
+
+def test_metrics_of_a_storage_that_does_not_answer_say_so(postgres_server: Any) -> None:
+    postgres_server.psql("create database away")
+    url = str(postgres_server.get_uri(database="away"))
+    database = Database(url)
+    port = QueueMetrics(Repository(database), lambda: 0.0).serve(0)
+    database.engine.dispose()
+    database.optuna().engine.dispose()
+    postgres_server.psql("drop database away (force)")
+    for path in ("/metrics", "/healthz"):
+        with pytest.raises(urllib.error.HTTPError) as told:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=180)
+        assert told.value.code == 503
+        assert 'database "away" does not exist' in told.value.read().decode()
+
+
+def test_metrics_leave_out_a_study_that_is_deleted_meanwhile(
+    played: Replayed, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.submit()
+    claimed = played.repository.claims.take(this_queue(), LeaseHolder("here", 1, 60.0))
+    assert claimed is not None
+    plain, studies = queue_metrics.status_of, played.repository.studies
+
+    def meanwhile(repository: Repository, name: str) -> dict[str, Any]:
+        played.repository.claims.stop(claimed.lease, claimed.study.id)
+        studies.delete(name)
+        return plain(repository, name)
+
+    monkeypatch.setattr(queue_metrics, "status_of", meanwhile)
+    found = page.get("/metrics")
+    assert 'autotune_studies{state="RUNNING"} 1.0' in found
+    assert 'study="played"' not in found
 
 
 @pytest.mark.long

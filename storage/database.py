@@ -6,7 +6,8 @@ import functools
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from optuna.exceptions import StorageInternalError
@@ -78,13 +79,7 @@ class Database:
 
     def __str__(self) -> str:
         """Return the URL without its secrets."""
-        hidden = self.url.update_query_dict(
-            {
-                key: "***"
-                for key in self.url.query
-                if any(word in key.lower() for word in _SECRET_WORDS)
-            }
-        )
+        hidden = self.url.update_query_dict(dict.fromkeys(self._secrets(), "***"))
         return hidden.render_as_string(hide_password=True)
 
     @property
@@ -239,11 +234,16 @@ class Database:
         if self.folder:
             return explain_sqlite_error(_original(error), Path(str(self.url.database)))
         text = cause_of(error)
-        secrets = [self.url.password, *self.url.query.values()]
-        for secret in secrets:
-            if isinstance(secret, str) and secret:
-                text = text.replace(secret, "***")
+        for secret in filter(None, (self.url.password, *chain(*self._secrets().values()))):
+            text = text.replace(secret, "***")
         return text
+
+    def _secrets(self) -> dict[str, Sequence[str]]:
+        """Return the options of the URL that hold secrets, with their values."""
+        options = self.url.normalized_query
+        return {
+            key: options[key] for key in options if any(w in key.lower() for w in _SECRET_WORDS)
+        }
 
     def _hint(self) -> str:
         if self.folder:

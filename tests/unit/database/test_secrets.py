@@ -66,6 +66,13 @@ class TestSecrets:
         message = refusal(form.format(secret=SECRET, port=closed_port()))
         assert SECRET not in message
 
+    def test_errors_are_told_as_they_are_where_an_option_is_no_secret(self) -> None:
+        port = closed_port()
+        options = f"connect_timeout=1&application_name=port&sslpassword={SECRET}"
+        message = refusal(f"postgresql://user@127.0.0.1:{port}/x?{options}")
+        assert f'connection to server at "127.0.0.1", port {port} failed' in message
+        assert SECRET not in message
+
     def test_the_command_does_not_show_them(self, tmp_path: Path) -> None:
         url = f"postgresql://user:{SECRET}@127.0.0.1:{closed_port()}/x?sslpassword={SECRET}"
         found = subprocess.run(

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from autotune.errors import BadInput, StorageError
 from storage import schema
+from storage.disk import full, lacks_space
 from storage.engines import (
     OF_USER,
     engine_arguments,
@@ -33,6 +34,8 @@ from storage.urls import parse
 
 _SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
+_NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
+"""Errors of a file that SQLite writes."""
 _NO_STORAGE = "{path} holds no studies of autotune; name the file of a storage, or of a backup"
 _IDENTITY = (
     "select concat_ws(' ', system_identifier, d.oid, current_schema()) "
@@ -292,7 +295,8 @@ class Database:
         """Read a copy at the newest schema from now on."""
         self._copy = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
         original, path = self.engine, Path(self._copy.name) / "autotune.db"
-        self.engine = schema.copied(original, path, newest=True)
+        with _telling_full_temporary_disk():
+            self.engine = schema.copied(original, path, newest=True)
         original.dispose()
 
     def upgrade(self, backup: Path | None = None) -> tuple[str, str]:
@@ -464,12 +468,33 @@ def copy_of_file(path: Path) -> Iterator[Engine]:
     _refuse_newer(path, schema_of_file(path))
     with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as folder:
         try:
-            copy = schema.copied(open_to_read(path), Path(folder) / "autotune.db", newest=True)
-            schema.expire_leases(copy)
+            with _telling_full_temporary_disk():
+                copy = schema.copied(open_to_read(path), Path(folder) / "autotune.db", newest=True)
+                schema.expire_leases(copy)
         except DBAPIError as error:
             raise StorageError(f"{path}: {explain_sqlite_error(_original(error), path)}") from None
         yield copy
         copy.dispose()
+
+
+@contextlib.contextmanager
+def _telling_full_temporary_disk() -> Iterator[None]:
+    """Tell a lack of room for a copy in the temporary folder, which is not that of the original.
+
+    Raises:
+        StorageError: there is no room.
+    """
+    try:
+        yield
+    except (DBAPIError, StorageInternalError, OSError) as error:
+        found = _original(error)
+        name = getattr(found, "sqlite_errorname", "")
+        if name not in _NO_ROOM and not lacks_space(found):  # the original is only read
+            raise
+        raise StorageError(
+            f"{full(Path(tempfile.gettempdir()))}, where the storage is copied to be read ({found}); "
+            "free some, or set TMPDIR"
+        ) from None
 
 
 def _refuse_newer(storage: object, found: str) -> None:

@@ -25,11 +25,11 @@ def lacks_room(folder: Path) -> bool:
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY)
     except OSError as error:
-        return error.errno in _FULL
+        return lacks_space(error)
     try:
         os.posix_fallocate(descriptor, 0, _LEAST_BYTES)
     except OSError as error:
-        return error.errno in _FULL
+        return lacks_space(error)
     finally:
         os.close(descriptor)
     return False
@@ -45,6 +45,11 @@ def is_full(folder: Path) -> bool:
     except OSError:
         return False
     return found.f_bavail * found.f_frsize < _LEAST_BYTES
+
+
+def lacks_space(error: BaseException) -> bool:
+    """Return whether an error of the operating system says that a disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def mentions_full_disk(cause: str) -> bool:
@@ -78,6 +83,6 @@ def make(folder: Path) -> None:
     try:
         make_private(folder)
     except OSError as error:
-        if error.errno in _FULL:
+        if lacks_space(error):
             raise DiskFull(full(folder)) from None
         raise AutotuneError(f"{folder} cannot be written: {error.strerror}") from None

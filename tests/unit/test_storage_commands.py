@@ -237,6 +237,34 @@ restore(Path(source), f"sqlite:///{target}")
     assert (ran.returncode, ran.stdout[:1]) == (0, "1"), ran.stderr
 
 
+@needs_mounts
+def test_restore_through_a_temporary_folder_without_room_names_that(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    script = """
+import subprocess, sys, tempfile
+from pathlib import Path
+from autotune.errors import StorageError
+from storage.database import copy_of_file
+tempfile.tempdir = str(Path("temporary").absolute())
+for size in range(16, 256, 24):
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", "temporary"]
+    subprocess.run(mount, check=True)
+    try:
+        with copy_of_file(Path(sys.argv[1])):
+            print("copied")
+    except StorageError as error:
+        print(error)
+    subprocess.run(["umount", "-l", "temporary"], check=True)
+"""
+    ran = in_private_mounts(script, str(source), cwd=tmp_path)
+    refusals = [line for line in ran.stdout.splitlines() if line != "copied"]
+    assert len(refusals) > 5, ran.stderr
+    told = f"no room is left on the disk of {tmp_path}/temporary, where the storage is copied"
+    assert [line for line in refusals if not line.startswith(told)] == []
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [

@@ -20,7 +20,8 @@ from autotune.errors import BadInput, OtherVersion, SpecError
 WITHHELD = "(not stored)"
 """Text in the place of such a value."""
 _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY")
-_WHOLE = {"PAT", "PWD", "AUTH", "AUTHORIZATION"}
+_WHOLE = {"PASS", "PAT", "PWD", "AUTH", "AUTHORIZATION"}
+_LAST = "CONNECTION_STRING"
 _FOLDERS = {"PWD", "OLDPWD"}
 _MOST_NAMED = 4
 """Fields of another version that are named."""
@@ -31,15 +32,15 @@ def looks_secret(name: str, value: str = "") -> bool:
     """Return whether a variable may hold a secret.
 
     It does if a word of its name (separated by underscores) ends in token, secret, password,
-    passwd, passphrase, credential or key, in secrets or credentials, or is auth, authorization, pat
-    or pwd; or if its value is a URL with a password.
+    passwd, passphrase, credential or key, in secrets or credentials, or is auth, authorization, pass,
+    pat or pwd; if it ends in connection_string; or if its value is a URL with a password.
     """
     if name in _FOLDERS:
         return False
     words = name.upper().split("_")
     plural = ("SECRETS", "CREDENTIALS")
     named = any(word.endswith((*_WORDS, *plural)) or word in _WHOLE for word in words)
-    return named or bool(_WITH_PASSWORD.search(value))
+    return named or name.upper().endswith(_LAST) or bool(_WITH_PASSWORD.search(value))
 
 
 def kept(spec: StudySpec, *, all_fields: bool = True) -> dict[str, Any]:

@@ -31,6 +31,8 @@ _CONNECT: dict[str, int | None] = {
     "prepare_threshold": None,  # psycopg's own: poolers lose prepared statements
 }
 """Options of libpq, in seconds: a server that has silently gone is noticed within half a minute."""
+_ALWAYS = {"hide_parameters": True}
+"""Arguments of any engine: what a statement writes is no matter of a traceback."""
 _SESSION = {
     "idle_in_transaction_session_timeout": "20s",
     "lock_timeout": "30s",
@@ -52,8 +54,8 @@ _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 def engine_arguments(url: URL) -> dict[str, Any]:
     """Return the arguments of create_engine for a URL."""
     if url.get_backend_name() == "sqlite":
-        return {"connect_args": {"timeout": _BUSY_SECONDS}}
-    return _arguments_of_postgres(url)
+        return {**_ALWAYS, "connect_args": {"timeout": _BUSY_SECONDS}}
+    return {**_ALWAYS, **_arguments_of_postgres(url)}
 
 
 def open_engine(url: URL) -> Engine:
@@ -139,7 +141,7 @@ def open_to_read(path: Path) -> Engine:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(address, _BUSY_SECONDS, isolation_level=None, uri=True)
 
-    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, **_ALWAYS)
     event.listen(engine, "begin", _on_sqlite_begin)
     return engine
 

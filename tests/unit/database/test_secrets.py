@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import DBAPIError
 
 from autotune.errors import StudyNotFound
 from storage import Repository
@@ -72,6 +73,14 @@ class TestSecrets:
         message = refusal(f"postgresql://user@127.0.0.1:{port}/x?{options}")
         assert f'connection to server at "127.0.0.1", port {port} failed' in message
         assert SECRET not in message
+
+    def test_tracebacks_do_not_show_what_a_statement_writes(self, storage_url: str) -> None:
+        with opened(storage_url) as database:
+            for engine in (database.engine, database.optuna().engine):
+                with pytest.raises(DBAPIError) as caught, engine.begin() as connection:
+                    connection.execute(text("insert into none_such values (:a)"), {"a": SECRET})
+                assert SECRET not in str(caught.value)
+            database.optuna().engine.dispose()
 
     def test_the_command_does_not_show_them(self, tmp_path: Path) -> None:
         url = f"postgresql://user:{SECRET}@127.0.0.1:{closed_port()}/x?sslpassword={SECRET}"

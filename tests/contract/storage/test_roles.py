@@ -84,6 +84,17 @@ def test_role_cannot_act_in_the_name_of_another(tenants: dict[str, Repository]) 
         tenants["bob"].quotas.set(Quota("bob", studies=100))
 
 
+@pytest.mark.parametrize("table", ["autotune_alembic_version", "alembic_version", "version_info"])
+def test_role_does_not_change_what_the_tables_are(
+    tenants: dict[str, Repository], table: str
+) -> None:
+    with (
+        pytest.raises(ProgrammingError, match="permission denied"),
+        tenants["bob"].database.engine.begin() as connection,
+    ):
+        connection.execute(text(f"delete from {table}"))
+
+
 def test_role_changes_no_device_hours_of_others_and_removes_none(
     tenants: dict[str, Repository],
 ) -> None:

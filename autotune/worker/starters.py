@@ -27,9 +27,16 @@ _POLL_SECONDS = 0.02
 _SLURM_SECONDS = 5.0
 """Timeout of a query to slurmctld."""
 _OF_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"})
-"""Programs that start ranks by themselves on this node, and elsewhere if they are told other hosts."""
-_ELSEWHERE = frozenset({"srun", "kubectl", "docker", "podman", "aprun", "jsrun", "flux"})
-_STARTERS = _OF_MPI | _ELSEWHERE
+"""Programs of MPI: they start ranks on this node, and elsewhere if they are told other hosts."""
+_DEEPSPEED = "deepspeed"
+_TOLD_HOSTS = _OF_MPI | {"horovodrun"}
+_ELSEWHERE = frozenset(
+    {
+        *("srun", "kubectl", "docker", "podman", "aprun", "jsrun", "flux", "ray"),
+        *("ssh", "rsh", "pdsh", "clush", "pssh", "parallel-ssh"),
+    }
+)
+_STARTERS = _TOLD_HOSTS | _ELSEWHERE | {_DEEPSPEED}
 OWN_ENVIRONMENT = _OF_MPI | {
     *("docker", "podman", "apptainer", "singularity", "kubectl", "sudo", "ssh", "systemd-run")
 }
@@ -41,6 +48,8 @@ _HOSTS = frozenset(
     }
 )
 """Options of mpirun and its like that name hosts."""
+_JOB_HOSTS = Path("/job/hostfile")
+"""File of hosts that deepspeed reads where it is told no other one."""
 PASSING = {
     "time": ("fo", 0),
     "nohup": ("", 0),
@@ -59,7 +68,13 @@ Each has its one-letter options with a value, and the number of words in front o
 """
 BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
 """Programs that run the rest of their words, and say where or within which limits."""
-_WRAPPERS = frozenset({"env", *PASSING, *BINDING})
+_WRAPPERS = frozenset({"env", "sudo", *PASSING, *BINDING})
+_WITH_VALUE = {
+    **{name: letters for name, (letters, _) in PASSING.items()},
+    "env": "uC",
+    "sudo": "ugpCDhRrTtU",
+}
+"""One-letter options with a value of programs that run the rest of their words."""
 _OF_WRAPPER = re.compile(r"\w+=.*|[\d.]+[smhd]?")
 """Words of these before that: a variable, or a number as of `timeout` and `nice -n`."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
@@ -104,14 +119,24 @@ def is_mpi_elsewhere(argv: Sequence[str]) -> bool:
 
 def _commands(argv: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield a command without what it begins with, such as env, and those in the text of a shell."""
-    words = list(itertools.dropwhile(_goes_before, argv))
+    words = _without_wrappers(argv)
     yield words
     if not words or Path(words[0]).name not in _SHELLS:
         return
     pairs = itertools.pairwise(words)
     text = next((text for option, text in pairs if _OF_TEXT.fullmatch(option)), "")
     for part in _BETWEEN.split(text):
-        yield list(itertools.dropwhile(_goes_before, part.split()))
+        yield _without_wrappers(part.split())
+
+
+def _without_wrappers(argv: Sequence[str]) -> list[str]:
+    rest, letters = list(argv), ""
+    while rest and _goes_before(rest[0]):
+        word = rest.pop(0)
+        letters = _WITH_VALUE.get(Path(word).name, letters)
+        if len(word) == 2 and word[0] == "-" and word[1] in letters:
+            del rest[:1]
+    return rest
 
 
 def _goes_before(word: str) -> bool:
@@ -122,24 +147,40 @@ def _goes_before(word: str) -> bool:
 def _reaching(words: Sequence[str]) -> str:
     """Return the program that these words begin with, if its ranks are elsewhere; else nothing."""
     name = Path(words[0]).name if words else ""
-    if name in _ELSEWHERE:
-        return name
-    return name if name in _OF_MPI and _names_others(words[1:]) else ""
+    reaches = (
+        name in _ELSEWHERE
+        or (name in _TOLD_HOSTS and _names_others(words[1:]))
+        or (name == _DEEPSPEED and _reads_others(words[1:]))
+    )
+    return name if reaches else ""
 
 
 def _names_others(words: Sequence[str]) -> bool:
-    """Return whether the options of mpirun, up to the program that follows them, name other hosts."""
+    """Return whether the options of mpirun name other hosts."""
+    named = [value for option, value in _options(words) if option in _HOSTS]
+    hosts = itertools.chain.from_iterable(value.split(",") for value in named)
+    return any(host.partition(":")[0] not in _THIS_HOST for host in hosts)
+
+
+def _reads_others(words: Sequence[str]) -> bool:
+    """Return whether deepspeed's file of hosts has several; one that cannot be read here may have."""
+    named = next((value for option, value in _options(words) if option in _HOSTS), "")
+    try:
+        lines = Path(named or _JOB_HOSTS).read_text(errors="replace").splitlines()
+    except OSError:
+        return bool(named)
+    return len({line.split()[0] for line in lines if line.strip() and line[0] != "#"}) > 1
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield options with their values, up to the program that follows them."""
     for before, word, following in zip(("", *words), words, (*words[1:], ""), strict=False):
         if not (word.startswith("-") or before.startswith("-")):
-            return False  # no value of an option: the program
+            return  # no value of an option: the program
         option, _, value = word.partition("=")
-        joined = word[2:] if word.startswith("-H") and not word.startswith("--") else ""
-        hosts = (joined or value or following).split(",")
-        if (option in _HOSTS or joined) and any(
-            host.partition(":")[0] not in _THIS_HOST for host in hosts
-        ):
-            return True
-    return False
+        if word.startswith("-H") and len(word) > 2:
+            option, value = "-H", word[2:]
+        yield option, value or following
 
 
 def among(pids: Collection[int]) -> set[int]:

@@ -98,7 +98,29 @@ def test_only_a_step_of_slurm_gets_a_name(argv: list[str], place: int | None) ->
         (["mpirun", "-np", "2", "python", "x.py", "--host", "0.0.0.0"], ""),
         (["mpirun", "-np", "2", "-Hb:2", "python", "x.py"], "mpirun"),
         (["mpiexec", "-f", "hosts", "x"], "mpiexec"),
+        (["ssh", "n2", "train"], "ssh"),
+        (["bash", "-c", "cd a && pdsh -w n[1-2] train"], "pdsh"),
+        (["clush", "-w", "n[1-2]", "train"], "clush"),
+        (["ray", "job", "submit", "--", "python", "x.py"], "ray"),
+        (["sudo", "-E", "-u", "root", "docker", "run", "image"], "docker"),
+        (["env", "-u", "A", "timeout", "-s", "KILL", "60", "srun", "x"], "srun"),
+        (["horovodrun", "-np", "2", "-H", "a:1,b:1", "python", "x.py"], "horovodrun"),
+        (["horovodrun", "-np", "2", "python", "x.py", "-H", "b"], ""),
+        (["deepspeed", "--num_gpus", "2", "x.py"], ""),
+        (["deepspeed", "--hostfile=/dev/null", "x.py"], ""),
+        (["deepspeed", "--hostfile", "no such file", "x.py"], "deepspeed"),
     ],
 )
 def test_program_that_starts_ranks_elsewhere_is_found(argv: list[str], program: str) -> None:
     assert starters.elsewhere(argv) == program
+
+
+@pytest.mark.parametrize(("hosts", "program"), [("a slots=8\n# b\n", ""), ("a\nb\n", "deepspeed")])
+def test_deepspeed_starts_ranks_elsewhere_where_its_file_has_several_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, program: str
+) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text(hosts)
+    assert starters.elsewhere(["deepspeed", "--hostfile", str(file), "x.py"]) == program
+    monkeypatch.setattr(starters, "_JOB_HOSTS", file)
+    assert starters.elsewhere(["deepspeed", "x.py"]) == program

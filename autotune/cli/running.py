@@ -394,6 +394,7 @@ def _follow_until_done(
 ) -> None:
     """Make sure that a submitted study runs, and follow it."""
     from autotune.service.follow import conclusion, exit_code, follow, held_back_by
+    from autotune.service.shell_variables import difference
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
     from storage import StudyState
@@ -408,6 +409,8 @@ def _follow_until_done(
         _tell(
             f"{name} is done, so it is not run again. To measure anew, give study.yaml another name."
         )
+    if not (study.state.ended or foreground) and (differs := difference(repository, study)):
+        _tell(differs)
     if not study.state.ended:
         keep_alive()
     if detach and as_json:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from storage import (
     Repository,
     StoredStudy,
 )
+from storage.holders import this_host
 from tests.support.steering import ask, processes_in, write_study
 from tests.support.waiting import wait_for
 
@@ -196,6 +198,34 @@ def test_the_log_of_daemons_does_not_grow_for_ever(
     keeper()
     assert log.stat().st_size < 2**20
     assert log.with_name("daemon.log.1").stat().st_size == 9 * 2**20
+
+
+@pytest.fixture
+def older_daemon(repository: Repository) -> Iterator[int]:
+    """A process of another shell that serves the queue."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "NCCL_DEBUG": "INFO", "TERM": "dumb"}
+    with subprocess.Popen(["sleep", "600"], env=variables) as process:
+        holder = LeaseHolder(this_host(), process.pid, 600.0)
+        assert repository.leases.acquire(submission.this_queue(), holder)
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [({}, "NCCL_DEBUG, OMP_NUM_THREADS"), ({"NCCL_DEBUG": "WARN"}, "OMP_NUM_THREADS")],
+)
+def test_variables_that_the_daemon_has_otherwise_than_the_shell_are_named(
+    repository: Repository, older_daemon: int, tmp_path: Path, env: dict[str, str], names: str
+) -> None:
+    write_study(tmp_path, env=env)
+    url = repository.database.url.render_as_string()
+    shell = {"OMP_NUM_THREADS": "16", "TERM": "xterm"}
+    words = ("start", "study.yaml", "--detach", "--storage", url)
+    told = ask(*words, cwd=tmp_path, env=shell, check=True).stderr
+    assert f"process {older_daemon}, and this shell has others: {names}; put them under" in told
+    same = {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "INFO"}
+    assert "this shell" not in ask(*words, cwd=tmp_path, env=same, check=True).stderr
 
 
 def settings(folder: Path, **changes: Any) -> StudySpec:

@@ -89,6 +89,33 @@ def check_device(wanted: str | None, site: Site) -> None:
         raise NotHere(f"resources.device: {wanted} is asked for, and here is {there}")
 
 
+def of_other_kinds(
+    environments: Sequence[Mapping[str, Any]], wanted: str | None, *, on_gpu: bool
+) -> dict[int, str]:
+    """Return why a study is not to use some slots of one machine, by the number of the slot.
+
+    The study runs on the wanted kind, or else on that of most slots; of equals on the one with more
+    memory. Where no slot is of the wanted kind none is named, see `check_device`.
+
+    Args:
+        environments: environment of each slot.
+    """
+    kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in environments]
+    memory = dict(zip(kinds, map(_memory, environments), strict=True))
+    chosen = wanted or max(kinds, key=lambda kind: (kinds.count(kind), memory[kind]), default="")
+    if chosen not in kinds:
+        return {}
+    return {
+        number: f"{kind}, and this study runs on {chosen}; resources.device says on which"
+        for number, kind in enumerate(kinds)
+        if kind != chosen
+    }
+
+
+def _memory(environment: Mapping[str, Any]) -> int:
+    return min((device["memory_bytes"] for device in environment["devices"]), default=0)
+
+
 def most_common_software(autotune: str, infos: Iterable[NodeInfo]) -> CommonKind:
     """Return the most common software of the nodes with this version of autotune."""
     fit = [info for info in infos if info and info["autotune"] == autotune]

@@ -23,7 +23,7 @@ from launchers.agents import Node, is_of_nodes
 from launchers.base import Launcher, Link, Resources, Slot
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
-from launchers.node_compat import check_device
+from launchers.node_compat import check_device, of_other_kinds
 from launchers.placement import ClusterNode
 from launchers.ray_nodes import (
     ANSWER_SECONDS,
@@ -296,11 +296,25 @@ class RayLauncher(Launcher):
             if not self._add_slot(self._check_busy) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
         if address is None:  # a shared cluster does its own accounting
+            self._close_other_kinds()
             check_device(self._cluster.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         else:
             self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
             self._growth.start()
+
+    def _close_other_kinds(self) -> None:
+        """Close slots of a Ray of its own that have other devices than the rest."""
+        environments = [slot.environment for slot in self.slots]
+        on_gpu = self.slots[0].device == "cuda"
+        others = of_other_kinds(environments, self._cluster.device, on_gpu=on_gpu)
+        for number in sorted(others, reverse=True):
+            slot = self.slots.pop(number)
+            slot.close()
+            self._placements.pop(slot.name).release()
+            self._cluster.notices.put(f"Left out: {slot.name} has {others[number]}.")
+        if others:
+            self._plans.clear()  # no slot takes their place
 
     def _may_begin_with_another(self) -> bool:
         """Return whether a slot that is free is not for a study that needs it more."""

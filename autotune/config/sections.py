@@ -120,7 +120,7 @@ class ResourcesSpec(Section):
         min_length=1,
         max_length=200,
         description="Name of the devices that all trials run on, e.g. NVIDIA H100 80GB HBM3; on the "
-        "CPU, the processor's model. Default: in a cluster of several kinds, that on which most ranks "
+        "CPU, the processor's model. Default: of several kinds, that on which most ranks "
         "can run.",
     )
 

@@ -18,6 +18,7 @@ from launchers.node_compat import (
     device_kind,
     kind_with_most_ranks,
     most_common_software,
+    of_other_kinds,
 )
 from launchers.node_info import node_info
 from launchers.replay import ENVIRONMENT
@@ -111,3 +112,25 @@ def test_devices_are_named_by_the_driver(tmp_path: Path) -> None:
     assert environment.driver_devices(tmp_path) == [H100, A100]
     assert environment.driver_devices(tmp_path / "none") == []
     assert device_kind({"devices": [A100, H100, H100]}, on_gpu=True) == f"{A100} + {H100}"
+
+
+DISPLAY = "NVIDIA T400"
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "left_out"),
+    [
+        ([(DISPLAY, 2), (H100, 80)], None, [0]),
+        ([(H100, 80), (DISPLAY, 2)], None, [1]),
+        ([(A100, 80), (H100, 80)], None, [1]),
+        ([(DISPLAY, 2), (H100, 80), (DISPLAY, 2)], None, [1]),
+        ([(DISPLAY, 2), (H100, 80), (DISPLAY, 2)], H100, [0, 2]),
+        ([(DISPLAY, 2), (H100, 80)], A100, []),
+        ([(H100, 80), (H100, 80)], None, []),
+    ],
+)
+def test_slots_of_one_machine_are_of_one_kind(
+    devices: list[tuple[str, int]], wanted: str | None, left_out: list[int]
+) -> None:
+    told = [{"devices": [{"name": name, "memory_bytes": size}]} for name, size in devices]
+    assert list(of_other_kinds(told, wanted, on_gpu=True)) == left_out

@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,8 @@ import launchers
 from autotune.errors import LauncherError
 from autotune.worker.node.store import NAME
 from autotune.worker.protocol import BlockPlan, BlockReport
-from launchers import NO_RIVAL, Resources, Rival
+from launchers import NO_RIVAL, Resources, Rival, layout
+from launchers.slot import AgentSlot
 from tests.contract.launchers.sites import (
     RUN_MARK,
     Site,
@@ -149,6 +151,28 @@ def test_local_launcher_is_not_waited_for_while_its_agents_start(tmp_path: Path)
     with pytest.raises(Enough):
         launchers.section_of("local").open(Resources(1, 0, 1, 1), str(tmp_path), busy)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+class OnOtherProcessors(AgentSlot):
+    """Slot on real agents, each of which tells a processor of its own kind."""
+
+    def __init__(self, name: str, *nodes: Any, **settings: Any) -> None:
+        super().__init__(name, *nodes, **settings)
+        self.environment = {**self.environment, "cpu": "big" if name == "local-1" else "small"}
+
+
+@pytest.mark.long
+def test_slots_of_another_kind_are_closed_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "usable_cpus", lambda: 2)
+    monkeypatch.setattr("launchers.local.AgentSlot", OnOtherProcessors)
+    local = launchers.section_of("local")
+    with local.open(Resources(1, 0, 1, 2, device="big"), str(tmp_path)) as launcher:
+        assert [slot.name for slot in launcher.slots] == ["local-1"]
+        assert launcher.site.environment["cpu"] == "big"
+        (told,) = launcher.notices()
+    assert told.startswith("Left out: local-0 has small, and this study runs on big")
 
 
 def test_folder_of_temporary_files_may_have_a_long_path(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ _SECONDS = 60.0
 """Timeout of a query: a busy slurmctld takes its time, and one that is restarted is waited for."""
 _FRESH_SECONDS = 5.0
 """Age up to which the states of the nodes are taken as they are: slots open side by side."""
+_JOBS = re.compile(r"^(?=JobId=)", re.MULTILINE)
+"""Begin of each job."""
 _SHARES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", re.MULTILINE)
 _DEVICES = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)")
 _NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
@@ -63,7 +65,8 @@ class Allocation:
         self.avoided = AvoidedNodes()
         self.left_out: set[str] = set()
         """Nodes that no slot takes."""
-        self._shares = read_shares(_ask("scontrol", "show", "job", "--details", job), _hostnames)
+        told = _ask("scontrol", "show", "job", "--details", job)
+        self._shares = read_shares(told, job, _hostnames)
         self._held: dict[str, set[int]] = defaultdict(set)
         """Numbers of the bundles that slots hold, by node."""
         self._states: dict[str, NodeState] = {}
@@ -141,15 +144,18 @@ class Allocation:
         return place
 
 
-def read_shares(text: str, hostnames: Callable[[str], Sequence[str]]) -> list[NodeShare]:
+def read_shares(text: str, job: str, hostnames: Callable[[str], Sequence[str]]) -> list[NodeShare]:
     """Return the nodes of a job by the answer of `scontrol show job --details`.
+
+    Under the number of an array, or of a heterogeneous job, Slurm tells all of its jobs.
 
     Args:
         hostnames: expands Slurm's notation of several nodes.
     """
+    own = "".join(one for one in _JOBS.split(text) if one.startswith(f"JobId={job} "))
     return [
         NodeShare(name, NodeCapacity(_count(cpus), sum(map(int, _DEVICES.findall(devices)))))
-        for nodes, cpus, devices in _SHARES.findall(text)
+        for nodes, cpus, devices in _SHARES.findall(own)
         for name in hostnames(nodes)
     ]
 

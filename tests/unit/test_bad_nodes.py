@@ -156,7 +156,8 @@ class Step(Link):
 def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLauncher]:
     """Put this process into a job of two nodes with a device each."""
     names = ("a1", "a2")
-    job = "".join(f" Nodes={name} CPU_IDs=0-1 Mem=0 GRES=gpu:1\n" for name in names)
+    shares = "".join(f" Nodes={name} CPU_IDs=0-1 Mem=0 GRES=gpu:1\n" for name in names)
+    job = f"JobId=7 JobName=tune\n{shares}"
     nodes = "".join(f"NodeName={name} NodeAddr=10.0.0.9 State=MIXED\n" for name in names)
     monkeypatch.setattr(slurm_allocation, "_ask", lambda *words: job if "job" in words else nodes)
     monkeypatch.setattr(slurm, "SrunLink", Step)

@@ -33,11 +33,19 @@ def expanded(nodes: str) -> list[str]:
 
 
 def test_share_of_each_node_is_read_from_the_job() -> None:
-    assert read_shares(JOB, expanded) == [
+    assert read_shares(JOB, "7", expanded) == [
         NodeShare("a1", NodeCapacity(5, 4)),
         NodeShare("a2", NodeCapacity(5, 4)),
         NodeShare("b1", NodeCapacity(1, 2)),
     ]
+
+
+def test_shares_of_other_jobs_of_an_array_are_not_those_of_the_job() -> None:
+    task = JOB.replace("JobId=7 ", "JobId=8 ArrayJobId=7 ArrayTaskId=1 ").replace("=b1", "=b2")
+    whole = JOB.replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=2 ")
+    text = f"{task}\n{JOB.replace('JobId=7', 'JobId=77')}\n{whole}"
+    assert [share.name for share in read_shares(text, "7", expanded)] == ["a1", "a2", "b1"]
+    assert [share.name for share in read_shares(text, "8", expanded)] == ["a1", "a2", "b2"]
 
 
 def test_address_and_state_of_each_node_are_read() -> None:
@@ -52,6 +60,7 @@ def test_address_and_state_of_each_node_are_read() -> None:
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Allocation:
     """Of three nodes with two processors each; the second drains, the third is down."""
     job = "".join(f" Nodes={name} CPU_IDs=0-1 Mem=0 GRES=\n" for name in ("a1", "a2", "b1"))
+    job = f"JobId=7 JobName=tune\n{job}"
     monkeypatch.setattr(slurm_allocation, "_ask", lambda *words: job if "job" in words else NODES)
     return Allocation("7")
 

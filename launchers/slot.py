@@ -45,6 +45,9 @@ class AgentSlot(Slot):
             LauncherError: an agent does not start, or has too few CUDA devices.
         """
         self.name = name
+        self.accepts: Callable[[dict[str, Any]], bool] = lambda _: True
+        """Called with the environment of agents that replace others, which may be elsewhere; False: they
+        are ended, and others are started."""
         self._nodes = nodes
         self._agents: Agents | None = None
         self._unreachable: list[str] = []
@@ -224,10 +227,17 @@ class AgentSlot(Slot):
         if self._agents is not None and self._agents.lost:
             self.close()
         if self._agents is None:
-            self._agents = self._new_agents()
+            self._agents = self._accepted_agents()
             self.environment = _of_all(self._agents.environments)
             self._check_devices()
         return self._agents
+
+    def _accepted_agents(self) -> "Agents":
+        agents = self._new_agents()
+        while not self.accepts(_of_all(agents.environments)):
+            self.unusable = describe_leftovers(agents.close()) or self.unusable
+            agents = self._new_agents()
+        return agents
 
     def _new_agents(self) -> "Agents":
         if self._preloading.wanted:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import ClusterAway, LauncherError, NotHere
 from autotune.worker import processes, starters
@@ -122,6 +123,8 @@ class _Placement:
         self._allocation = allocation
         self._layout = layout
         self.places: list[tuple[ClusterNode, int]] = []
+        self.is_refused = False
+        """True if the present nodes are not to be taken again."""
 
     def renew(self) -> None:
         """Take places, after giving back those that were held.
@@ -130,17 +133,19 @@ class _Placement:
             SlotGone: there is no room.
         """
         was = ", ".join(node.host for node, _ in self.places)
+        why = "has other devices" if self.is_refused else "was lost"
+        own = {} if self.is_refused else {node.id: place for node, place in self.places}
         self.release()
-        self.places = self._allocation.take(self._layout)
+        self.places = self._allocation.take(self._layout, own)
         if not self.places:
-            lost = f"{was} was lost, and " if was else ""
+            lost = f"{was} {why}, and " if was else ""
             raise SlotGone(f"{lost}no other node of Slurm job {self._allocation.job} has room")
 
     def release(self) -> None:
         """Give the places back."""
         for node, place in self.places:
             self._allocation.give_back(node.id, place)
-        self.places = []
+        self.places, self.is_refused = [], False
 
 
 class SlurmLauncher(Launcher):
@@ -250,14 +255,13 @@ class SlurmLauncher(Launcher):
             if isinstance(error, LauncherError):
                 return error
             raise
-        with self._lock:
-            differs = self._leave_out(slot, placement)
-            if not differs:
-                self.slots.append(slot)
-                return None
-        slot.close()
-        placement.release()
-        return ClusterAway(f"no slot is open: {differs}")
+        if differs := self._leave_out(slot.environment, placement):
+            slot.close()
+            placement.release()
+            return ClusterAway(f"no slot is open: {differs}")
+        slot.accepts = lambda environment: not self._leave_out(environment, placement)
+        self.slots.append(slot)
+        return None
 
     def _pass_over(self, placement: _Placement, error: BaseException) -> None:
         """Avoid the nodes of a slot that did not open, for now, if it is for them."""
@@ -291,25 +295,34 @@ class SlurmLauncher(Launcher):
 
         return connect
 
-    def _leave_out(self, slot: AgentSlot, placement: _Placement) -> str:
+    def _leave_out(self, environment: dict[str, Any], placement: _Placement) -> str:
         """Leave out the nodes of a slot that have other devices than those before; return which.
 
-        Empty: all are alike.
+        Empty: all are alike. Other slots stay on these nodes: a node may have devices of two kinds.
+
+        Args:
+            environment: environment of the slot's agents.
         """
-        on_gpu = slot.device == "cuda"
-        told = [slot.environment, *slot.environment.get("others", ())]
+        with self._lock:
+            different = self._different(environment, placement)
+            placement.is_refused = bool(different)
+            for node, why in different.items():
+                if node not in self._allocation.left_out:
+                    self._allocation.left_out.add(node)
+                    self._notices.append(f"Left out: {why}; resources.device says on which.")
+        return ", ".join(different.values())
+
+    def _different(self, environment: dict[str, Any], placement: _Placement) -> dict[str, str]:
+        """Return why nodes of a slot are not of the study's kind, by node."""
+        on_gpu = bool(self._layout.gpus_per_worker)
+        told = [environment, *environment.get("others", ())]
         kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in told]
         self._kind = self._kind or self._resources.device or kinds[0]
-        different = {
+        return {
             node.id: f"node {node.host} has {kind}, and this study runs on {self._kind}"
             for (node, _), kind in zip(placement.places, kinds, strict=True)
-            if kind != self._kind
+            if kind and kind != self._kind
         }
-        for node, why in different.items():
-            if node not in self._allocation.left_out:
-                self._allocation.left_out.add(node)
-                self._notices.append(f"Left out: {why}; resources.device says on which.")
-        return ", ".join(different.values())
 
     def _grow(self) -> None:
         """Open slots again that were lost, once their nodes are well."""

@@ -64,7 +64,7 @@ class Allocation:
         self.job = job
         self.avoided = AvoidedNodes()
         self.left_out: set[str] = set()
-        """Nodes that no slot takes."""
+        """Nodes that no slot takes, unless it has been there."""
         told = _ask("scontrol", "show", "job", "--details", job)
         self._shares = read_shares(told, job, _hostnames)
         self._held: dict[str, set[int]] = defaultdict(set)
@@ -90,32 +90,35 @@ class Allocation:
         capacities = [s.capacity for s in self._shares if s.name not in self.left_out]
         return plan(on_devices(resources, capacities), capacities)
 
-    def take(self, layout: Layout) -> list[tuple[ClusterNode, int]]:
-        """Take places for one more slot.
+    def take(self, layout: Layout, own: Mapping[str, int]) -> list[tuple[ClusterNode, int]]:
+        """Take places for a slot.
 
         Nodes that were lost lately or that are to leave are taken where there are no others.
+
+        Args:
+            own: nodes that the slot may keep, with the number of its bundle there.
 
         Returns:
             Each node with the number of the slot's bundle there; empty if there is no room.
         """
         with self._lock:
-            return self._take(layout)
+            return self._take(layout, own)
 
-    def _take(self, layout: Layout) -> list[tuple[ClusterNode, int]]:
+    def _take(self, layout: Layout, own: Mapping[str, int]) -> list[tuple[ClusterNode, int]]:
         states = self._current_states()
         leaving = {name for name, its in states.items() if _LEAVING.search(its.state)}
         nodes = [
             self._node(share, states[share.name].address, layout.bundle)
             for share in self._shares
             if share.name in states
-            and share.name not in self.left_out
+            and (share.name not in self.left_out or share.name in own)
             and not _AWAY.search(states[share.name].state)
         ]
         taken = {name: len(held) for name, held in self._held.items()}
         chosen = choose(layout, nodes, self.avoided.now() | leaving, taken)
         addresses = reachable([_resolved(node.address) for node in chosen])
         return [
-            (replace(node, address=address), self._hold(node.id))
+            (replace(node, address=address), self._hold(node.id, own.get(node.id, 0)))
             for node, address in zip(chosen, addresses, strict=True)
         ]
 
@@ -137,9 +140,10 @@ class Allocation:
         free = {kind: amount - held * bundle.get(kind, 0.0) for kind, amount in has.items()}
         return ClusterNode(share.name, address, share.name, has, free)
 
-    def _hold(self, node: str) -> int:
+    def _hold(self, node: str, wanted: int) -> int:
         held = self._held[node]
-        place = next(number for number in range(len(held) + 1) if number not in held)
+        numbers = (wanted, *range(len(held) + 1))
+        place: int = next(number for number in numbers if number not in held)
         held.add(place)
         return place
 

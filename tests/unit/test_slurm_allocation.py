@@ -66,7 +66,7 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> Allocation:
 
 
 def taken(allocation: Allocation) -> list[tuple[str, int]]:
-    return [(node.host, place) for node, place in allocation.take(ON_CPU)]
+    return [(node.host, place) for node, place in allocation.take(ON_CPU, {})]
 
 
 def test_node_that_drains_is_taken_last_and_one_that_is_down_never(allocation: Allocation) -> None:

@@ -362,11 +362,11 @@ class RayLauncher(Launcher):
             if not self._passes_over(placement.nodes, error):
                 raise
             return False
-        if not self._cluster.are_fit(placement.nodes, slot.environment):
+        if not placement.accepts(slot.environment):
             slot.close()
             placement.release()
             return False
-        placement.on_wait = slot.check_cancelled
+        placement.on_wait, slot.accepts = slot.check_cancelled, placement.accepts
         self._placements[name] = placement
         self.slots.append(slot)
         return True

@@ -119,6 +119,9 @@ class Cluster:
     def are_fit(self, nodes: list[ClusterNode], environment: Mapping[str, Any]) -> bool:
         """Return whether nodes are of the common kind, by what their agents report.
 
+        Those that are not take no further slots. Other slots stay on them: a node may have devices of
+        two kinds.
+
         Args:
             environment: environment of a slot on these nodes.
         """
@@ -127,9 +130,10 @@ class Cluster:
         told = [from_agent(one) for one in (environment, *environment.get("others", ()))]
         kind = self._told or self._kind_told(told[0])
         same = dataclasses.replace(self._same, kind=kind)
-        for node, info in zip(nodes, told, strict=True):
-            self._leave_out(node, same.mismatch(info) or devices_of_others(info, self.layout))
-        if any(node.id in self._left_out for node in nodes):
+        reasons = [same.mismatch(info) or devices_of_others(info, self.layout) for info in told]
+        for node, why in zip(nodes, reasons, strict=True):
+            self._leave_out(node, why)
+        if any(reasons):
             return False
         self._told = kind
         return True
@@ -303,6 +307,8 @@ class SlotPlacement:
         self.on_wait = on_wait
         self.group = 0
         self.nodes: list[ClusterNode] = []
+        self._is_refused = False
+        """True if the present nodes are not to be kept."""
 
     def reserve(self) -> bool:
         """Reserve all bundles of a slot or none; return whether there was room."""
@@ -326,7 +332,7 @@ class SlotPlacement:
         )
         if not granted:
             return False
-        self.group, self.nodes = group, []
+        self.group, self.nodes, self._is_refused = group, [], False
         try:
             self.nodes = self._granted(chosen)
         except BaseException:
@@ -354,9 +360,11 @@ class SlotPlacement:
         if state == "REMOVED":
             cluster.driver.give_up("Ray has ended this job: its placement groups are gone")
             raise DriverLost(cluster.driver.lost)
-        nodes, avoided = cluster.nodes(), cluster.avoided.now()
+        living = cluster.living()
+        nodes, avoided = cluster.fit(living), cluster.avoided.now()
         own = {node.id for node in self.nodes}
-        if state == "CREATED" and own <= {node.id for node in nodes}:
+        stays = not self._is_refused and own <= {node.id for node in living}
+        if state == "CREATED" and stays:
             if not own & avoided:
                 return
             others = [node for node in nodes if node.id not in avoided]
@@ -370,6 +378,15 @@ class SlotPlacement:
                 raise SlotGone(f"{was} was lost, or is to go, and there is no room elsewhere")
             self.on_wait()
             time.sleep(_POLL_SECONDS)
+
+    def accepts(self, environment: Mapping[str, Any]) -> bool:
+        """Return whether the nodes are of the common kind; those that are not are not kept.
+
+        Args:
+            environment: environment of the slot's agents there.
+        """
+        self._is_refused = not self.cluster.are_fit(self.nodes, environment)
+        return not self._is_refused
 
     def release(self) -> None:
         """Give the bundles back."""

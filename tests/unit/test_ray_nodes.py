@@ -179,6 +179,42 @@ def test_place_of_which_ray_does_not_tell_the_node_is_given_back() -> None:
     assert found.taken == {"0": 1}
 
 
+class Granting(Answers):
+    """Stand-in for the driver of Ray, which grants every group at once."""
+
+    lost = ""
+
+    def __init__(self, *nodes: tuple[int, str, str]) -> None:
+        super().__init__(*nodes)
+        self.reserved: list[str] = []
+        """Address of the node of each group that was granted."""
+
+    def call(self, name: str, *given: Any, **named: Any) -> Any:
+        if name == "reserve":
+            (place,) = [one for one in named["bundles"][0] if one.startswith("node:")]
+            self.reserved.append(place)
+            return True
+        if name == "where":
+            return [self.reserved[-1].rpartition(".")[2]]
+        return {"stands": "CREATED", "release": True}.get(name) or super().call(name)
+
+
+def test_slot_stays_on_a_node_that_has_devices_of_another_kind_as_well() -> None:
+    found = cluster((2, "", CUDA), (2, "", CUDA), workers=1)
+    found.driver = cast(Driver, driver := Granting((2, "", CUDA), (2, "", CUDA)))
+    placement = SlotPlacement(found, None, lambda: None)
+    assert placement.reserve()
+    assert placement.accepts(told(H100))
+    assert not found.are_fit(placement.nodes, told(A100))
+    placement.ensure()
+    assert driver.reserved == ["node:10.0.0.0"]
+    assert placement.accepts(told(H100))
+    assert not placement.accepts(told(A100)), "as it came up on the other device"
+    placement.ensure()
+    assert driver.reserved == ["node:10.0.0.0", "node:10.0.0.1"]
+    assert placement.accepts(told(H100))
+
+
 class Groups:
     """Stand-in for the placement groups of Ray, whose head does not answer at first."""
 

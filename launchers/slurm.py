@@ -183,6 +183,7 @@ class SlurmLauncher(Launcher):
             self.ranks = self._layout.nodes * self._layout.ranks_per_node
             self._notices += filter(None, [self._layout.notice()])
             self._open()
+            self._refuse_idle_devices()
         except BaseException:
             self.close()
             raise
@@ -225,6 +226,20 @@ class SlurmLauncher(Launcher):
             errors += self._add(self._missing())
         if not self.slots:
             raise errors[0]
+
+    def _refuse_idle_devices(self) -> None:
+        """Refuse to train on processors because a job has forgotten to ask for devices.
+
+        Raises:
+            NotHere: the study leaves the kind open, and the nodes have devices that the job has not.
+        """
+        if self._layout.gpus_per_worker or self._resources.gpus_per_worker is not None:
+            return
+        if any(slot.environment["driver"] for slot in self.slots):
+            raise NotHere(
+                f"Slurm job {self._allocation.job} has no GPU, and its nodes have the driver of NVIDIA: "
+                "ask for GPUs (--gpus-per-node), or say resources.gpus_per_worker: 0 to train on the CPU"
+            )
 
     def _missing(self) -> int:
         return self.planned - sum(slot.usable for slot in self.slots)

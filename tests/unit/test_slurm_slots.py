@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autotune.errors import NotHere
 from autotune.worker.node.relay import AgentOrder
 from autotune.worker.protocol import PROTOCOL, Hello, NodeReport, Preload, StartTrial, from_line
 from launchers import slurm, slurm_allocation
@@ -35,7 +36,7 @@ class Job:
         """Answer as Slurm does."""
         if "job" in words:
             shares = [
-                f" Nodes={name} CPU_IDs=0-7 Mem=0 GRES=gpu:{len(devices)}(IDX:0)\n"
+                f" Nodes={name} CPU_IDs=0-7 Mem=0 GRES={f'gpu:{len(devices)}' if devices else ''}\n"
                 for name, devices in self.nodes.items()
             ]
             return f"JobId={self.number} JobName=tune\n{''.join(shares)}"
@@ -59,7 +60,7 @@ class Agent(Link):
     def __init__(self, node: str, devices: list[dict[str, Any]]) -> None:
         self.where = node
         self._lines: queue.Queue[bytes] = queue.Queue()
-        self._environment = {"devices": devices, "cpu": "EPYC"}
+        self._environment = {"devices": devices, "cpu": "EPYC", "driver": "550.54"}
 
     def send(self, line: bytes) -> bool:
         command = from_line(line)
@@ -124,3 +125,13 @@ def test_slot_stays_on_a_node_that_has_devices_of_another_kind_as_well(
         kind = launcher.slots[0].environment["devices"]
         assert begin_anew(launcher) == ""
         assert launcher.slots[0].environment["devices"] == kind
+
+
+def test_job_that_has_asked_for_no_device_is_refused_where_there_are_some(
+    job: Job, tmp_path: Path
+) -> None:
+    job.nodes |= {"a": []}
+    with pytest.raises(NotHere, match=r"has no GPU, .* ask for GPUs \(--gpus-per-node\), or say"):
+        opened(tmp_path, Resources(1, None, 1, None))
+    with opened(tmp_path, Resources(1, 0.0, 1, None)) as launcher:
+        assert launcher.site.device == "cpu"

@@ -331,6 +331,10 @@ class LauncherSection(BaseModel, ABC):
         """Return the address at which ranks meet; empty if it is not known."""
         return "127.0.0.1"
 
+    def file_problems(self) -> dict[str, str]:
+        """Return mistakes by field, for which a file is refused and an older record is not."""
+        return {}
+
     def security(self, environment: Mapping[str, str]) -> tuple[bool, str] | None:
         """Return whether only the user's processes reach the launcher, with advice; None: they do.
 

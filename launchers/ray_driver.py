@@ -372,7 +372,8 @@ def _knock(address: str) -> None:
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+        there = (host.strip("[]"), int(port))  # brackets are around an IPv6 address
+        socket.create_connection(there, timeout=_KNOCK_SECONDS).close()
 
 
 def _is_well(node_id: str) -> bool:

@@ -63,6 +63,11 @@ class RaySection(LauncherSection):
                 return str(socket.getaddrinfo(host, None)[0][4][0])
         return ""
 
+    def file_problems(self) -> dict[str, str]:
+        """Return the mistake in the address."""
+        wrong = "" if self.address in (None, AUTO) else misspelt(str(self.address))
+        return {"address": wrong} if wrong else {}
+
     def security(self, environment: Mapping[str, str]) -> tuple[bool, str] | None:
         """Return whether a token protects the cluster, with advice; None without Ray."""
         try:
@@ -77,18 +82,25 @@ class RaySection(LauncherSection):
         return functools.partial(RayLauncher, address=self.address, tenant=tenant)
 
 
+def misspelt(address: str) -> str:
+    """Return why a text is no address of a Ray cluster; empty if it is one."""
+    host, _, port = address.rpartition(":")
+    digits = len(port) if port.isascii() and port.isdecimal() else 0
+    if not (0 < digits <= len(str(_MOST_PORT)) and 0 < int(port) <= _MOST_PORT):
+        return f"{address} must be HOST:PORT with a port from 1 to {_MOST_PORT}, as 10.0.0.1:6379"
+    if "://" in address or not host.strip("[]"):
+        return f"{address} must be HOST:PORT, as 10.0.0.1:6379"
+    return ""
+
+
 def wrong_address(address: str) -> str:
     """Return why no Ray cluster can be at an address; empty if one may.
 
     A name server that does not answer says nothing about a name.
     """
-    host, _, port = address.rpartition(":")
-    digits = len(port) if port.isascii() and port.isdecimal() else 0
-    if not (0 < digits <= len(str(_MOST_PORT)) and 0 < int(port) <= _MOST_PORT):
-        return f"{address} must be HOST:PORT with a port from 1 to {_MOST_PORT}, as 10.0.0.1:6379"
-    name = host.rpartition("://")[-1].strip("[]")
-    if not name:
-        return f"{address} must be HOST:PORT, as 10.0.0.1:6379"
+    if wrong := misspelt(address):
+        return wrong
+    name = address.rpartition(":")[0].strip("[]")
     try:
         socket.getaddrinfo(name, None)
     except UnicodeError:

@@ -253,3 +253,16 @@ def test_groups_are_given_back_once_the_head_answers(monkeypatch: pytest.MonkeyP
         assert len(groups.made) == 1
         assert server.ping() == ""
         assert groups.made == []
+
+
+def test_cluster_with_an_ipv6_address_is_reached() -> None:
+    pytest.importorskip("ray")
+    from launchers import ray_driver  # which imports Ray
+
+    with socket.socket(socket.AF_INET6) as head:
+        try:
+            head.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this network has no IPv6")
+        head.listen()
+        ray_driver._knock(f"[::1]:{head.getsockname()[1]}")

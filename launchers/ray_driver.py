@@ -34,6 +34,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.node.agent_process import ActorAgent
 from autotune.worker.processes import VISIBLE_DEVICES
 from launchers import node_info
@@ -110,6 +111,7 @@ class _CallServer:
             with own_token():
                 ray.init(
                     address="local",
+                    num_cpus=usable_cpus(),  # Ray counts those of the machine
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,

@@ -1,5 +1,6 @@
 """Which nodes of a Ray cluster with CUDA devices a study runs on; answers stand in for the nodes."""
 
+import os
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
@@ -266,3 +267,24 @@ def test_cluster_with_an_ipv6_address_is_reached() -> None:
             pytest.skip("this network has no IPv6")
         head.listen()
         ray_driver._knock(f"[::1]:{head.getsockname()[1]}")
+
+
+def test_own_ray_has_the_processors_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    from launchers import ray_driver  # which imports Ray
+
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(ray_driver.ray, "init", lambda **settings: told.update(settings))
+    context = SimpleNamespace(gcs_address="127.0.0.1:1")
+    monkeypatch.setattr(ray_driver.ray, "get_runtime_context", lambda: context)
+    ours, theirs = socket.socketpair()
+    before = os.sched_getaffinity(0)
+    with ours, theirs:
+        os.sched_setaffinity(0, {min(before)})
+        try:
+            assert ray_driver._CallServer(ours).connect(None, None) == "127.0.0.1:1"
+        finally:
+            os.sched_setaffinity(0, before)
+    assert told["num_cpus"] == 1

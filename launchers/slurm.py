@@ -15,7 +15,7 @@ from autotune.errors import ClusterAway, LauncherError, NotHere
 from autotune.worker import processes, starters
 from autotune.worker.files import make_private
 from autotune.worker.node.agent_process import LinePipe
-from autotune.worker.node.relay import AGENT_ENDED, BEAT, BEAT_SECONDS, AgentOrder
+from autotune.worker.node.relay import AGENT_ENDED, BEAT, BEAT_SECONDS, LEFT_BEHIND, AgentOrder
 from launchers.agents import Node, SlotGone, is_of_nodes
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout
@@ -113,6 +113,8 @@ class SrunLink(Link):
         self._closed = True
         if not self._pipe.leave(_GOODBYE_SECONDS):
             starters.end([self._pipe.pid()])
+        if self._pipe.status() == LEFT_BEHIND:
+            return f"processes on node {self.where}, named in agent.log"
         return ""
 
 

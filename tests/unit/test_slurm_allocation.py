@@ -123,8 +123,9 @@ def test_devices_of_an_agent_are_among_those_of_its_step(
     assert relay.selected(indices, environment) == {"CUDA_VISIBLE_DEVICES": chosen}
 
 
+@pytest.mark.parametrize(("left", "status"), [("", 0), ("process 7 (x, state D)", 4)])
 def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, left: str, status: int
 ) -> None:
     started: dict[str, Any] = {}
     closed = threading.Event()
@@ -140,7 +141,7 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
 
         def close(self) -> str:
             closed.set()
-            return ""
+            return left
 
     order = relay.AgentOrder("10.0.0.1", {"SLURM_JOB_ID": "7"}, [])
     monkeypatch.setattr(relay, "AgentProcess", Agent)
@@ -148,8 +149,9 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(order.to_line())))
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.setenv("SRUN_DEBUG", "3")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         relay.main()
+    assert ended.value.code == status
     assert started == {"host": "10.0.0.1", "env": {"SLURM_JOB_ID": "7"}, "step": []}
     assert json.loads(order.to_line())["devices"] == []
 

@@ -4,16 +4,17 @@ import os
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotune.errors import NotHere
-from autotune.worker.node.relay import AgentOrder
+from autotune.worker.node.relay import LEFT_BEHIND, AgentOrder
 from autotune.worker.protocol import PROTOCOL, Hello, NodeReport, Preload, StartTrial, from_line
 from launchers import slurm, slurm_allocation
 from launchers.base import Link, Resources
-from launchers.placement import ClusterNode
+from launchers.placement import AvoidedNodes, ClusterNode
 from launchers.reservation import refuse
 from launchers.slurm import SlurmLauncher
 from tests.support.trials import of_one_rank
@@ -135,3 +136,18 @@ def test_job_that_has_asked_for_no_device_is_refused_where_there_are_some(
         opened(tmp_path, Resources(1, None, 1, None))
     with opened(tmp_path, Resources(1, 0.0, 1, None)) as launcher:
         assert launcher.site.device == "cpu"
+
+
+@pytest.mark.parametrize(("status", "left"), [(0, ""), (LEFT_BEHIND, "processes on node a")])
+def test_what_an_agent_leaves_on_its_node_is_told_as_its_step_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, left: str
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\ncat > /dev/null\nexit {status}\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    allocation: Any = SimpleNamespace(job="7", avoided=AvoidedNodes())
+    node = ClusterNode("a", "10.0.0.1", "a", {"CPU": 1.0, "GPU": 0.0}, {})
+    link = slurm.SrunLink(allocation, node, AgentOrder("10.0.0.1", {}, []), tmp_path / "agent.log")
+    assert link.close().startswith(left)
+    assert bool(link.close()) == bool(left)

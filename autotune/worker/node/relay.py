@@ -18,6 +18,8 @@ from autotune.worker.processes import VISIBLE_DEVICES
 
 AGENT_ENDED = 3
 """Exit status where the agent has ended by itself, and its node is well."""
+LEFT_BEHIND = 4
+"""Exit status where processes of the agent cannot be ended."""
 BEAT = b"\n"
 BEAT_SECONDS = 5.0
 """Time between two empty lines, which say that the node is there."""
@@ -90,7 +92,7 @@ def main() -> NoReturn:
     if left:
         print(f"left behind: {left}", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(bool(left))  # other threads may be reading
+    os._exit(LEFT_BEHIND if left else 0)  # other threads may be reading
 
 
 def selected(indices: list[int], environment: Mapping[str, str]) -> dict[str, str]:

@@ -285,6 +285,9 @@ class Agents:
                 loss = self.not_its_own.get(index, "")
                 raise AgentDied(self.losses.get(index, loss or died), loss)
             _check_protocol(self.name_of(index), message)
+            if message.cannot_start:
+                why = f"the agent of {self.name_of(index)} cannot start: {message.cannot_start}"
+                raise AgentDied(why, "")
             ready[index] = message
         return [ready[index] for index in sorted(ready)]
 

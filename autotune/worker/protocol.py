@@ -31,7 +31,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Version of the protocol. Raise it when an older side would misunderstand a message."""
 
 
@@ -373,6 +373,8 @@ class Hello(Message):
     """Version of the agent's protocol; 0 for an agent older than version numbers."""
     energy_unreadable: str = ""
     """Reason why the energy of trials cannot be read there; empty if it can, or was not asked for."""
+    cannot_start: str = ""
+    """Reason why the agent ends at once; then the rest says nothing. Empty: it is ready."""
 
 
 class Observed(TypedDict, total=False):

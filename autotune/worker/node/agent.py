@@ -10,6 +10,7 @@ forked from there.
 """
 
 import argparse
+import array
 import contextlib
 import dataclasses
 import fcntl
@@ -47,8 +48,10 @@ from autotune.worker.protocol import (
 )
 from autotune.worker.sandbox import scratch
 
-_SIOCGIFADDR = 0x8915
-_NAME_BYTES = 16
+_SIOCGIFCONF = 0x8912
+_RECORD = struct.Struct("16s4x4s16x")
+"""An address of an interface, as the kernel lists them: name, IPv4 address."""
+_MOST_ADDRESSES = 4096
 # DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
 _PRELOADED = [
     "torch",
@@ -80,16 +83,21 @@ def interface_of(address: str) -> str:
     """
     if address.startswith("127."):
         return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # no IPv4 address on this one
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
+    for name, found in _ipv4_addresses():
+        if found == address:
+            return name
     raise OSError(f"no network interface of this node has the address {address}")
+
+
+def _ipv4_addresses() -> Iterator[tuple[str, str]]:
+    """Yield interfaces with their addresses; one may have several."""
+    room = array.array("B", bytes(_MOST_ADDRESSES * _RECORD.size))
+    request = struct.pack("iP", len(room), room.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        filled, _ = struct.unpack("iP", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))
+    for label, packed in _RECORD.iter_unpack(room.tobytes()[:filled]):
+        name = label.split(b"\0")[0].partition(b":")[0]  # `eth0:1` is the interface eth0
+        yield os.fsdecode(name), socket.inet_ntoa(packed)
 
 
 def main() -> NoReturn:
@@ -147,7 +155,7 @@ class Agent:
 
     def serve(self) -> None:
         """Answer commands until the input ends."""
-        hello = self._introduction(interface_of(self._host))
+        hello = self._introduction(self._interface())
         # One store for all trials.
         self._store = StoreProcess(self._context, self._host)
         self._helpers.add(self._store.pid)
@@ -161,6 +169,15 @@ class Agent:
             if self._commands in ready and not self._read_commands():
                 return
             self._attend()
+
+    def _interface(self) -> str:
+        """Return the interface of the agent's address; tell the launcher and leave if there is none."""
+        try:
+            return interface_of(self._host)
+        except OSError as error:
+            why = str(error)
+        self._send(Hello(os.getpid(), 0, "", {}, protocol=PROTOCOL, cannot_start=why))
+        sys.exit(why)
 
     @property
     def _busy(self) -> bool:

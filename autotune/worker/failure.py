@@ -47,6 +47,18 @@ _OOM_PHRASES = (
 )
 
 
+_LOST_PEER = (
+    "connection closed by",  # gloo, NCCL
+    "connection reset by peer",
+    "connection refused",
+    "connection was likely closed",  # the store
+    "broken pipe",
+    "ncclremoteerror",
+    "communicator was aborted",
+)
+"""Messages of a rank whose peer has gone."""
+
+
 def may_follow_from_end(end: RankEnd) -> bool:
     """Return whether this end may be a consequence of ending other ranks of the trial."""
     return end.outcome in _SYMPTOMS
@@ -128,7 +140,8 @@ def kernel_oom_kills() -> int:
 def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     """Return the end that explains the others; None if all went well.
 
-    It is the gravest one; of hung ranks, the one that the others wait for; then the first.
+    It is the gravest one; of errors, one that is no lost connection; of hung ranks, the one that the
+    others wait for; then the first, by clocks that differ between nodes.
     """
     failed = [end for end in ends if end.outcome is not None]
     first = min(failed, key=_gravity, default=None)
@@ -140,9 +153,10 @@ def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     return dataclasses.replace(first, cause="; ".join(parts))
 
 
-def _gravity(end: RankEnd) -> tuple[int, int, float]:
+def _gravity(end: RankEnd) -> tuple[int, bool, int, float]:
     assert end.outcome is not None
-    return _SEVERITY.index(end.outcome), end.progress, end.at
+    follows = end.outcome is Outcome.ERROR and any(w in end.cause.lower() for w in _LOST_PEER)
+    return _SEVERITY.index(end.outcome), follows, end.progress, end.at
 
 
 _NOT_THEIRS = (

@@ -113,6 +113,22 @@ def test_out_of_memory_explains_a_peers_crash():
     assert failure.cause(ends) == ends[1]
 
 
+@pytest.mark.parametrize(
+    "follows",
+    [
+        "RuntimeError: [pair.cc:547] Connection closed by peer [10.0.0.1]:4321",
+        "DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+    ],
+)
+def test_rank_that_lost_its_peer_is_no_cause_though_its_clock_is_behind(follows):
+    ends = [
+        RankEnd(0, Outcome.ERROR, follows, at=1.0),
+        RankEnd(1, Outcome.ERROR, "ValueError: no such column", at=2.0),
+    ]
+    assert failure.cause(ends) == ends[1]
+
+
 def test_of_hung_ranks_the_one_that_has_come_least_far_is_the_cause():
     ends = [
         RankEnd(rank, Outcome.HANG, "a step took long", at=rank, progress=progress)

@@ -46,6 +46,11 @@ class StudyPaths:
         owner = self.folder / _OWNER
         return not owner.exists() or _read(owner) in {os.fsencode(storage) for storage in storages}
 
+    @property
+    def signature(self) -> str:
+        """Return what a storage has signed the folder of the study with; empty if it is not known."""
+        return os.fsdecode(_read(self.folder / _OWNER) or b"")
+
     def signed(self, storage: str) -> list[Path]:
         """Return the folders of all studies there that this storage has signed."""
         owners = sorted((self.workdir / _FOLDER).glob(f"*/{_OWNER}"))

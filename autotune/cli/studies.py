@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -62,8 +62,10 @@ def delete(study: StudyArgument, storage: StorageOption = None, force: ForceOpti
 
     repository, name = open_study(study, storage)
     refuse_others(repository.studies.named(name), force=force)
+    left = cleaning.signed_by_others(repository, [name])
     gone = cleaning.delete(repository, name)
     print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
+    _tell_of_others(left)
 
 
 def clean(
@@ -85,6 +87,8 @@ def clean(
     repository = open_storage(url_of(storage), existing=True)
     gone = cleaning.clean(repository, Path.cwd(), age)
     print("\n".join(map(str, gone)) or "There is nothing to remove.")
+    done = [one.name for one in repository.studies.all() if one.state == "DONE"]
+    _tell_of_others(cleaning.signed_by_others(repository, done))
     if problem := cleaning.problem(repository.database):
         told = "Folders of studies that were deleted stay, as the storage does not tell which one it is"
         print(f"{told}: {problem}", file=sys.stderr)
@@ -96,7 +100,18 @@ def clean(
         )
 
 
-def _shortened(folders: Sequence[Path]) -> str:
+def _tell_of_others(folders: Mapping[Path, str]) -> None:
+    """Tell of folders that stay, as another storage has signed them."""
+    if folders:
+        named = [f"{folder} (signed by {signer or '?'})" for folder, signer in folders.items()]
+        print(
+            "Signed by another storage, or by this one when its machine or file had another name, and "
+            f"so left, to be removed by hand if nothing needs it: {_shortened(named)}",
+            file=sys.stderr,
+        )
+
+
+def _shortened(folders: Sequence[object]) -> str:
     """Return the first of the folders, and how many more there are."""
     more = f" and {len(folders) - _MOST_NAMED} more" if len(folders) > _MOST_NAMED else ""
     return ", ".join(map(str, folders[:_MOST_NAMED])) + more

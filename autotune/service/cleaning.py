@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from autotune.errors import StorageError
@@ -48,11 +49,21 @@ def delete(repository: Repository, name: str) -> list[Path]:
     Raises:
         BadInput: the study has not ended.
     """
-    study = repository.studies.named(name)
-    repository.studies.delete(name)
-    paths = _paths(study)
+    paths = _paths(repository.studies.named(name))
+    # Asked first: a server that fails afterwards would leave the folder without a study.
     is_own = paths.may_be_of(_signatures(repository.database))
+    repository.studies.delete(name)
     return [paths.folder] if is_own and _remove(paths.folder) else []
+
+
+def signed_by_others(repository: Repository, names: Collection[str]) -> dict[Path, str]:
+    """Return the folders of studies that another storage has signed, each with its signature.
+
+    It may be this storage, when its machine or its file had another name.
+    """
+    own = _signatures(repository.database)
+    found = [_paths(repository.studies.named(name)) for name in names]
+    return {one.folder: one.signature for one in found if not one.may_be_of(own)}
 
 
 def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]:

@@ -227,6 +227,20 @@ def test_clean_leaves_a_folder_of_a_storage_at_that_path_on_another_machine(
     assert theirs.folder.is_dir()
 
 
+def test_folder_that_was_signed_under_another_name_of_the_machine_is_left_and_named(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `docker run --rm` gives each container another name."""
+    played.run(**SHORT)
+    folder, signed = paths(played).folder, signature(played.repository.database)
+    monkeypatch.setenv(VARIABLE, "elsewhere")
+    for words in (("clean",), ("delete", played.name, "--force")):
+        told = ask(*words, "--storage", played.url, cwd=played.folder, check=True)
+        assert f"{folder} (signed by {signed})" in told.stderr
+        assert folder.is_dir()
+    assert played.repository.studies.all() == []
+
+
 def test_clean_leaves_a_folder_of_another_database_that_has_the_same_url(
     postgres_server: Any, postgres_url: str, tmp_path: Path
 ) -> None:

@@ -20,8 +20,10 @@ from autotune.errors import BadInput, OtherVersion, SpecError
 WITHHELD = "(not stored)"
 """Text in the place of such a value."""
 _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY")
-_WHOLE = {"PASS", "PAT", "PWD", "AUTH", "AUTHORIZATION"}
+_WHOLE = {"PAT", "PWD", "AUTH", "AUTHORIZATION"}
 _LAST = "CONNECTION_STRING"
+_SETTING = re.compile(r"\d{1,3}|true|false|yes|no|on|off", re.IGNORECASE)
+"""Value behind a last word PASS that is no password."""
 _FOLDERS = {"PWD", "OLDPWD"}
 _MOST_NAMED = 4
 """Fields of another version that are named."""
@@ -32,15 +34,17 @@ def looks_secret(name: str, value: str = "") -> bool:
     """Return whether a variable may hold a secret.
 
     It does if a word of its name (separated by underscores) ends in token, secret, password,
-    passwd, passphrase, credential or key, in secrets or credentials, or is auth, authorization, pass,
-    pat or pwd; if it ends in connection_string; or if its value is a URL with a password.
+    passwd, passphrase, credential or key, in secrets or credentials, or is auth, authorization, pat or
+    pwd; if its last word is pass, and the value is no truth word and no number of at most three
+    digits; if it ends in connection_string; or if its value is a URL with a password.
     """
     if name in _FOLDERS:
         return False
     words = name.upper().split("_")
     plural = ("SECRETS", "CREDENTIALS")
     named = any(word.endswith((*_WORDS, *plural)) or word in _WHOLE for word in words)
-    return named or name.upper().endswith(_LAST) or bool(_WITH_PASSWORD.search(value))
+    is_pass = words[-1] == "PASS" and not _SETTING.fullmatch(value)
+    return named or is_pass or name.upper().endswith(_LAST) or bool(_WITH_PASSWORD.search(value))
 
 
 def kept(spec: StudySpec, *, all_fields: bool = True) -> dict[str, Any]:

@@ -131,8 +131,11 @@ def _switches(
 
 def _secret(name: str, texts: Sequence[str] = ()) -> bool:
     """Return whether an option may hold a secret, by its name, its texts or names in these."""
-    text = " ".join((name, *texts))
-    return any(looks_secret(_NO_WORD.sub("_", one), text) for one in (name, *_NAMED.findall(text)))
+    whole = " ".join((name, *texts))
+    named = [_NO_WORD.sub("_", one) for one in _NAMED.findall(whole)]
+    return looks_secret(_NO_WORD.sub("_", name), " ".join(texts)) or any(
+        looks_secret(one, whole) for one in ("", *named)
+    )
 
 
 def _options(words: Sequence[str]) -> dict[str, list[str]]:

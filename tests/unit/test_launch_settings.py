@@ -384,6 +384,12 @@ def test_arguments_of_the_study_are_kept_without_those_turned_and_secret() -> No
     }
 
 
+def test_number_of_passes_is_no_secret() -> None:
+    script = best(args=["--batch-size", "16", "--two-pass", "2", "--num_pass=3"]).script
+    assert script is not None
+    assert script["arguments"] == {"--two-pass": "2", "--num_pass": "3"}
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -111,7 +111,8 @@ def refuse_log_of_earlier(path: Path) -> None:
     if found and not _bytes_of(path):  # asked last: another process may be making the file
         raise BadInput(
             f"{found[0]} is of an earlier {path.name}, which is gone, and holds what was written there "
-            "last: put that file back, or move its log to where it is"
+            "last: put that file back, or move its log to where it is; if it is not wanted any more, "
+            f"remove {found[0].name}"
         )
 
 

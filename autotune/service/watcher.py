@@ -134,7 +134,8 @@ class Watcher:
             return
         change = self._drift(rate)
         self._metrics.check(rate, self._drift.drifted)
-        self._once(_FIRST, f"{self._rate(rate)} in the first minute{self._promised()}")
+        minute = "last" if self._told else "first"
+        self._once(_FIRST, f"{self._rate(rate)} in the {minute} minute{self._promised()}")
         if change == Change.BEGAN:
             self._began = self._clock() - MEASUREMENT.checks_in_a_row * self._every
             self._say(

@@ -149,7 +149,7 @@ def test_first_speed_that_can_be_compared_is_said_after_one_that_cannot() -> Non
     job = Job()
     job.minutes(500.0, 500.0, ranks=1)
     (first,) = job.minutes(1000.0, 1000.0)
-    assert "1,000 samples/s in the first minute" in first
+    assert "1,000 samples/s in the last minute" in first
 
 
 def test_without_an_interval_nothing_is_judged() -> None:

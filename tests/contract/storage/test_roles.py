@@ -31,6 +31,8 @@ def tenants(postgres_server: Any) -> Iterator[dict[str, Repository]]:
     engine = create_engine(parse(url))
     with engine.begin() as connection:
         connection.exec_driver_sql(policies.replace("%", "%%"))
+        for statement in re.findall(r"^(?:grant|revoke) .*?;", policies, re.DOTALL | re.MULTILINE):
+            connection.execute(text(statement))  # once more, as after an upgrade
         for role in ("alice", "bob"):
             connection.execute(text(f"create role {role} login in role autotune_user"))
     engine.dispose()

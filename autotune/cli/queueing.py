@@ -161,10 +161,24 @@ def move(
     repository, name = open_study(study, storage)
     studies = repository.studies
     if before is not None:
-        _, other = located(before, storage)
+        other = _in_same_storage(before, located(study, storage)[0], storage)
         priority = _priority_before(studies.named(name), studies.named(other))
     moved = studies.arrange(name, priority=priority)
     print(f"{name} has priority {moved.priority}.")
+
+
+def _in_same_storage(other: str, url: str, storage: str | None) -> str:
+    """Return the name of a study, given by name or file, that has to be in the storage at a URL.
+
+    Raises:
+        BadInput: its file names another storage.
+    """
+    from storage.urls import parse
+
+    named, name = located(other, storage)
+    if name != other and parse(named) != parse(url):
+        raise BadInput(f"{other} names another storage than that of the study: say --storage URL")
+    return name
 
 
 def _priority_before(study: "StoredStudy", other: "StoredStudy") -> int:

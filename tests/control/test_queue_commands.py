@@ -73,6 +73,21 @@ def test_study_is_moved_before_another(studies: dict[str, Replayed]) -> None:
     assert [row["study"] for row in queue(studies)] == ["third", "second", "first"]
 
 
+def test_study_is_not_moved_before_one_of_another_storage(
+    studies: dict[str, Replayed], tmp_path: Path
+) -> None:
+    """Which has a study of that name as well."""
+    one, other = studies["first"], tmp_path / "other.yaml"
+    here, there = tmp_path / "here.yaml", f"sqlite:///{tmp_path}/other.db"
+    here.write_text(f"name: third\nstorage: {one.url}\n")
+    other.write_text(f"name: first\nstorage: {there}\n")
+    told = ask("move", str(here), "--before", str(other), cwd=tmp_path)
+    assert told.returncode == 2 and "other.yaml names another storage" in told.stderr
+    assert studies["third"].study().priority == 0
+    ask("move", str(here), "--before", "first", cwd=tmp_path, check=True)
+    assert studies["third"].study().priority == 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("other", ["first", "second", "third"])
 def test_study_without_a_place_before_another_is_not_moved(

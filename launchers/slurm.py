@@ -235,7 +235,8 @@ class SlurmLauncher(Launcher):
         Raises:
             NotHere: the study leaves the kind open, and the nodes have devices that the job has not.
         """
-        if self._layout.gpus_per_worker or self._resources.gpus_per_worker is not None:
+        wanted = self._resources
+        if self._layout.gpus_per_worker or wanted.gpus_per_worker is not None or wanted.device:
             return
         if any(slot.environment["driver"] for slot in self.slots):
             raise NotHere(

@@ -136,6 +136,8 @@ def test_job_that_has_asked_for_no_device_is_refused_where_there_are_some(
         opened(tmp_path, Resources(1, None, 1, None))
     with opened(tmp_path, Resources(1, 0.0, 1, None)) as launcher:
         assert launcher.site.device == "cpu"
+    with opened(tmp_path, Resources(1, None, 1, None, device="EPYC")) as launcher:
+        assert launcher.site.device == "cpu", "as the study names a processor"
 
 
 @pytest.mark.parametrize(("status", "left"), [(0, ""), (LEFT_BEHIND, "processes on node a")])

@@ -243,7 +243,9 @@ class AgentSlot(Slot):
         if self._preloading.wanted:
             try:
                 agents = Agents(self._nodes, self._preloading, self.check_cancelled)
-                if agents.fit and _of_all(agents.environments) == self.environment:
+                found = _of_all(agents.environments)
+                # That of a node which is not accepted differs, and tells nothing of preloading.
+                if agents.fit and (found == self.environment or not self.accepts(found)):
                     return agents
                 agents.close()
             except (SlotGone, StartCancelled):

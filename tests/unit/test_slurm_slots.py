@@ -117,6 +117,17 @@ def test_slot_goes_on_where_devices_are_those_that_it_began_on(job: Job, tmp_pat
         assert job.started[3:] == []
 
 
+def test_preloading_goes_on_after_a_node_with_other_devices(job: Job, tmp_path: Path) -> None:
+    job.nodes |= {"a": [H100], "b": [A100], "c": [H100]}
+    with opened(tmp_path, Resources(1, 1.0, 1, 1)) as launcher:
+        preloading = launcher.slots[0]._preloading
+        preloading.by_node = [Preload(("json",))]
+        job.down.add("a")
+        assert begin_anew(launcher) == ""
+        assert job.started == [("a", [0]), ("b", [0]), ("c", [0])]
+        assert preloading.wanted
+
+
 def test_slot_stays_on_a_node_that_has_devices_of_another_kind_as_well(
     job: Job, tmp_path: Path
 ) -> None:

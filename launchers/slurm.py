@@ -128,6 +128,11 @@ class _Placement:
         self.is_refused = False
         """True if the present nodes are not to be taken again."""
 
+    @property
+    def nodes(self) -> set[str]:
+        """Names of the nodes."""
+        return {node.id for node, _ in self.places}
+
     def renew(self) -> None:
         """Take places, after giving back those that were held.
 
@@ -176,6 +181,8 @@ class SlurmLauncher(Launcher):
         self._kind = ""
         """Name of the devices, or of the processors, that all slots have."""
         self.slots = []
+        self._placements: dict[str, _Placement] = {}
+        """By name of the slot."""
         self._reservation = Reservation(busy)
         try:
             job = os.environ[JOB]
@@ -245,7 +252,10 @@ class SlurmLauncher(Launcher):
             )
 
     def _missing(self) -> int:
-        return self.planned - sum(slot.usable for slot in self.slots)
+        """Return how many of the planned slots are not there; those on nodes left out are none."""
+        left_out = self._allocation.left_out
+        there = [slot for slot in self.slots if not self._placements[slot.name].nodes & left_out]
+        return self.planned - sum(slot.usable for slot in there)
 
     def _add(self, count: int) -> list[LauncherError]:
         """Open so many slots side by side; return why some of them were not opened."""
@@ -278,6 +288,7 @@ class SlurmLauncher(Launcher):
             placement.release()
             return ClusterAway(f"no slot is open: {differs}")
         slot.accepts = lambda environment: not self._leave_out(environment, placement)
+        self._placements[name] = placement
         self.slots.append(slot)
         return None
 

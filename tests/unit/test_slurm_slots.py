@@ -128,6 +128,24 @@ def test_preloading_goes_on_after_a_node_with_other_devices(job: Job, tmp_path: 
         assert preloading.wanted
 
 
+def test_slot_on_a_node_that_is_left_out_takes_the_place_of_no_lost_one(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_MOST_OPENING", 1)
+    monkeypatch.setattr(slurm, "_GROW_SECONDS", 600.0)
+    job.nodes |= {"a": [H100, A100], "b": [H100, H100]}
+    with opened(tmp_path, Resources(1, 1.0, 1, None, device=H100)) as launcher:
+        assert sorted(job.started) == [("a", [0]), ("a", [1]), ("b", [0]), ("b", [1])]
+        assert launcher._missing() == 0
+        job.down.add("b")
+        for number, slot in enumerate(launcher.slots):
+            if launcher._placements[slot.name].nodes == {"b"}:
+                assert "no other node" in begin_anew(launcher, number)
+        job.down.clear()
+        assert [slot.usable for slot in launcher.slots].count(True) == 1
+        assert launcher._missing() == 2
+
+
 def test_slot_stays_on_a_node_that_has_devices_of_another_kind_as_well(
     job: Job, tmp_path: Path
 ) -> None:

@@ -371,11 +371,12 @@ class SlotPlacement:
             if len(others) < cluster.layout.nodes:
                 return  # the cluster is too small to do without them
         was = ", ".join(map(str, self.nodes))
+        why = "has other devices or software" if self._is_refused else "was lost, or is to go"
         self.release()
         give_up = time.monotonic() + _RENEW_SECONDS
         while not self.reserve():
             if time.monotonic() > give_up:
-                raise SlotGone(f"{was} was lost, or is to go, and there is no room elsewhere")
+                raise SlotGone(f"{was} {why}, and there is no room elsewhere")
             self.on_wait()
             time.sleep(_POLL_SECONDS)
 

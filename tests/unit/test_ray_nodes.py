@@ -9,6 +9,8 @@ import pytest
 
 import autotune
 from autotune.errors import ClusterAway
+from launchers import ray_nodes
+from launchers.agents import SlotGone
 from launchers.base import Resources
 from launchers.driver import Driver, Refused
 from launchers.layout import demand_of
@@ -214,6 +216,20 @@ def test_slot_stays_on_a_node_that_has_devices_of_another_kind_as_well() -> None
     placement.ensure()
     assert driver.reserved == ["node:10.0.0.0", "node:10.0.0.1"]
     assert placement.accepts(told(H100))
+
+
+def test_slot_whose_node_was_refused_for_its_devices_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_nodes, "_RENEW_SECONDS", -1.0)
+    found = cluster((1, "", CUDA), workers=1)
+    found.driver = cast(Driver, Granting((1, "", CUDA)))
+    placement = SlotPlacement(found, None, lambda: None)
+    assert placement.reserve()
+    assert placement.accepts(told(H100))
+    assert not placement.accepts(told(A100))
+    with pytest.raises(SlotGone, match=r"n0.* has other devices or software, and there is no room"):
+        placement.ensure()
 
 
 class Groups:

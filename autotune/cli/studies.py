@@ -61,8 +61,9 @@ def delete(study: StudyArgument, storage: StorageOption = None, force: ForceOpti
     from autotune.service.queues import refuse_others
 
     repository, name = open_study(study, storage)
-    refuse_others(repository.studies.named(name), force=force)
-    left = cleaning.signed_by_others(repository, [name])
+    stored = repository.studies.named(name)
+    refuse_others(stored, force=force)
+    left = cleaning.signed_by_others(repository.database, [stored])
     gone = cleaning.delete(repository, name)
     print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
     _tell_of_others(left)
@@ -87,8 +88,8 @@ def clean(
     repository = open_storage(url_of(storage), existing=True)
     gone = cleaning.clean(repository, Path.cwd(), age)
     print("\n".join(map(str, gone)) or "There is nothing to remove.")
-    done = [one.name for one in repository.studies.all() if one.state == "DONE"]
-    _tell_of_others(cleaning.signed_by_others(repository, done))
+    done = [one for one in repository.studies.all() if one.state == "DONE"]
+    _tell_of_others(cleaning.signed_by_others(repository.database, done))
     if problem := cleaning.problem(repository.database):
         told = "Folders of studies that were deleted stay, as the storage does not tell which one it is"
         print(f"{told}: {problem}", file=sys.stderr)

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.errors import StorageError
@@ -56,14 +56,15 @@ def delete(repository: Repository, name: str) -> list[Path]:
     return [paths.folder] if is_own and _remove(paths.folder) else []
 
 
-def signed_by_others(repository: Repository, names: Collection[str]) -> dict[Path, str]:
+def signed_by_others(database: Database, studies: Iterable[StoredStudy]) -> dict[Path, str]:
     """Return the folders of studies that another storage has signed, each with its signature.
 
     It may be this storage, when its machine or its file had another name.
     """
-    own = _signatures(repository.database)
-    found = [_paths(repository.studies.named(name)) for name in names]
-    return {one.folder: one.signature for one in found if not one.may_be_of(own)}
+    own = _signatures(database)
+    return {
+        paths.folder: paths.signature for paths in map(_paths, studies) if not paths.may_be_of(own)
+    }
 
 
 def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]:

@@ -98,6 +98,25 @@ def _that_constructs_itself() -> None:
     assert _workers(DataLoader(_ROWS)) == 1
 
 
+def _with_state() -> None:
+    _changes({"loader_workers": 0}, loader_workers=1)
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(_ROWS)
+    loader.state_dict()
+    with torch.no_grad():
+        assert len([*loader]) == 4
+        before = loader.state_dict()
+        next(iter(loader))
+        assert loader.state_dict() != before
+    assert len([*loader]) == 4
+
+
+def test_state_of_a_loader_of_torchdata_is_that_of_its_iterator() -> None:
+    pytest.importorskip("torchdata")
+    run_apart(_with_state)
+
+
 def test_stateful_loader_of_torchdata_is_changed_as_well() -> None:
     pytest.importorskip("torchdata")
     run_apart(_that_constructs_itself)

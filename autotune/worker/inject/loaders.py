@@ -72,7 +72,8 @@ class LoaderChanges:
         loader: DataLoader[Any] = bound.arguments["self"]
         if _shuffles(loader) or _has(loader, self._today) or _has(loader, self._wanted):
             values = {name: getattr(loader, name) for name in _WITHOUT_WORKERS} | self._wanted
-            self._own[loader] = {name: getattr(loader, name) for name in (*values, _KEPT)}
+            kept = () if _has_state(loader) else (_KEPT,)
+            self._own[loader] = {name: getattr(loader, name) for name in (*values, *kept)}
             vars(loader).update(_allowed(loader, values))
 
     def _read(self, read: Callable[..., Any], loader: DataLoader[Any]) -> Any:
@@ -87,8 +88,14 @@ class LoaderChanges:
         try:
             return read(loader)
         finally:
-            own[_KEPT] = getattr(loader, _KEPT)
+            if _KEPT in own:
+                own[_KEPT] = getattr(loader, _KEPT)
             vars(loader).update(changed)
+
+
+def _has_state(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader has a state, so that its one iterator is what tells and restores it."""
+    return hasattr(loader, "state_dict")
 
 
 def _has(loader: DataLoader[Any], values: Mapping[str, Any]) -> bool:

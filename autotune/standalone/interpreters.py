@@ -21,7 +21,7 @@ _SHELL_TRICK = "'''exec'"
 """
 _ANSWER_SECONDS = 120
 """Timeout for an interpreter's answer; an environment manager may look for updates first."""
-_UNCHANGED = {"UV_NO_SYNC": "1", "UV_FROZEN": "1"}
+_UNCHANGED = {"UV_NO_SYNC": "1"}
 """Variables with which `uv run` changes neither the lock file nor the environment of a project."""
 _ASKS = (
     "import importlib.util as u, json, sys; "

@@ -27,6 +27,8 @@ _MANAGERS = (
     "rye",
     "pixi",
 )
+_INSTALLING = ("uv", "pdm", "hatch")
+"""Those of them that install the packages which a script names itself."""
 _STARTS_RANKS = {
     **dict.fromkeys(
         ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
@@ -171,7 +173,7 @@ def _manager(words: Sequence[str], *, for_trials: bool) -> Passed:
         _check_options(words[:place])
     before, behind = words[:place], words[place:]
     if behind[0] in ("-m", "--module") or behind[0].endswith(".py"):
-        if for_trials:
+        if for_trials and Path(words[0]).name in _INSTALLING:
             _check_packages(words[0], behind[0])
         behind = ("python", *behind)  # as `uv run` takes them
     return Passed(tuple(behind), (*before, "python"))

@@ -315,6 +315,7 @@ def test_script_that_names_its_packages_itself_is_refused_under_uv(tmp_path, mon
     with pytest.raises(BadInput, match=r"install these packages .* give `python a\.py`"):
         taken_apart(["uv", "run", "a.py", "--lr", "1"])
     assert taken_apart(["uv", "run", "python", "a.py"]).target == "a.py"
+    assert taken_apart(["conda", "run", "-n", "x", "a.py"]).target == "a.py"
 
 
 def test_another_interpreter_is_refused(tmp_path, monkeypatch):

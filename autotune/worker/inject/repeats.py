@@ -21,8 +21,8 @@ def watch(draws: Draws) -> None:
         def __new__(cls, iterable: Any, /) -> Any:
             if not isinstance(iterable, DataLoader | dataloader._BaseDataLoaderIter):
                 return plain.__new__(cls, iterable)
-            repeats = _Repeats(draws)
-            made = plain.__new__(cls, repeats.of_first_pass(iterable))
+            repeats = _Repeats(draws, iter(iterable))  # at once, as its seed is drawn there
+            made = plain.__new__(cls, repeats)
             made.repeats = repeats
             return made
 
@@ -38,25 +38,26 @@ def watch(draws: Draws) -> None:
 
 
 class _Repeats:
-    """Batches that were drawn for each item of the first pass over a loader."""
+    """First pass over a loader, with the batches that were drawn for each of its items."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: Draws, iterator: Iterator[Any]) -> None:
         self._draws = draws
+        self._iterator = iterator
         self._of_items: list[list[Batch]] = []
         self._again: Iterator[list[Batch]] | None = None
 
-    def of_first_pass(self, loader: Any) -> Iterator[Any]:
-        """Yield what a loader yields."""
-        iterator = iter(loader)
-        while True:
-            before = self._draws.waiting
-            try:
-                item = next(iterator)
-            except StopIteration:
-                break
-            self._of_items.append(self._draws.since(before))
-            yield item
-        self._again = self._passes()
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        before = self._draws.waiting
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self._iterator, self._again = iter(()), self._passes()
+            raise
+        self._of_items.append(self._draws.since(before))
+        return item
 
     def gave(self) -> None:
         """Take in that an item was given."""

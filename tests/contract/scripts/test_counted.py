@@ -202,7 +202,12 @@ assert [*itertools.islice(numbers, 5)] == [1, 2, 1, 2, 1]
 assert isinstance(numbers, itertools.cycle)
 assert next(pickle.loads(pickle.dumps(itertools.cycle([1])))) == 1
 assert [*itertools.cycle(DataLoader([], 4))] == []
-kept = [*itertools.islice(itertools.cycle(DataLoader(torch.arange(6), 2)), 7)]
+torch.manual_seed(0)
+plain = iter(DataLoader(torch.arange(6), 2)), torch.rand(1)
+torch.manual_seed(0)
+loader = itertools.cycle(DataLoader(torch.arange(6), 2))
+assert torch.rand(1) == plain[1]
+kept = [*itertools.islice(loader, 7)]
 assert kept[0] is kept[3] is kept[6] and kept[2].tolist() == [4, 5]
 while True:
     train(torch.randn(2, 8))

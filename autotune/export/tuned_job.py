@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -34,8 +35,12 @@ _HANDED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of the variables that deepspeed hands on to other hosts."""
 _HANDING_ALL_ON = ("slurm",)
 """Launchers below deepspeed that hand on all variables."""
-_OF_HYDRA = frozenset({"-genvall", "-envall"})
-"""Options with which MPICH's mpirun hands on all variables."""
+_OF_HYDRA = frozenset({"mpiexec.hydra", "-hosts", "-f", "-genv", "-genvall", "-envall"})
+"""Words of MPICH's and Intel's mpirun alone, which hand on all variables."""
+_KEEPING_BACK = frozenset({"-genvlist", "-genvnone", "-envlist", "-envnone"})
+"""Options with which they do not."""
+_NAMING = ("-x", "-genv", "-genvlist", "mca_base_env_list")
+"""Words of mpirun before the names of variables that it hands on."""
 _SITE = Path(job_order.__file__).parent / "site"
 
 
@@ -359,14 +364,21 @@ def _not_named(before: Sequence[str], variables: Iterable[str]) -> Iterator[str]
         before: words of the command before the script.
         variables: names of those of the job.
     """
-    if not is_mpi_elsewhere(before) or not _OF_HYDRA.isdisjoint(before):
+    if not is_mpi_elsewhere(before) or _hands_all_on(before):
         return
-    named = {text.partition("=")[0] for word, text in pairwise(before) if word == "-x"}
+    lists = [re.split("[,;]", text) for word, text in pairwise(before) if word in _NAMING]
+    named = {text.partition("=")[0] for texts in lists for text in texts}
     if lost := " ".join(f"-x {name}" for name in variables if name not in named):
         yield (
             "mpirun starts ranks on other hosts, and hands on to them only the variables that it is "
             f"told: give it {lost}, or -genvall where it is MPICH's"
         )
+
+
+def _hands_all_on(before: Sequence[str]) -> bool:
+    """Return whether mpirun is one that hands on all variables unless it is told which."""
+    words = {Path(word).name for word in before}
+    return not words.isdisjoint(_OF_HYDRA) and words.isdisjoint(_KEEPING_BACK)
 
 
 def _in_deepspeed_env(environment: Mapping[str, str]) -> dict[str, str]:

@@ -84,6 +84,11 @@ def tuned_files(workdir: Path) -> Path:
     return workdir / _FOLDER / "run"
 
 
+def exports(folder: Path) -> Path:
+    """Return the file with the size and digest of each text that exports have written in a folder."""
+    return folder / _FOLDER / "exports"
+
+
 def copies_lock(folder: Path) -> Path:
     """Return the file that jobs keep locked while they use the copies in a folder."""
     return folder / ".held"

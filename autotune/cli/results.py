@@ -282,16 +282,19 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
 def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     """Print or write a recommendation in a format; settings that it lacks go to standard error."""
     from autotune.export.formats import FORMATS, remarks
-    from autotune.export.writing import refuse_replacing
+    from autotune.export.writing import note, refuse_replacing
 
     rendered = FORMATS[form](best)
-    if target not in (None, STANDARD_OUTPUT):
+    target = target or STANDARD_OUTPUT
+    if target != STANDARD_OUTPUT:
         refuse_replacing(target, rendered.text)
     if best.provisional:
         print(best.provenance["verdict"], file=sys.stderr)
     for line in remarks(form, rendered):
         print(line, file=sys.stderr)
-    _put(rendered.text, target or STANDARD_OUTPUT)
+    _put(rendered.text, target)
+    if target != STANDARD_OUTPUT:
+        note(target, rendered.text)
 
 
 def best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 import os
 import secrets
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from autotune import paths
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
@@ -196,7 +198,7 @@ def not_ours(path: Path) -> str:
     if not path.exists() or is_best(path):
         return ""
     return (
-        f"{path} is there and is no best.yaml of autotune's, so it is not replaced: name another file, "
+        f"{path} exists and is no best.yaml of autotune's, so it is not replaced: name another file, "
         "or move it away"
     )
 
@@ -217,15 +219,37 @@ def refuse_foreign(path: Path, kind: str, marks: tuple[bytes, ...]) -> None:
 
 
 def refuse_replacing(path: Path, text: str = "") -> None:
-    """Refuse to replace a file that is no best.yaml; one that is empty, or has this text, may go.
+    """Refuse to replace a file that no export has written; one that is empty, or has this text, may go.
 
     Raises:
         BadInput: another file is there.
     """
-    if _head(path).strip() and not is_best(path) and path.read_bytes() != text.encode():
-        raise BadInput(
-            f"{path} exists and is no best.yaml of autotune; name another file, or move it away"
-        )
+    if _head(path).strip() and not _is_export(path, text) and (refused := not_ours(path)):
+        raise BadInput(refused)
+
+
+def note(path: Path, text: str) -> None:
+    """Note beside a file that an export has written this text there, so that another may replace it."""
+    notes = paths.exports(path.parent)
+    with contextlib.suppress(OSError):
+        notes.parent.mkdir(exist_ok=True)
+        with notes.open("a") as file:
+            file.write(f"{_noted(text.encode())}\n")
+
+
+def _is_export(path: Path, text: str) -> bool:
+    """Return whether a file is as an export has left it, or has this text."""
+    try:
+        known = [_noted(text.encode()), *paths.exports(path.parent).read_text().split()]
+    except OSError:
+        known = [_noted(text.encode())]
+    size = f"{path.stat().st_size}-"
+    return any(one.startswith(size) for one in known) and _noted(path.read_bytes()) in known
+
+
+def _noted(content: bytes) -> str:
+    """Return size and digest of the content of a file."""
+    return f"{len(content)}-{hashlib.sha256(content).hexdigest()}"
 
 
 def _head(path: Path) -> bytes:

@@ -82,7 +82,7 @@ def test_a_file_that_is_not_ours_is_left_alone(played: Replayed) -> None:
     assert "best.yaml is not written (autotune has not written what is there" in played.said()
     given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
     assert given.returncode == 2
-    assert "best.yaml is there and is no best.yaml of autotune" in given.stderr
+    assert "best.yaml exists and is no best.yaml of autotune" in given.stderr
     assert mine.read_text() == "layers: 12\n"
     elsewhere = ("--output", "other.yaml", "--storage", played.url)
     assert ask("export", played.name, *elsewhere, cwd=played.folder).returncode == 0

@@ -367,6 +367,19 @@ def test_file_of_the_user_is_not_replaced(best_file: Path) -> None:
         assert json.loads(mine.read_text())["bf16"] == {"enabled": True}
 
 
+@pytest.mark.parametrize("form", ["env", "deepspeed"])
+def test_earlier_export_is_replaced_by_another_answer(best_file: Path, form: str) -> None:
+    exported(best_file, "--format", form, "-o", "tuned")
+    before = best_file.with_name("tuned").read_text()
+    other = of_workload({"precision": "fp16", "nccl_algo": "Tree"})
+    writing.write(best_file, writing.document_of(other))
+    exported(best_file, "--format", form, "-o", "tuned")
+    written = best_file.with_name("tuned").read_text()
+    assert written != before
+    best_file.with_name("tuned").write_text(before + "\n")
+    exported(best_file, "--format", form, "-o", "tuned", code=2)
+
+
 def test_options_that_write_something_else_stand_alone(best_file: Path) -> None:
     given = {"--trials": "a.csv", "--tracker": "mlflow", "--output": "b.yaml"}
     for several in itertools.combinations(given.items(), 2):

@@ -161,6 +161,6 @@ def counters_text(knobs: Knobs, today: Knobs) -> str:
         return ""
     factor = knobs["micro_batch"] / today["micro_batch"]
     return (
-        "What the script counts in micro-batches (validation, saving, max_iters) now means "
+        "What the job counts in micro-batches (such as validation and saving) now means "
         f"{factor:.3g} times as many samples."
     )

@@ -83,7 +83,7 @@ def _same(figures: StudyFigures) -> Iterator[str]:
     batch, after = figures.job.batch_before, figures.job.batch_after
     knobs = figures.verdict.knobs
     if knobs and batch is not None and batch == after and figures.answer.kind == Kind.BETTER:
-        counts = counters_text(knobs, figures.verdict.baseline_knobs)
+        counts = counters_text(knobs, figures.verdict.baseline_knobs or knobs)
         same = f"{same} The global batch stays {batch}. {counts}".strip()
     yield same
 

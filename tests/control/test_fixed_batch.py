@@ -58,7 +58,7 @@ def test_the_baselines_global_batch_is_kept_by_default(played: Replayed) -> None
     assert "10 configurations remain, all with your global batch of 96" in played.said()
     assert "micro_batch 32, 64 have no partner" in played.said()
     told = " ".join(answered(played, "status", played.name).split())
-    assert "The global batch stays 96. What the script counts in micro-batches" in told
+    assert "The global batch stays 96. What the job counts in micro-batches" in told
     assert "now means 12 times as many samples." in told
 
 

@@ -47,7 +47,7 @@ def test_each_change_of_the_job_is_told() -> None:
         "micro_batch: --batch-size 16 -> 32",
         "accumulation_steps: $STEPS 2 -> 1",
         "bucket_cap_mb: 25 -> 5 (from outside)",
-        "What the script counts in micro-batches (validation, saving, max_iters) now means 2 times as "
+        "What the job counts in micro-batches (such as validation and saving) now means 2 times as "
         "many samples.",
     )
     assert job.refusals == ()

@@ -36,7 +36,7 @@ _ELSEWHERE = frozenset(
         *("ssh", "rsh", "pdsh", "clush", "pssh", "parallel-ssh"),
     }
 )
-_STARTERS = _TOLD_HOSTS | _ELSEWHERE | {_DEEPSPEED}
+_STARTERS = _TOLD_HOSTS | _ELSEWHERE
 OWN_ENVIRONMENT = _OF_MPI | {
     *("docker", "podman", "apptainer", "singularity", "kubectl", "sudo", "ssh", "systemd-run")
 }
@@ -184,8 +184,17 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def among(pids: Collection[int]) -> set[int]:
-    """Return the living processes that run one of these programs."""
-    return {pid for pid in pids if _program(pid) in _STARTERS}
+    """Return the living processes that run one of these programs, of deepspeed if hosts are named."""
+    return {pid for pid in pids if _is_starter(pid)}
+
+
+def _is_starter(pid: int) -> bool:
+    name = _program(pid)
+    if name != _DEEPSPEED:
+        return name in _STARTERS
+    words = _words(pid)
+    place = next((n for n, word in enumerate(words) if Path(word).name == name), 0)
+    return _reads_others(words[place + 1 :])
 
 
 def end(starters: Collection[int], grace: float = GRACE_SECONDS) -> None:
@@ -218,12 +227,16 @@ def _program(pid: int) -> str:
 
 def _step_of(pid: int) -> str:
     """Return the name of the step that `named` has given to an srun; empty if it has none."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
     given = f"{_STEP_NAME}autotune-"
-    return next((w.removeprefix(_STEP_NAME) for w in words if w.startswith(given)), "")
+    return next((w.removeprefix(_STEP_NAME) for w in _words(pid) if w.startswith(given)), "")
+
+
+def _words(pid: int) -> list[str]:
+    """Return the command line of a process; none if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def _cancel(names: Collection[str]) -> None:

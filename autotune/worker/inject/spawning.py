@@ -144,12 +144,20 @@ _STARTS: dict[str, Callable[..., tuple[Any, Mapping[Any, Any] | None]]] = {
 """Audit event of a program that begins -> its words and environment."""
 
 
+_TELLABLE = ("PYTHON", "LD_", "OMP_", "MKL_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_")
+"""Beginnings of variables whose values are no secrets, so that a cause may tell them."""
+
+
 def _anew(env: Mapping[Any, Any], before: Mapping[str, str]) -> str:
     """Return advice for a script that puts another program in the place of its process."""
     given = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
-    new = [f"{name}={value}" for name, value in given.items() if before.get(name) != value]
+    new = [
+        f"{name}={shlex.quote(value) if name.startswith(_TELLABLE) else '...'}"
+        for name, value in given.items()
+        if before.get(name) != value
+    ]
     instead = (
-        f"set the variable before the command, `{shlex.join(['env', *new])} ...`, so that it need not"
+        f"set the variable before the command, `env {' '.join(new)} ...`, so that it need not"
         if new
         else "have it train in the process that it is started in"
     )

@@ -24,10 +24,9 @@ COLUMNS = (
     *("step_mean", "step_median", "step_p95", "step_correlation"),
 )
 """Columns of the table of attempts, in order, before a column per knob."""
-_RECORDED = ("throughput", "trial_seconds")
-"""Columns of a replay table, besides those above."""
-_TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, "true", "false"})
-_HAS_MEANING = "is a word with a meaning of its own here; choose another name"
+_RECORDED = ("throughput", "trial_seconds", "state")
+"""Columns of a replay table."""
+_TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, *_RECORDED, "true", "false"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _MOST_TRIED = 20_000
 """Combinations of the values in a constraint that are tried: a tenth of a second."""
@@ -132,15 +131,6 @@ def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str | None]) -> 
     return problems
 
 
-def of_columns(knobs: Knobs) -> mistakes.Problems:
-    """Return mistakes: names that columns of tables of results have.
-
-    Studies of earlier versions may have them.
-    """
-    taken = {*COLUMNS, *_RECORDED}
-    return {("knobs", name): _HAS_MEANING for name in knobs if name in taken}
-
-
 def _of_name(name: str) -> str | None:
     if name in CATALOGUE:
         return (
@@ -148,7 +138,7 @@ def _of_name(name: str) -> str | None:
             "workload.flags, or choose another name"
         )
     if name in _TAKEN or keyword.iskeyword(name):
-        return _HAS_MEANING
+        return "is a word with a meaning of its own here; choose another name"
     if not _NAME.fullmatch(name):
         return "must be letters, digits and underscores, the first one a letter"
     return None

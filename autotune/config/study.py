@@ -403,7 +403,6 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
         problems |= spec.workload.file_problems(spec.taken)
-        problems |= own_knobs.of_columns(spec.knobs)
         of_launcher = spec.launcher.file_problems()
         problems |= {("launcher", field): text for field, text in of_launcher.items()}
         if not problems:

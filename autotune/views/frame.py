@@ -123,7 +123,7 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
 
 
 def _column(knob: str) -> str:
-    """Return the column of a knob; earlier versions let a knob of a study's own have any name."""
+    """Return the column of a knob; one of a study's own may have the name of a measurement."""
     return f"knob.{knob}" if knob in COLUMNS else knob
 
 

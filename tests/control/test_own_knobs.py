@@ -137,10 +137,7 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
     assert recomputed_verdict(played.repository, "played").knobs == played.verdict["knobs"]
 
 
-def test_knob_of_a_stored_study_leaves_the_column_of_its_name_as_measured(
-    played: Replayed,
-) -> None:
-    """Study files of earlier versions could name a knob so."""
+def test_knob_leaves_the_column_of_its_name_as_measured(played: Replayed) -> None:
     knob = {"values": [1, 2], "flag": "--rate", "default": 1}
     own = {**OWN, "knobs": {"rate": knob}, "constraints": [], "budget": {"trials": 2}}
     spec = StudySpec.model_validate({"name": played.name, **own})

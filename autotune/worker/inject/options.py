@@ -167,6 +167,8 @@ def _of_hydra() -> Iterator[Option]:
         for value in frame.f_locals.values():
             if isinstance(value, omegaconf.DictConfig):
                 whole = value._get_root()  # the function may have been given a part of it
+                if not isinstance(whole, omegaconf.DictConfig):
+                    continue  # an entry of a list of the script's own
                 yield from _flat(omegaconf.OmegaConf.to_container(whole, resolve=False), "")
                 return
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.worker.inject.changes import Changes
 from tests.support.apart import run_apart
@@ -110,6 +110,26 @@ def _with_state() -> None:
         next(iter(loader))
         assert loader.state_dict() != before
     assert len([*loader]) == 4
+
+
+class _Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def _streamed_with_state() -> None:
+    _changes({"loader_workers": 1}, loader_workers=0)
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(_Stream(), num_workers=1, persistent_workers=True)
+    loader.state_dict()
+    with torch.no_grad():
+        assert [len([*loader]) for _ in range(3)] == [4, 4, 4]
+
+
+def test_evaluation_on_a_stream_has_all_batches_each_time() -> None:
+    pytest.importorskip("torchdata")
+    run_apart(_streamed_with_state)
 
 
 def test_state_of_a_loader_of_torchdata_is_that_of_its_iterator() -> None:

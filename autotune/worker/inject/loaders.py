@@ -72,8 +72,11 @@ class LoaderChanges:
         loader: DataLoader[Any] = bound.arguments["self"]
         if _shuffles(loader) or _has(loader, self._today) or _has(loader, self._wanted):
             values = {name: getattr(loader, name) for name in _WITHOUT_WORKERS} | self._wanted
-            kept = () if _has_state(loader) else (_KEPT,)
-            self._own[loader] = {name: getattr(loader, name) for name in (*values, *kept)}
+            own = {name: getattr(loader, name) for name in (*values, _KEPT)}
+            if _has_state(loader):  # has one iterator, which others than its workers cannot reset
+                del own[_KEPT]
+                own["persistent_workers"] = False
+            self._own[loader] = own
             vars(loader).update(_allowed(loader, values))
 
     def _read(self, read: Callable[..., Any], loader: DataLoader[Any]) -> Any:

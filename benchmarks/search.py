@@ -65,7 +65,7 @@ from courses import (
 )
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from recorded import Table
 
 from autotune.config import StudySpec
@@ -100,9 +100,13 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 def _ours(seed: int, table: Table) -> PerformanceModelSampler:
     distributions = {name: CategoricalDistribution(v) for name, v in table.values.items()}
-    return PerformanceModelSampler(
-        seed, distributions, allowed=lambda _: lambda params: key(params) in table.rows
-    )
+    return PerformanceModelSampler(seed, distributions, partial(_new, table))
+
+
+def _new(table: Table, trials: list[FrozenTrial]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return the filter of parameters that are in a table and were not tried, as in a study."""
+    tried = {key(trial.params) for trial in trials if trial.state != TrialState.WAITING}
+    return lambda params: key(params) in table.rows.keys() - tried
 
 
 SAMPLERS: dict[str, Callable[[int, Table], BaseSampler]] = {

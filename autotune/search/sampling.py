@@ -168,7 +168,8 @@ def _any(_: Mapping[str, KnobValue]) -> bool:
 class WorthLaunching:
     """Filter of configurations that are feasible, new, provable, and not bound to run out of memory.
 
-    Trials that have ended do not change, so they are read once.
+    Trials that have ended do not change, so they are read once. What it is asked of fewer trials than
+    it has read follows from these alone.
 
     Attributes:
         provable: returns whether a trial could be proven, given a value for every knob.
@@ -177,6 +178,7 @@ class WorthLaunching:
     def __init__(self, space: Space) -> None:
         self._space = space
         self.provable: Callable[[Mapping[str, KnobValue]], bool] = _any
+        self._of_fewer: WorthLaunching | None = None
         self._ended: set[int] = set()
         self._tried: set[Configuration] = set()
         self._too_large: list[Shortage] = []
@@ -193,6 +195,10 @@ class WorthLaunching:
 
     def at_any_price(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
         """Return the same filter where it does not matter what can be proven."""
+        if self._has_read_more(trials):
+            if self._of_fewer is None or self._of_fewer._has_read_more(trials):
+                self._of_fewer = WorthLaunching(self._space)
+            return self._of_fewer.at_any_price(trials)
         new = [trial for trial in trials if trial.number not in self._ended]
         for trial in new:
             if trial.state.is_finished():
@@ -208,6 +214,9 @@ class WorthLaunching:
             return not any(known.recurs_in(full) for known in self._too_large)
 
         return worth
+
+    def _has_read_more(self, trials: Sequence[FrozenTrial]) -> bool:
+        return sum(trial.number in self._ended for trial in trials) < len(self._ended)
 
     def _key(self, params: Mapping[str, KnobValue]) -> Configuration:
         # Trials of an earlier version may have parameters that follow from others today.

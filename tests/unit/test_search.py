@@ -7,11 +7,17 @@ import random
 import optuna
 import pytest
 
-from autotune.search.sampling import Exhausted, needs_more_memory, sampler
+from autotune.search.sampling import (
+    Exhausted,
+    WorthLaunching,
+    needs_more_memory,
+    sampler,
+)
 from autotune.search.space import Space, key
 from search_spaces import Facts, defaults, infeasible, preset
 
 CPU = Facts(device="cpu", world_size=2)
+PRECISIONS = {"fp32": 1.0, "bf16": 1.2}
 
 
 def ask_all(space, name, trials, value=lambda params: 1.0, end="COMPLETE"):
@@ -272,3 +278,45 @@ def test_what_there_is_no_time_for_is_not_proposed_unless_it_was_enqueued():
             asked.append(trial.params)
             study.tell(trial, float(trial.params["micro_batch"]))
         assert [params["compile"] for params in asked] == ["default", "none", "none"]
+
+
+def told_in_turn(space, trials):
+    """Trials of a study, of which those with a larger micro-batch and in bf16 are faster."""
+    study = optuna.create_study(direction="maximize", sampler=sampler("model", space, seed=0))
+    study.enqueue_trial({name: defaults()[name] for name in space.distributions()})
+    for _ in range(trials):
+        trial = study.ask(space.distributions())
+        rate = trial.params["micro_batch"] ** 0.1 * PRECISIONS[trial.params["precision"]]
+        trial.set_user_attr("standard_error", 0.01)
+        study.tell(trial, rate)
+    return study.get_trials(deepcopy=False)
+
+
+def test_what_was_expected_before_the_last_trial_does_not_know_of_it():
+    values = {"micro_batch": [1, 2, 4, 8, 16], "precision": [*PRECISIONS]}
+    space = Space({**values, "log_interval": [1, 10, 50]}, defaults(), CPU)
+    trials = told_in_turn(space, 5)
+    asked, new = (sampler("model", space, seed=0) for _ in range(2))
+    asked.prediction(trials)
+    before, alone = (one.prediction(trials[:-1]) for one in (asked, new))
+    assert (before.gain, before.left) == (alone.gain, alone.left)
+
+
+def test_what_ran_out_of_memory_in_the_last_trial_rules_out_nothing_before_it():
+    space = Space({"micro_batch": [1, 2, 4, 8]}, defaults(), CPU)
+    study = optuna.create_study(direction="maximize", sampler=sampler("random", space, seed=0))
+    worth = WorthLaunching(space)
+    for size in (1, 4):
+        study.enqueue_trial({"micro_batch": size})
+        trial = study.ask(space.distributions())
+        trial.set_user_attr("end", "OOM")
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    trials = study.get_trials(deepcopy=False)
+    for some, left in (
+        (trials, []),
+        (trials[1:], [1, 2]),
+        (trials, []),
+        (trials[:0], [1, 2, 4, 8]),
+    ):
+        allowed = worth(some)
+        assert [size for size in (1, 2, 4, 8) if allowed({"micro_batch": size})] == left

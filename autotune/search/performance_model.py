@@ -80,7 +80,8 @@ class PerformanceModelSampler(BaseSampler):
 
     Trials may carry the user attributes `standard_error` of their value, relative, or else
     `half_width`, that of its 95 % interval by the normal distribution; and `peak_bytes`, the
-    largest memory of a rank. A pruned trial counts with its last intermediate value.
+    largest memory of a rank. A pruned trial counts with its last intermediate value; without one, and
+    with the attribute `end` of PRUNED, it has failed.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class PerformanceModelSampler(BaseSampler):
         known = [t for t in trials if grid.covers(t.params)]
         ran = [t for t in known if value_of(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
-        failed = [t for t in known if t.state == TrialState.FAIL]
+        failed = [t for t in known if t.state == TrialState.FAIL or _is_cut_short(t)]
         if not grid.has_sizes(MICRO_BATCH):
             failed += too_large  # without sizes memory depends on values, like any other cause
 
@@ -338,6 +339,12 @@ def _best_per_second(
         return float(promise[number]) / seconds(grid.decode(candidates[number]))
 
     return max(itertools.islice(new, SEARCH.priced), key=rate, default=None)
+def _is_cut_short(trial: FrozenTrial) -> bool:
+    """Return whether a trial was ended before its first step."""
+    cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == "PRUNED"
+    return cut and value_of(trial) is None
+
+
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:

@@ -67,10 +67,10 @@ def test_several_values_that_failures_share_leave_the_cause_open():
     assert model.risk(rows((1, 0, 0, 0)))[0] < 1.0
 
 
-@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("end", ["ERROR", "OOM", "PRUNED"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_pair_of_values_that_fails_is_soon_left_alone(seed, memory):
-    """Also for want of memory, where no size is searched that would tell of it."""
+def test_a_pair_of_values_that_fails_is_soon_left_alone(seed, end):
+    """Also for want of memory, where no size is searched that would tell of it, or without a step."""
 
     def works(params):
         return not (params["a"] == 2 and params["b"] == 2)
@@ -86,9 +86,9 @@ def test_a_pair_of_values_that_fails_is_soon_left_alone(seed, memory):
             study.tell(trial, value := rate(trial.params))
             best = max(best, value)
         else:
-            if memory:
-                trial.set_constraint(OUT_OF_MEMORY, 1.0)
-            study.tell(trial, state=TrialState.PRUNED if memory else TrialState.FAIL)
+            trial.set_user_attr("end", end)
+            trial.set_constraint(OUT_OF_MEMORY, 1.0 if end == "OOM" else -1.0)
+            study.tell(trial, state=TrialState.FAIL if end == "ERROR" else TrialState.PRUNED)
             failures += 1
     assert failures <= 5  # of nine
     assert best == pytest.approx(

@@ -132,6 +132,7 @@ class Space:
         self._baseline = dict(baseline)
         self._facts = facts
         self._refusal = refusal
+        self._found = 0
         self.left_out: list[str] = []
         self.splits = splits(values, baseline, facts)
         if self.splits:
@@ -252,12 +253,26 @@ class Space:
         return self.size <= SEARCH.enumerable
 
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
-        """Return whether some configuration passes; assumed of a space too large to enumerate."""
+        """Return whether some configuration passes; assumed of a space too large to enumerate.
+
+        It looks first where it found one the last time: what lies before rarely passes later.
+        """
         if not self.enumerable:
             return True
-        names = list(self.distributions())
+        names, start = list(self.distributions()), self._found
+        later, earlier = self._every(names, start, None), self._every(names, 0, start)
+        for number, values in itertools.chain(later, earlier):
+            if worth(dict(zip(names, values, strict=True))):
+                self._found = number
+                return True
+        return False
+
+    def _every(
+        self, names: Sequence[str], start: int, stop: int | None
+    ) -> Iterator[tuple[int, tuple[KnobValue, ...]]]:
+        """Yield the combinations of all values with their numbers, between two of these."""
         everything = itertools.product(*(self._values[name] for name in names))
-        return any(worth(dict(zip(names, values, strict=True))) for values in everything)
+        return itertools.islice(enumerate(everything), start, stop)
 
     def feasible(self, generator: random.Random) -> Iterator[dict[str, KnobValue]]:
         """Yield feasible sampled parameters in random order.

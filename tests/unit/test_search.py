@@ -320,3 +320,23 @@ def test_what_ran_out_of_memory_in_the_last_trial_rules_out_nothing_before_it():
     ):
         allowed = worth(some)
         assert [size for size in (1, 2, 4, 8) if allowed({"micro_batch": size})] == left
+
+
+def test_what_is_left_is_looked_for_where_something_was_left_before():
+    names = "micro_batch", "accumulation_steps", "log_interval", "bucket_cap_mb"
+    space = Space({name: [*range(1, 11)] for name in names}, dict(defaults(), micro_batch=1), CPU)
+    asked, tried = [], set()
+
+    def worth(params):
+        asked.append(params)
+        return params["micro_batch"] == 9 and key(params) not in tried
+
+    assert space.any_feasible(worth)
+    assert len(asked) > 1000
+    tried.add(key(asked[-1]))
+    asked.clear()
+    assert space.any_feasible(worth)
+    assert len(asked) <= 2
+    asked.clear()
+    assert not space.any_feasible(lambda params: bool(asked.append(params)))
+    assert len({key(params) for params in asked}) == space.size

@@ -95,19 +95,29 @@ class Grid:
             name: self._values[name][index] for name, index in zip(self.names, row, strict=True)
         }
 
-    def candidates(self, random: np.random.Generator, best: Params | None) -> Rows:
-        """Return all rows, or a random sample of a feasible size with the neighbours of the best."""
+    @property
+    def is_small(self) -> bool:
+        """True if all rows can be ranked."""
+        return math.prod(map(len, self._values.values())) <= SEARCH.most_candidates
+
+    def candidates(self, random: np.random.Generator, known: Rows) -> Rows:
+        """Return all rows, or as many as can be ranked: a random sample beside those that are known.
+
+        Args:
+            known: rows of which more may be expected than of a random one.
+        """
         sizes = [len(values) for values in self._values.values()]
-        if math.prod(sizes) <= SEARCH.most_candidates:
+        if self.is_small:
             return np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
-        drawn = np.stack(
-            [random.integers(0, size, SEARCH.most_candidates) for size in sizes], axis=1
-        )
-        if best is None:
-            return drawn
-        here = self.encode(best)
-        near = [_changed(here, axis, v) for axis, size in enumerate(sizes) for v in range(size)]
-        return np.unique(np.concatenate([drawn, np.array(near)]), axis=0)
+        count = max(0, SEARCH.most_candidates - len(known))
+        drawn = np.stack([random.integers(0, size, count) for size in sizes], axis=1)
+        return np.unique(np.concatenate([drawn, known]), axis=0)
+
+    def neighbours(self, params: Params) -> Rows:
+        """Return the rows that differ from these parameters in one value at most."""
+        here = self.encode(params)
+        values = ((axis, v) for axis, n in enumerate(self.names) for v in range(self.count(n)))
+        return np.array([_changed(here, axis, value) for axis, value in values])
 
     def has_numbers(self, name: str) -> bool:
         """Return whether a parameter has numbers, or follows from one that has."""

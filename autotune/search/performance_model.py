@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import operator
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from autotune.search.failure_models import FaultModel, MemoryModel, is_of_device
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.observations import Observations, value_of
 from autotune.search.policy import SEARCH
-from autotune.search.space import MICRO_BATCH
+from autotune.search.space import MICRO_BATCH, Space
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
 from autotune.search.threads import ThreadpoolController
@@ -92,6 +93,7 @@ class PerformanceModelSampler(BaseSampler):
         memory_bytes: float | None = None,
         follows: Follows | None = None,
         finalists: int = 3,
+        space: Space | None = None,
     ) -> None:
         """Prepare for one study.
 
@@ -103,9 +105,13 @@ class PerformanceModelSampler(BaseSampler):
             follows: numbers that are no parameters but follow from one, such as accumulation under
                 a fixed global batch.
             finalists: number of configurations that are measured again before one is chosen.
+            space: what tells which combinations can run; few may in a large space.
         """
         self._search_space = dict(search_space)
         self._random = np.random.default_rng(seed)
+        self._draw = random.Random(seed)
+        self._space = space
+        self._walked: Rows | None = None
         self._independent = RandomSampler(seed=seed)
         self._allowed = allowed
         self._speeds: dict[int, float] = {}
@@ -173,7 +179,7 @@ class PerformanceModelSampler(BaseSampler):
         grid = Grid(search_space, self._follows)
         telling = self._telling(trials)
         timed = [trial for trial in telling if trial.number not in self._barred]
-        candidates = grid.candidates(self._random, _best_params(timed, grid))
+        candidates = self._candidates(grid, _best_params(timed, grid))
         seen = Observations.of(timed, grid, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
         if len(seen.times) < SEARCH.few_measured:
@@ -227,7 +233,7 @@ class PerformanceModelSampler(BaseSampler):
         seen = Observations.of(timed, grid, errors=self._errors)
         if len(seen.times) < SEARCH.few_measured:
             return None
-        candidates = grid.candidates(self._random, _best_params(timed, grid))
+        candidates = self._candidates(grid, _best_params(timed, grid))
         model = StepModel(grid, seen, self._profile)
         fits, works = self._chances(grid, telling, candidates)
         promise = model.gain(candidates) * fits * works
@@ -252,6 +258,18 @@ class PerformanceModelSampler(BaseSampler):
             surprise=model.surprise(),
             measured=len(seen.times),
         )
+
+    def _candidates(self, grid: Grid, best: Params | None) -> Rows:
+        """Return the rows that are ranked; of a large space those that can run above all."""
+        if grid.is_small:
+            return grid.candidates(self._random, grid.rows_of([]))
+        if self._space is None:
+            near = grid.rows_of([]) if best is None else grid.neighbours(best)
+            return grid.candidates(self._random, near)
+        if self._walked is None:
+            self._walked = grid.rows_of([*self._space.walks(self._draw, SEARCH.walks)])
+        near = grid.rows_of([] if best is None else [*self._space.neighbours(best)])
+        return grid.candidates(self._random, np.concatenate([self._walked, near]))
 
     def _telling(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         """Return the trials that the models use, in order.
@@ -321,6 +339,12 @@ class PerformanceModelSampler(BaseSampler):
                 yield int(number)
 
 
+def _is_cut_short(trial: FrozenTrial) -> bool:
+    """Return whether a trial was ended before its first step."""
+    cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == "PRUNED"
+    return cut and value_of(trial) is None
+
+
 def _not_tried(trials: Sequence[FrozenTrial], grid: Grid) -> Callable[[Params], bool]:
     values = operator.itemgetter(*grid.names)
     tried = {values(t.params) for t in trials if grid.covers(t.params)}
@@ -339,12 +363,6 @@ def _best_per_second(
         return float(promise[number]) / seconds(grid.decode(candidates[number]))
 
     return max(itertools.islice(new, SEARCH.priced), key=rate, default=None)
-def _is_cut_short(trial: FrozenTrial) -> bool:
-    """Return whether a trial was ended before its first step."""
-    cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == "PRUNED"
-    return cut and value_of(trial) is None
-
-
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:

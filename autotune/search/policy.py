@@ -85,6 +85,12 @@ class SearchPolicy:
         "that are ranked; of more a random sample",
         "bounds the time of a suggestion",
     )
+    walks: int = judgement(
+        750,
+        "configurations",
+        "of that sample that are found change by change, from the baseline on",
+        "half: few of a large space may be able to run",
+    )
     most_values: int = judgement(17, "values", "of a range")
     enumerable: int = judgement(200_000, "configurations", "that are enumerated")
     searched_for_constants: int = measured(

@@ -319,7 +319,7 @@ def sampler(
         splits = space.splits
         follows = {ACCUMULATION: (MICRO_BATCH, splits.steps)} if splits else None
         ours = PerformanceModelSampler(
-            seed, space.distributions(), worth, memory_bytes, follows, finalists
+            seed, space.distributions(), worth, memory_bytes, follows, finalists, space
         )
         return FeasibleSampler(ours, space, seed, 1, worth)
     inner, tries = _INNER[name]

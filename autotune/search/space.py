@@ -295,6 +295,53 @@ class Space:
             if not self.problems(params):
                 yield params
 
+    def walks(self, generator: random.Random, count: int) -> Iterator[dict[str, KnobValue]]:
+        """Yield feasible sampled parameters, however few combinations are feasible.
+
+        Each is reached from the baseline: knob by knob, in random order, a random value is taken where
+        it goes with those before it. So values that rule out many others come with what is left.
+        """
+        names = list(self.distributions())
+        for _ in range(count):
+            generator.shuffle(names)
+            wanted = {name: generator.choice(self._values[name]) for name in names}
+            yield self._toward(wanted, self._today())
+
+    def neighbours(self, params: Mapping[str, KnobValue]) -> Iterator[dict[str, KnobValue]]:
+        """Yield feasible sampled parameters with another value of one knob.
+
+        Other knobs keep their values, except those that do not go with it: they have the baseline's.
+        """
+        for name in self.distributions():
+            for value in self._values[name]:
+                if value != params[name] and (near := self._with(name, value, params)):
+                    yield near
+
+    def _with(
+        self, name: str, value: KnobValue, params: Mapping[str, KnobValue]
+    ) -> dict[str, KnobValue] | None:
+        """Return feasible parameters with this value, close to others; None if none are found."""
+        others = {other: params[other] for other in self.distributions() if other != name}
+        near = {**others, name: value}
+        if self.problems(near):
+            near = self._toward(others, {**self._today(), name: value})
+            near = self._toward(others, near)  # a value may go only with a later one
+        return None if self.problems(near) else near
+
+    def _today(self) -> dict[str, KnobValue]:
+        return {name: self._baseline[name] for name in self.distributions()}
+
+    def _toward(
+        self, wanted: Mapping[str, KnobValue], start: Mapping[str, KnobValue]
+    ) -> dict[str, KnobValue]:
+        """Return the start with every wanted value, in their order, that goes with those before it."""
+        params = dict(start)
+        for name, value in wanted.items():
+            changed = {**params, name: value}
+            if changed != params and not self.problems(changed):
+                params = changed
+        return params
+
 
 def _in_order(name: str, values: Sequence[KnobValue]) -> bool:
     """Return whether neighbouring values behave alike; numbers of a study's own knobs do."""

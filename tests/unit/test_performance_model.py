@@ -135,7 +135,7 @@ def test_what_a_candidate_promises_does_not_depend_on_where_it_stands_in_the_gri
         )
     grid = Grid(DISTRIBUTIONS)
     model = StepModel(grid, Observations.of(study.trials, grid))
-    rows = grid.candidates(np.random.default_rng(0), None)
+    rows = grid.candidates(np.random.default_rng(0), grid.rows_of([]))
     order = np.random.default_rng(1).permutation(len(rows))
     assert len(rows) > 1000
     straight, shuffled = getattr(model, what)(rows), getattr(model, what)(rows[order])

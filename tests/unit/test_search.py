@@ -7,6 +7,7 @@ import random
 import optuna
 import pytest
 
+from autotune.search.policy import SEARCH
 from autotune.search.sampling import (
     Exhausted,
     WorthLaunching,
@@ -340,3 +341,85 @@ def test_what_is_left_is_looked_for_where_something_was_left_before():
     asked.clear()
     assert not space.any_feasible(lambda params: bool(asked.append(params)))
     assert len({key(params) for params in asked}) == space.size
+
+
+# Spaces of which few combinations can run
+
+DEVICES = Facts("cuda", 8, (9, 0), 512, "nccl")
+WITH_SWITCHES = {
+    "micro_batch": [8, 16, 32, 64],
+    "precision": ["fp32", "tf32", "bf16", "fp16", "pure_bf16"],
+    "optimizer_kernels": ["default", "foreach", "fused"],
+    "loader_workers": [0, 2, 4, 8],
+    "pin_memory": [False, True],
+    "persistent_workers": [False, True],
+    "prefetch_factor": [2, 4],
+    "parallelism": ["ddp", "zero1", "fsdp", "fsdp_keep"],
+    "bucket_cap_mb": [5, 25, 50, 100, 200],
+    "first_bucket_mb": [1, 5],
+    "gradient_as_bucket_view": [False, True],
+    "gradient_compression": ["none", "bf16", "fp16"],
+    "static_graph": [False, True],
+    "activation_checkpointing": [0, 1, 2],
+    "compile": ["none", "default", "reduce-overhead"],
+    "float8": ["none", "tensorwise", "rowwise"],
+    "fsdp_prefetch": [0, 2],
+    "fsdp_reduce_dtype": ["fp32", "bf16"],
+}
+LIKE_DDP = {
+    "precision": "bf16",
+    "optimizer_kernels": "fused",
+    "gradient_as_bucket_view": True,
+    "bucket_cap_mb": 100,
+    "micro_batch": 32,
+}
+
+
+def with_switches():
+    today = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
+    space = Space(WITH_SWITCHES, today, DEVICES)
+    return space, {name: today[name] for name in space.distributions()}
+
+
+def test_walks_from_the_baseline_can_all_run_and_have_every_value():
+    space, today = with_switches()
+    names = list(today)
+    drawn = random.Random(1)
+    by_chance = [
+        {name: drawn.choice(space.distributions()[name].choices) for name in names}
+        for _ in range(100)
+    ]
+    assert sum(not space.problems(params) for params in by_chance) < 10
+    found = list(space.walks(random.Random(0), SEARCH.walks))
+    assert len(found) == SEARCH.walks
+    assert not any(space.problems(params) for params in found)
+    for name, distribution in space.distributions().items():
+        assert {params[name] for params in found} == set(distribution.choices), name
+    assert [*space.walks(random.Random(0), 3)] == found[:3]
+
+
+def test_neighbour_with_another_switch_leaves_out_what_goes_with_the_old_one_only():
+    space, today = with_switches()
+    best = {**today, **LIKE_DDP}
+    found = list(space.neighbours(best))
+    assert not any(space.problems(params) for params in found)
+    assert best not in found
+    sharded = [params for params in found if params["parallelism"] == "fsdp"]
+    ddp_only = {name: today[name] for name in ("gradient_as_bucket_view", "bucket_cap_mb")}
+    assert sharded == [{**best, "parallelism": "fsdp", **ddp_only}]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_switch_with_much_behind_it_is_tried_early(seed):
+    space, today = with_switches()
+    study = optuna.create_study(direction="maximize", sampler=sampler("model", space, seed))
+    study.enqueue_trial(today)
+    study.enqueue_trial({**today, **LIKE_DDP})
+    for _ in range(16):
+        trial = study.ask(space.distributions())
+        rate = {8: 0.8, 16: 1.0, 32: 1.1, 64: 1.15}[trial.params["micro_batch"]]
+        rate *= 1.5 if "16" in trial.params["precision"] else 1.0
+        rate *= 1.4 if trial.params["parallelism"].startswith("fsdp") else 1.0
+        trial.set_user_attr("standard_error", 0.01)
+        study.tell(trial, rate)
+    assert any(trial.params["parallelism"].startswith("fsdp") for trial in study.trials)

@@ -193,6 +193,12 @@ class SearchPolicy:
     broken_after: int = judgement(
         5, "trials", "first ones that all fail, which shows that the workload is to blame"
     )
+    hopeless_after: int = judgement(
+        20,
+        "trials",
+        "first ones without a rate, whatever they end in, after which a search ends",
+        "four times those that show it by errors",
+    )
     cores_for_loading: int = judgement(2, "cores per rank", "from which on one is free for loading")
     most_growth: int = judgement(
         4, "factor", "of the micro-batch at once, unless the memory is known to hold more"

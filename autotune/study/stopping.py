@@ -54,16 +54,27 @@ class Budget:
         if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
             text = f"the budget of {limits.device_hours:g} device hours is spent"
             return SearchEnd(SearchEndCause.DEVICE_HOURS, text)
-        ended = [trial for trial in begun if trial.state.is_finished()]
-        failed = (trial.user_attrs.get("end") in _FAILURES for trial in ended)
-        if len(ended) >= SEARCH.broken_after and all(failed):
-            return SearchEnd(SearchEndCause.ALL_FAIL, "every trial ends in an error")
-        return None
+        text = _all_fail([trial for trial in begun if trial.state.is_finished()])
+        return SearchEnd(SearchEndCause.ALL_FAIL, text) if text else None
 
     def _device_hours(self, attempts: Attempts) -> float:
         searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in searching)
         return spent * self._world_size / _SECONDS_PER_HOUR
+
+
+def _all_fail(ended: Sequence[FrozenTrial]) -> str:
+    """Return why trials show that none will run, in words; empty if they do not.
+
+    A few errors show it. A trial that is out of memory, or has no step in its time, leaves hope that
+    another one runs, so it takes more of these.
+    """
+    failed = (trial.user_attrs.get("end") in _FAILURES for trial in ended)
+    if len(ended) >= SEARCH.broken_after and all(failed):
+        return "every trial ends in an error"
+    if len(ended) >= SEARCH.hopeless_after and all(value_of(trial) is None for trial in ended):
+        return f"none of {len(ended)} trials has run"
+    return ""
 
 
 def _launched(trials: Sequence[FrozenTrial], attempts: Attempts) -> int:

@@ -169,6 +169,25 @@ def test_search_whose_trials_all_end_in_an_error_ends_for_that():
     assert budget.why_enough(failed[1:], Attempts([], {}, ())) is None
 
 
+@pytest.mark.parametrize(
+    ("ends", "is_over"),
+    [
+        ([AttemptState.OOM] * 20, True),
+        ([AttemptState.OOM, *[AttemptState.ERROR] * 19], True),
+        ([AttemptState.PRUNED, *[AttemptState.CRASH] * 19], True),
+        ([AttemptState.OOM, *[AttemptState.ERROR] * 18], False),
+        ([AttemptState.COMPLETE, *[AttemptState.OOM] * 30], False),
+    ],
+)
+def test_search_without_a_trial_that_runs_ends_whatever_they_fail_by(ends, is_over):
+    ended = trials([1.0 if end == AttemptState.COMPLETE else None for end in ends])
+    for trial, end in zip(ended, ends, strict=True):
+        trial.set_user_attr("end", end)
+    budget = Budget(BudgetSpec(least_gain=0.0), world_size=1)
+    found = budget.why_enough(ended, Attempts([], {}, ()))
+    assert (found is not None and found.cause == SearchEndCause.ALL_FAIL) is is_over
+
+
 def test_speed_of_a_trial_that_may_not_be_recommended_hides_no_later_gains():
     rates = [1.0, 2.0, *[1.0] * 29, *[1.0 + 0.01 * step for step in range(29)]]
     rule = ExpectedGainStopping(TrialEconomics(168, 10), lambda _: None)

@@ -8,6 +8,7 @@ the trials alone, so a later daemon decides the same.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -51,16 +52,26 @@ class Budget:
         if limits.trials is not None and _launched(begun, attempts) >= limits.trials:
             text = f"the budget of {limits.trials} trials is spent"
             return SearchEnd(SearchEndCause.TRIALS, text)
-        if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
-            text = f"the budget of {limits.device_hours:g} device hours is spent"
+        running = sum(trial.state == TrialState.RUNNING for trial in begun)
+        hours = limits.device_hours
+        if hours is not None and self._device_hours(attempts, running) >= hours:
+            text = f"the budget of {hours:g} device hours is spent"
             return SearchEnd(SearchEndCause.DEVICE_HOURS, text)
         text = _all_fail([trial for trial in begun if trial.state.is_finished()])
         return SearchEnd(SearchEndCause.ALL_FAIL, text) if text else None
 
-    def _device_hours(self, attempts: Attempts) -> float:
+    def _device_hours(self, attempts: Attempts, running: int) -> float:
+        """Return what the search has spent, and what its running trials usually take."""
         searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in searching)
+        spent += running * usual_seconds(attempts)
         return spent * self._world_size / _SECONDS_PER_HOUR
+
+
+def usual_seconds(attempts: Attempts) -> float:
+    """Return the usual seconds of a trial with the baseline beside it; 0 while none is recorded."""
+    kinds = attempts.searched(), attempts.of(Purpose.PAIRED).recorded()
+    return sum(statistics.median([a.result.wall_seconds for a in some] or [0.0]) for some in kinds)
 
 
 def _all_fail(ended: Sequence[FrozenTrial]) -> str:

@@ -1,6 +1,5 @@
 """The loop of a study: ask, launch, watch, tell, confirm, conclude."""
 
-import statistics
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +26,13 @@ from autotune.study.initial_trials import InitialTrials
 from autotune.study.run_planner import RunPlanner
 from autotune.study.runner import Runner
 from autotune.study.slot_pool import SlotPool
-from autotune.study.stopping import Budget, ExpectedGainStopping, SearchEnd, TrialEconomics
+from autotune.study.stopping import (
+    Budget,
+    ExpectedGainStopping,
+    SearchEnd,
+    TrialEconomics,
+    usual_seconds,
+)
 from autotune.study.time_budget import TimeBudget
 from search_spaces.constraints import refused_global_batch
 from storage import (
@@ -337,7 +342,7 @@ class Tuner:
         if not self._sampler.has_model:
             return None
         sigma_run = self._planner.noise.sigma_run
-        return self._stopping.why_not(trials, _usual_seconds(attempts), sigma_run, barred.trials)
+        return self._stopping.why_not(trials, usual_seconds(attempts), sigma_run, barred.trials)
 
     def _end_search(self, end: SearchEnd | None) -> None:
         """Say once why the search ended and what the model expects by now.
@@ -425,9 +430,3 @@ class Tuner:
         for trial in self._recover():
             reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
             self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
-
-
-def _usual_seconds(attempts: Attempts) -> float:
-    """Return the usual seconds of a trial with the baseline beside it; 0 while none is recorded."""
-    kinds = attempts.searched(), attempts.of(Purpose.PAIRED).recorded()
-    return sum(statistics.median([a.result.wall_seconds for a in some] or [0.0]) for some in kinds)

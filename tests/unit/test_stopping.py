@@ -12,7 +12,15 @@ from autotune.config import BudgetSpec
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
 from autotune.study.stopping import Budget, ExpectedGainStopping, TrialEconomics
-from storage import Attempts, AttemptState, SearchEndCause
+from search_spaces import defaults
+from storage import (
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Purpose,
+    SearchEndCause,
+    StoredAttempt,
+)
 
 SIGMA = 0.01
 DAY = 24.0
@@ -186,6 +194,24 @@ def test_search_without_a_trial_that_runs_ends_whatever_they_fail_by(ends, is_ov
     budget = Budget(BudgetSpec(least_gain=0.0), world_size=1)
     found = budget.why_enough(ended, Attempts([], {}, ()))
     assert (found is not None and found.cause == SearchEndCause.ALL_FAIL) is is_over
+
+
+def test_device_hours_have_what_running_trials_usually_take():
+    def told(number, state, seconds):
+        result = AttemptResult(state, wall_seconds=seconds)
+        where = None if state == AttemptState.RUNNING else 1
+        return StoredAttempt(
+            number, number, Purpose.SEARCH, 0, 1, defaults(), number, None, result, where
+        )
+
+    budget = Budget(BudgetSpec(device_hours=1.0), world_size=2)
+    ended = [told(number, AttemptState.COMPLETE, 450.0) for number in range(3)]
+    running = told(3, AttemptState.RUNNING, 0.0)
+    begun = trials([1.0] * 4)
+    assert budget.why_enough(begun[:3], Attempts(ended, defaults())) is None
+    begun[3].state = TrialState.RUNNING
+    end = budget.why_enough(begun, Attempts([*ended, running], defaults()))
+    assert end is not None and end.cause == SearchEndCause.DEVICE_HOURS
 
 
 def test_speed_of_a_trial_that_may_not_be_recommended_hides_no_later_gains():

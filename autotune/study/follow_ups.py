@@ -104,11 +104,12 @@ class FollowUps:
 
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
         suggested = {t.number: t.params for t in trials if SUGGESTED_BY in t.user_attrs}
+        ran = [attempt.knobs for attempt in attempts.searched().complete()]
         for attempt in attempts.searched():
             params = suggested.get(attempt.trial)
             if params is not None and _has_failed(attempt):
                 cause = attempt.result.state
-                yield from halves(self._space, self._context.plan.baseline, params, cause)
+                yield from halves(self._space, self._context.plan.baseline, params, cause, ran)
 
     def _rest(self, trials: Sequence[FrozenTrial], barred: Barred) -> Iterator[Suggestion]:
         """Yield what was suggested and is refused, without the changes that are refused."""
@@ -175,7 +176,7 @@ def fitting(
         knobs = space.complete(one.params)
         smaller = [known for known in too_large if known.recurs_in(knobs)]
         if surely_too_large(smaller, ran):
-            parts = halves(space, baseline, one.params, AttemptState.OOM)
+            parts = halves(space, baseline, one.params, AttemptState.OOM, ran)
             yield from fitting(space, baseline, parts, too_large, ran)
         else:
             yield one

@@ -1,6 +1,6 @@
 """The first trials of a study: a profile of the baseline, then what an expert would try, and why."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,24 +225,35 @@ def halves(
     baseline: Mapping[str, KnobValue],
     failed: Mapping[str, KnobValue],
     cause: str,
+    ran: Iterable[Mapping[str, KnobValue]] = (),
 ) -> list[Suggestion]:
     """Return a bundle of changes that failed, in two parts, to learn which change it was.
 
-    They are none where it was a single one.
+    Changes that ran together are in both parts. There are none where a single change is left.
 
     Args:
         failed: values of the knobs that vary.
         cause: how it failed.
+        ran: configurations that ran to their end, a value for every knob.
     """
-    changed = [name for name in CATALOGUE if name in failed and failed[name] != baseline[name]]
-    middle = (len(changed) + 1) // 2
-    parts = [changed[:middle], changed[middle:]] if len(changed) > 1 else []
-    every = (
-        {name: failed[name] if name in part else baseline[name] for name in failed}
-        for part in parts
-    )
+    changed = sorted(_changes(failed, baseline), key=[*CATALOGUE, *failed].index)
+    sound = max((_changes(failed, baseline, knobs) for knobs in ran), key=len, default=[])
+    suspects = [name for name in changed if name not in sound]
+    middle = (len(suspects) + 1) // 2
+    parts = [suspects[middle:], suspects[:middle]] if len(suspects) > 1 else []
+    every = ({**failed, **{name: baseline[name] for name in part}} for part in parts)
     why = f"a part of what ended in {cause}"
     return [Suggestion(params, why) for params in every if not space.problems(params)]
+
+
+def _changes(
+    params: Mapping[str, KnobValue],
+    baseline: Mapping[str, KnobValue],
+    knobs: Mapping[str, KnobValue] | None = None,
+) -> list[str]:
+    """Return the knobs that differ from the baseline; only those that other knobs have as well."""
+    other = params if knobs is None else knobs
+    return [n for n, value in params.items() if other[n] == value != baseline[n]]
 
 
 class InitialTrials:

@@ -195,3 +195,25 @@ def test_bundle_that_failed_is_split_until_one_change_is_left():
         {**both, "micro_batch": 4},
     ]
     assert halves(device_space(), TODAY, parts[0].params, "OOM") == []
+
+
+def test_changes_that_ran_together_are_in_both_parts_of_a_bundle_that_failed():
+    failed = {"micro_batch": 32, "compile": "default", "float8": "none", "log_interval": 10}
+    slower = {**TODAY, "micro_batch": 32}
+    parts = halves(device_space(), TODAY, failed, "ERROR", [TODAY, slower])
+    assert [part.params for part in parts] == [
+        {**failed, "compile": "none"},
+        {**failed, "log_interval": 1},
+    ]
+    best = {**slower, "log_interval": 10}
+    assert halves(device_space(), TODAY, failed, "ERROR", [slower, best]) == []
+
+
+def test_parts_of_a_bundle_have_knobs_of_the_studys_own_as_well():
+    today = {**TODAY, "seed": 1}
+    space = Space(
+        {"seed": [1, 2], "micro_batch": [4, 32], "log_interval": [1, 10]}, today, ON_DEVICE
+    )
+    failed = {"seed": 2, "micro_batch": 32, "log_interval": 1}
+    parts = halves(space, today, failed, "ERROR")
+    assert [part.params for part in parts] == [{**failed, "seed": 1}, {**failed, "micro_batch": 4}]

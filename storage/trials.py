@@ -243,6 +243,21 @@ class TrialLedger:
         return self._study._storage.get_trial(trial._trial_id)
 
 
+def asked_before(database: Database, name: str) -> dict[str, BaseDistribution]:
+    """Return the distributions by which a study's first trials were asked for; empty if none were.
+
+    Optuna takes no other values for a parameter of that name.
+    """
+    try:
+        study = optuna.load_study(study_name=name, storage=database.optuna())
+    except KeyError:
+        return {}
+    found: dict[str, BaseDistribution] = {}
+    for trial in study.get_trials(deepcopy=False):
+        found = trial.distributions | found
+    return found
+
+
 def _told_nothing(trial: FrozenTrial) -> bool:
     """Return whether a trial has failed, or was ended before its first step. Out of memory tells."""
     cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == AttemptState.PRUNED

@@ -152,6 +152,22 @@ class Space:
         self.left_out.append(f"other values of {name} than {kept}: {why}")
         self._values[name] = values
 
+    def keep(self, asked: Mapping[str, BaseDistribution]) -> None:
+        """Let the same knobs vary as in earlier trials, between the same values.
+
+        What cannot run any more is infeasible, and what can by now keeps the baseline's value: the
+        trials of a study are all of one space.
+
+        Args:
+            asked: distributions of the parameters of earlier trials; empty: there are none.
+        """
+        for name, today in self.complete({}).items() if asked else ():
+            domain = asked.get(name)
+            if isinstance(domain, CategoricalDistribution) and name in self._values:
+                self._values[name] = [choice for choice in domain.choices if choice is not None]
+            elif len(self._values.get(name, ())) > 1:
+                self._values[name] = [today]
+
     def _shrink(self) -> None:
         """Leave out what no configuration can have, in a space too large to look through."""
         while self.size > SEARCH.searched_for_constants:

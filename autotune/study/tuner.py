@@ -47,6 +47,7 @@ from storage import (
     StoredNoise,
     TrialLedger,
 )
+from storage.trials import asked_before
 
 _POLL_SECONDS = 0.2
 _FINEST_GAIN = 0.0001
@@ -101,6 +102,7 @@ class Tuner:
         self._budget = Budget(self._spec.budget, self._ranks)
         self._time = TimeBudget(context)
         self._space = self._plan.space()
+        self._space.keep(asked_before(context.repository.database, context.study.name))
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
             context.known_sigma(),

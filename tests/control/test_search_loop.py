@@ -532,3 +532,11 @@ def test_a_baseline_that_fails_again_and_again_ends_the_study(
     assert not left
     if state == "FAILED":
         assert f"{failures[-1]}, whatever comes of it" in str(study.error)
+
+
+def test_knob_that_can_vary_by_now_stays_as_it_was_in_the_first_trials(played: Replayed) -> None:
+    played.on(PLAIN, refusal=lambda knobs: "no room" * (knobs["accumulation_steps"] > 1))
+    played.run(budget={"trials": 3})
+    played.on(PLAIN).run(budget={"trials": 5})
+    assert {attempt.knobs["accumulation_steps"] for attempt in played.attempts("search")} == {1}
+    assert all(trial.params.keys() == {"micro_batch"} for trial in played.trials())

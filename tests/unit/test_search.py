@@ -423,3 +423,32 @@ def test_a_switch_with_much_behind_it_is_tried_early(seed):
         trial.set_user_attr("standard_error", 0.01)
         study.tell(trial, rate)
     assert any(trial.params["parallelism"].startswith("fsdp") for trial in study.trials)
+
+
+# A study that goes on where other values can run
+
+
+def test_study_goes_on_with_the_values_and_knobs_of_its_first_trials():
+    values = {"precision": ["fp32", "tf32", "bf16"], "micro_batch": [1, 2], "log_interval": [1, 10]}
+    today = {**defaults(), "micro_batch": 1}
+    study = optuna.create_study(direction="maximize")
+    first = Space({**values, "log_interval": [10]}, today, DEVICES)
+    study.enqueue_trial({"precision": "fp32", "micro_batch": 1})
+    study.tell(study.ask(first.distributions()), 1.0)
+    later = Space(values, today, CPU)
+    later.keep(study.trials[0].distributions)
+    assert later.distributions() == first.distributions()
+    assert later.problems({"precision": "tf32", "micro_batch": 1})
+    study.sampler = sampler("random", later, seed=0)
+    asked = []
+    while study.sampler.has_more(study.trials):
+        trial = study.ask(later.distributions())
+        study.tell(trial, 1.0)
+        asked.append((trial.params["precision"], trial.params["micro_batch"]))
+    assert sorted(asked) == [("bf16", 1), ("bf16", 2), ("fp32", 2)]
+
+
+def test_study_without_trials_keeps_nothing():
+    space = Space({"micro_batch": [1, 2]}, defaults(), CPU)
+    space.keep({})
+    assert space.distributions()["micro_batch"].choices == (1, 2, 8)

@@ -13,7 +13,7 @@ from autotune.analysis.finalists import Selection
 from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import difference, share_text, too_slow
+from autotune.analysis.wording import difference, duration, share_text, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
@@ -161,8 +161,11 @@ class Tuner:
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
         finals = Finals(runner)
-        proven = finals.begun() and self._is_proven_first(finals)
-        self._end_search(_PROOF_FIRST if proven else self._search(executor))
+        if finals.begun() and self._is_proven_first(finals):
+            self._tell_what_is_not_searched()
+            self._end_search(_PROOF_FIRST)
+        else:
+            self._end_search(self._search(executor))
         finals.run()
         return finals.selection
 
@@ -171,6 +174,17 @@ class Tuner:
         self._context.say(f"{_PROOF_FIRST.text.capitalize()}.")
         confirmation = finals.prove()
         return confirmation is not None and confirmation.proven
+
+    def _tell_what_is_not_searched(self) -> None:
+        """Say how to search on where a proof with more time has decided, and left some of it."""
+        trials, attempts = self._ledger.trials(), self._context.attempts()
+        if self._context.study.search_ended is not None or self._why_spent(trials, attempts):
+            return
+        if not self._why_enough(trials, attempts, self._inform_sampler(attempts)):
+            self._context.say(
+                f"The gain is proven, and {duration(self._time.left)} of the wall time are not used. To "
+                "search on, raise budget.wall_time once more: what is better then is proven anew."
+            )
 
     def _facts(self, selection: Selection | None) -> StudyFacts:
         proof = self._time.proof(self._context.attempts())
@@ -300,15 +314,12 @@ class Tuner:
         """Launch the next trial; return why none is launched."""
         trials, attempts = self._ledger.trials(), self._context.attempts()
         barred = self._inform_sampler(attempts)
-        spent = self._budget.why_enough(trials, attempts)
-        if end := spent or self._time.why_enough_searched(attempts):
+        if end := self._why_spent(trials, attempts):
             return end
         if self._follow_ups.enqueue(trials, attempts):
             trials = self._ledger.trials()
         if end := self._why_enough(trials, attempts, barred):
             return end
-        if not self._sampler.has_more(trials):
-            return self._all_tried("every feasible configuration has been tried", barred)
         costs, resident = self._context.costs(), self._pool.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         try:
@@ -328,6 +339,11 @@ class Tuner:
         )
         return barred
 
+    def _why_spent(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
+        """Return why the budget or the time ends the search; None while neither does."""
+        spent = self._budget.why_enough(trials, attempts)
+        return spent or self._time.why_enough_searched(attempts)
+
     def _all_tried(self, text: str, barred: Barred) -> SearchEnd:
         if self._follow_ups.left_out:
             text += ", or there is no time to compile it"
@@ -338,13 +354,16 @@ class Tuner:
     def _why_enough(
         self, trials: list[FrozenTrial], attempts: Attempts, barred: Barred
     ) -> SearchEnd | None:
-        """Return why another trial is not worth it; None if it is."""
+        """Return why another trial is not worth it, or there is none; None if it is."""
         if any(trial.state == TrialState.WAITING for trial in trials):
             return None
-        if not self._sampler.has_model:
-            return None
-        sigma_run = self._planner.noise.sigma_run
-        return self._stopping.why_not(trials, usual_seconds(attempts), sigma_run, barred.trials)
+        if self._sampler.has_model:
+            sigma, seconds = self._planner.noise.sigma_run, usual_seconds(attempts)
+            if end := self._stopping.why_not(trials, seconds, sigma, barred.trials):
+                return end
+        if not self._sampler.has_more(trials):
+            return self._all_tried("every feasible configuration has been tried", barred)
+        return None
 
     def _end_search(self, end: SearchEnd | None) -> None:
         """Say once why the search ended and what the model expects by now.

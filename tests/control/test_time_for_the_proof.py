@@ -27,6 +27,7 @@ WORKLOAD = {
 }
 FASTER = {2: 1.0, 4: 1.3, 8: 1.5}
 """Speed-up over the baseline, by micro-batch."""
+OF_LOADER = {"loader_workers": [0, 1, 2, 4, 8]}
 SHORTEST_START, LONGEST_START = 6.0, 15.0
 
 
@@ -130,7 +131,7 @@ def test_search_goes_on_where_the_proof_that_comes_first_decides_nothing(played:
     def alike(launch: Launch) -> Answer:
         return Answer(rate=40.0, startup=6.0, stays=False)
 
-    space = {**SPACE, "loader_workers": [0, 1, 2, 4, 8]}
+    space = {**SPACE, **OF_LOADER}
     unsteady = noisy(alike, run=0.1, block=0.05)
     verdict = run(played.on(unsteady, seed=1), 150, search_space=space)
     assert verdict["kind"] == "undecided"
@@ -288,3 +289,16 @@ def test_search_leaves_time_for_another_seed_where_a_gain_is_beyond_doubt(
     verdict = run(played, wall_time, search_space=space)
     assert [a.round for a in played.recorded("numerics")] == [0, 1]
     assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")
+
+
+def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(
+    played: Replayed,
+) -> None:
+    unsteady, space = noisy(of_script, run=0.12, block=0.03), {**SPACE, **OF_LOADER}
+    assert run(played.on(unsteady, seed=1), 220, search_space=space)["kind"] == "undecided"
+    before = len(played.attempts("search"))
+    assert go_on(played, 10_000, search_space=space)["kind"] == "better"
+    assert len(played.attempts("search")) == before
+    assert "of the wall time are not used. To search on, raise budget.wall_time" in played.said()
+    go_on(played, 10_001, search_space=space)
+    assert len(played.attempts("search")) > before

@@ -195,11 +195,9 @@ class WorthLaunching:
 
     def at_any_price(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
         """Return the same filter where it does not matter what can be proven."""
-        if self._has_read_more(trials):
-            if self._of_fewer is None or self._of_fewer._has_read_more(trials):
-                self._of_fewer = WorthLaunching(self._space)
-            return self._of_fewer.at_any_price(trials)
         new = [trial for trial in trials if trial.number not in self._ended]
+        if len(trials) - len(new) < len(self._ended):
+            return self._for_fewer(trials).at_any_price(trials)
         for trial in new:
             if trial.state.is_finished():
                 self._take(trial)
@@ -215,8 +213,11 @@ class WorthLaunching:
 
         return worth
 
-    def _has_read_more(self, trials: Sequence[FrozenTrial]) -> bool:
-        return sum(trial.number in self._ended for trial in trials) < len(self._ended)
+    def _for_fewer(self, trials: Sequence[FrozenTrial]) -> "WorthLaunching":
+        """Return a filter that has read none but these trials."""
+        if self._of_fewer is None or not self._of_fewer._ended <= {t.number for t in trials}:
+            self._of_fewer = WorthLaunching(self._space)
+        return self._of_fewer
 
     def _key(self, params: Mapping[str, KnobValue]) -> Configuration:
         # Trials of an earlier version may have parameters that follow from others today.

@@ -52,18 +52,18 @@ class Budget:
         if limits.trials is not None and _launched(begun, attempts) >= limits.trials:
             text = f"the budget of {limits.trials} trials is spent"
             return SearchEnd(SearchEndCause.TRIALS, text)
-        running = sum(trial.state == TrialState.RUNNING for trial in begun)
         hours = limits.device_hours
-        if hours is not None and self._device_hours(attempts, running) >= hours:
+        if hours is not None and self._device_hours(begun, attempts) >= hours:
             text = f"the budget of {hours:g} device hours is spent"
             return SearchEnd(SearchEndCause.DEVICE_HOURS, text)
         text = _all_fail([trial for trial in begun if trial.state.is_finished()])
         return SearchEnd(SearchEndCause.ALL_FAIL, text) if text else None
 
-    def _device_hours(self, attempts: Attempts, running: int) -> float:
+    def _device_hours(self, begun: Sequence[FrozenTrial], attempts: Attempts) -> float:
         """Return what the search has spent, and what its running trials usually take."""
         searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in searching)
+        running = sum(trial.state == TrialState.RUNNING for trial in begun)
         spent += running * usual_seconds(attempts)
         return spent * self._world_size / _SECONDS_PER_HOUR
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -243,10 +243,16 @@ class TrialLedger:
         return self._study._storage.get_trial(trial._trial_id)
 
 
-def asked_before(database: Database, name: str) -> dict[str, BaseDistribution]:
-    """Return the distributions by which a study's first trials were asked for; empty if none were.
+def asked_before(
+    database: Database, name: str, launched: Container[int]
+) -> dict[str, BaseDistribution]:
+    """Return the distributions by which a study's launched trials were asked for; empty without any.
 
-    Optuna takes no other values for a parameter of that name.
+    Optuna takes no other values for a parameter of that name. A trial that was not launched may lack
+    parameters: its daemon may have died while it asked.
+
+    Args:
+        launched: numbers of the trials.
     """
     try:
         study = optuna.load_study(study_name=name, storage=database.optuna())
@@ -254,7 +260,8 @@ def asked_before(database: Database, name: str) -> dict[str, BaseDistribution]:
         return {}
     found: dict[str, BaseDistribution] = {}
     for trial in study.get_trials(deepcopy=False):
-        found = trial.distributions | found
+        if trial.number in launched:
+            found = trial.distributions | found
     return found
 
 

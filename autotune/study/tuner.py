@@ -102,7 +102,9 @@ class Tuner:
         self._budget = Budget(self._spec.budget, self._ranks)
         self._time = TimeBudget(context)
         self._space = self._plan.space()
-        self._space.keep(asked_before(context.repository.database, context.study.name))
+        launched = {attempt.trial for attempt in context.attempts().of(Purpose.SEARCH)}
+        database, name = context.repository.database, context.study.name
+        self._space.keep(asked_before(database, name, launched))
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
             context.known_sigma(),

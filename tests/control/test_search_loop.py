@@ -15,6 +15,7 @@ from launchers.replay.behaviours import Behaviour, noisy, running_at, where, wit
 from launchers.replay.launcher import ENVIRONMENT
 from storage import Database
 from storage.trials import TrialLedger
+from tests.control.deaths import Died, mortal
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
 from tests.support.steering import write_study
 
@@ -540,3 +541,14 @@ def test_knob_that_can_vary_by_now_stays_as_it_was_in_the_first_trials(played: R
     played.on(PLAIN).run(budget={"trials": 5})
     assert {attempt.knobs["accumulation_steps"] for attempt in played.attempts("search")} == {1}
     assert all(trial.params.keys() == {"micro_batch"} for trial in played.trials())
+
+
+def test_all_knobs_vary_after_a_death_while_the_first_trial_is_asked_for(played: Replayed) -> None:
+    death = "Optuna.set_trial_param", "after", 1
+    played.submit(budget={"trials": 3})
+    with mortal([death[0]], death), pytest.raises(Died):
+        played.serve()
+    assert len(played.trials()[0].params) == 1
+    played.bury_daemon()
+    played.serve()
+    assert [trial.params.keys() for trial in played.trials()] == 3 * [SPACE.keys()]

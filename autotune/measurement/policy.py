@@ -586,6 +586,12 @@ class ProofPolicy:
     reserved: float = judgement(
         0.25, "share", "of the wall time that the search leaves to the proof at least"
     )
+    another_seed_most: float = judgement(
+        0.2,
+        "share",
+        "most of the wall time that the search leaves to checks with another seed",
+        "they may not be needed",
+    )
 
     # Rounds
     fewest_rounds: int = judgement(3, "rounds", "before the first look")

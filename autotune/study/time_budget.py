@@ -219,7 +219,8 @@ class TimeBudget:
         if own is None or first is None or may_be_faster(own, first):
             return 0.0
         if proof.needed >= PROOF.fewest_rounds:
-            return proof.another_seed(first.knobs)
+            seconds, whole = proof.another_seed(first.knobs), self._wall_time or math.inf
+            return seconds if seconds <= PROOF.another_seed_most * whole else 0.0
         return 0.0 if proof.repeats else proof.usual_round([own.knobs, first.knobs])
 
     def _free(self, proof: Proof) -> float:

@@ -28,6 +28,11 @@ WORKLOAD = {
 FASTER = {2: 1.0, 4: 1.3, 8: 1.5}
 """Speed-up over the baseline, by micro-batch."""
 OF_LOADER = {"loader_workers": [0, 1, 2, 4, 8]}
+OF_PRECISION = {
+    "precision": ["fp32", "bf16"],
+    "loader_workers": [0, 1, 2, 4],
+    "freeze_gc": [False, True],
+}
 SHORTEST_START, LONGEST_START = 6.0, 15.0
 
 
@@ -280,15 +285,22 @@ def test_search_leaves_time_for_another_seed_where_a_gain_is_beyond_doubt(
         loss = 1.0 + half * (0.0102 if second else 0.01)
         return Answer(rate=80.0 if half else 40.0, startup=3.0, stays=False, loss=loss)
 
-    space = {
-        "precision": ["fp32", "bf16"],
-        "loader_workers": [0, 1, 2, 4],
-        "freeze_gc": [False, True],
-    }
     played.on(noisy(behaviour, run=0.02, block=0.03), seed=1)
-    verdict = run(played, wall_time, search_space=space)
+    verdict = run(played, wall_time, search_space=OF_PRECISION)
     assert [a.round for a in played.recorded("numerics")] == [0, 1]
     assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")
+
+
+def test_search_goes_on_where_checks_with_another_seed_would_take_much_of_the_time(
+    played: Replayed,
+) -> None:
+    def slow(launch: Launch) -> Answer:
+        half = launch.knobs["precision"] == "bf16"
+        return Answer(rate=10.0 if half else 5.0, startup=3.0, stays=False, loss=1.0)
+
+    played.on(noisy(slow, run=0.02, block=0.03), seed=1)
+    assert run(played, 400, search_space=OF_PRECISION)["kind"] == "better"
+    assert len(played.attempts("search")) > 4
 
 
 def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(

@@ -21,6 +21,7 @@ from autotune.study.initial_trials import (
     DEAR,
     Room,
     Suggestion,
+    changes,
     compiled_values,
     experts,
     halves,
@@ -105,11 +106,9 @@ class FollowUps:
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
         suggested = {t.number: t.params for t in trials if SUGGESTED_BY in t.user_attrs}
         ran = [attempt.knobs for attempt in attempts.searched().complete()]
-        for attempt in attempts.searched():
-            params = suggested.get(attempt.trial)
-            if params is not None and _has_failed(attempt):
-                cause = attempt.result.state
-                yield from halves(self._space, self._context.plan.baseline, params, cause, ran)
+        failed = (a for a in attempts.searched() if a.trial in suggested and _has_failed(a))
+        bundles = [(suggested[attempt.trial], attempt.result.state) for attempt in failed]
+        yield from parts_of(self._space, self._context.plan.baseline, bundles, ran)
 
     def _rest(self, trials: Sequence[FrozenTrial], barred: Barred) -> Iterator[Suggestion]:
         """Yield what was suggested and is refused, without the changes that are refused."""
@@ -154,6 +153,36 @@ class FollowUps:
                 knobs = {**today, **compiling, name: value}
                 if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
+
+
+def parts_of(
+    space: Space,
+    baseline: Mapping[str, KnobValue],
+    failed: Iterable[tuple[Mapping[str, KnobValue], str]],
+    ran: Sequence[Mapping[str, KnobValue]],
+) -> Iterator[Suggestion]:
+    """Yield the parts of bundles that failed, those of the fewest changes first.
+
+    A part with all changes of a bundle that failed is left out: it would fail as well.
+
+    Args:
+        space: what may be tried.
+        baseline: a value for every knob.
+        failed: values of the knobs that vary, with how they failed.
+        ran: configurations that ran to their end, a value for every knob.
+    """
+    bundles = [(params, changes(params, baseline), cause) for params, cause in failed]
+    bundles.sort(key=lambda bundle: len(bundle[1]))
+    for params, _, cause in bundles:
+        for part in halves(space, baseline, params, cause, ran):
+            known = (changed for other, changed, _ in bundles if _has(part.params, other, changed))
+            if not any(known):
+                yield part
+
+
+def _has(params: Mapping[str, KnobValue], other: Mapping[str, KnobValue], names: list[str]) -> bool:
+    """Return whether parameters have the values that others have of these knobs."""
+    return all(params[name] == other[name] for name in names)
 
 
 def fitting(

@@ -236,8 +236,8 @@ def halves(
         cause: how it failed.
         ran: configurations that ran to their end, a value for every knob.
     """
-    changed = sorted(_changes(failed, baseline), key=[*CATALOGUE, *failed].index)
-    sound = max((_changes(failed, baseline, knobs) for knobs in ran), key=len, default=[])
+    changed = sorted(changes(failed, baseline), key=[*CATALOGUE, *failed].index)
+    sound = max((changes(failed, baseline, knobs) for knobs in ran), key=len, default=[])
     suspects = [name for name in changed if name not in sound]
     middle = (len(suspects) + 1) // 2
     parts = [suspects[middle:], suspects[:middle]] if len(suspects) > 1 else []
@@ -246,7 +246,7 @@ def halves(
     return [Suggestion(params, why) for params in every if not space.problems(params)]
 
 
-def _changes(
+def changes(
     params: Mapping[str, KnobValue],
     baseline: Mapping[str, KnobValue],
     knobs: Mapping[str, KnobValue] | None = None,

@@ -6,9 +6,9 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.sameness import ChangeKind
 from autotune.search.sampling import Shortage
 from autotune.search.space import Space
-from autotune.study.follow_ups import fitting, rest
+from autotune.study.follow_ups import fitting, parts_of, rest
 from autotune.study.initial_trials import Suggestion, halves
-from search_spaces import Facts, defaults
+from search_spaces import CATALOGUE, Facts, defaults
 
 CPU = Facts("cpu", 1)
 TODAY = {**defaults(), "parallelism": "none", "micro_batch": 4}
@@ -53,6 +53,24 @@ def test_a_change_that_goes_only_with_a_later_one_stays():
     today = {**TODAY, "loader_workers": 2, "persistent_workers": True}
     fewer = {"loader_workers": 0, "persistent_workers": False}
     assert rest(space_of(fewer, today), today, fewer, Barred()) == fewer
+
+
+FOUR = {"micro_batch": 16, "precision": "bf16", "freeze_gc": True, "log_interval": 50}
+ORDERED = sorted(FOUR, key=[*CATALOGUE].index)
+
+
+@pytest.mark.parametrize(("guilty", "most"), [(ORDERED[:1], 5), (ORDERED[:2], 4), (ORDERED[2:], 4)])
+def test_parts_of_a_bundle_take_few_trials_where_several_changes_fail(guilty, most):
+    space, failed, ran, tried = space_of(FOUR, TODAY), [(FOUR, "ERROR")], [], []
+    while new := [p.params for p in parts_of(space, TODAY, failed, ran) if p.params not in tried]:
+        tried.append(new[0])
+        if any(new[0][name] != TODAY[name] for name in guilty):
+            failed.append((new[0], "ERROR"))
+        else:
+            ran.append(space.complete(new[0]))
+    sound = {name for knobs in ran for name in FOUR if knobs[name] != TODAY[name]}
+    assert sound == FOUR.keys() - set(guilty)
+    assert len(tried) <= most
 
 
 def test_a_part_that_must_run_out_of_memory_is_split_without_a_trial():

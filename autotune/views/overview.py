@@ -158,8 +158,8 @@ def _postponed(study: StoredStudy, quota: str, now: float) -> str | None:
     left = 0.0 if study.retry_at is None else study.retry_at - now
     if left <= 0:
         return (quota or None) if study.state == StudyState.QUEUED else None
-    at = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
-    again = f"tried again at {at}, in {duration(left)}"
+    at = time.strftime("%H:%M:%S", time.gmtime(time.time() + left))
+    again = f"tried again at {at} UTC, in {duration(left)}"
     return f"{study.error}; {again}; autotune resume {study.name}: at once"
 
 
@@ -254,17 +254,22 @@ def table(rows: list[dict[str, Any]], now: float) -> str:
 
 def _speedup(row: dict[str, Any]) -> str:
     """Return the proven speed-up of a study, why there is none, or that of the trial that leads."""
-    if row["verdict"] and row["verdict"]["kind"] != Kind.BETTER:
-        return str(row["verdict"]["kind"]).replace("_", " ")
-    if row["verdict"] and row["speedup"]:
-        return short_ratio(_ratio(row["speedup"]))
-    if row["verdict"] and row["energy_ratio"]:
-        return f"{short_ratio(_ratio(row['energy_ratio']))} energy"
-    if row["verdict"] or not row["leading_ratio"]:
+    if row["verdict"]:
+        return _proven(row) + (", before it went on" if row["state"] != StudyState.DONE else "")
+    if not row["leading_ratio"]:
         return "-"
     terms = Terms.of(row["unit"])
     energy = " energy" if terms.of_energy else ""
     return f"{short_ratio(terms.said(_ratio(row['leading_ratio'])))}{energy}, seen once"
+
+
+def _proven(row: dict[str, Any]) -> str:
+    """Return the speed-up of a study's verdict, or why there is none."""
+    if row["verdict"]["kind"] != Kind.BETTER:
+        return str(row["verdict"]["kind"]).replace("_", " ")
+    if row["speedup"]:
+        return short_ratio(_ratio(row["speedup"]))
+    return f"{short_ratio(_ratio(row['energy_ratio']))} energy" if row["energy_ratio"] else "-"
 
 
 def _ratio(body: dict[str, Any]) -> Ratio:

@@ -296,6 +296,7 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
     assert current_verdict(played.repository, played.study()).as_dict() == before
     read = ask("report", played.name, "--storage", played.url, cwd=played.folder).stdout
     assert "The verdict is from before it went on." in read
+    assert ", before it went on" in ask("list", "--storage", played.url, cwd=played.folder).stdout
     given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
     assert given.stderr == ""
     assert not autotune.load(played.folder / "best.yaml").provisional

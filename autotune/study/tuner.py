@@ -163,12 +163,12 @@ class Tuner:
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
         finals = Finals(runner)
-        if finals.begun() and self._is_proven_first(finals):
-            self._tell_what_is_not_searched()
-            self._end_search(_PROOF_FIRST)
-        else:
-            self._end_search(self._search(executor))
+        searched = self._context.study.search_ended is not None
+        proven_first = finals.begun() and self._is_proven_first(finals)
+        self._end_search(_PROOF_FIRST if proven_first else self._search(executor))
         finals.run()
+        if proven_first and not searched:
+            self._tell_what_is_not_searched()
         return finals.selection
 
     def _is_proven_first(self, finals: Finals) -> bool:
@@ -180,9 +180,8 @@ class Tuner:
     def _tell_what_is_not_searched(self) -> None:
         """Say how to search on where a proof with more time has decided, and left some of it."""
         trials, attempts = self._ledger.trials(), self._context.attempts()
-        if self._context.study.search_ended is not None or self._why_spent(trials, attempts):
-            return
-        if not self._why_enough(trials, attempts, self._inform_sampler(attempts)):
+        barred = self._inform_sampler(attempts)
+        if not (self._why_spent(trials, attempts) or self._why_enough(trials, attempts, barred)):
             self._context.say(
                 f"The gain is proven, and {duration(self._time.left)} of the wall time are not used. To "
                 "search on, raise budget.wall_time once more: what is better then is proven anew."

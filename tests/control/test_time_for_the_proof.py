@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from autotune.analysis.wording import duration
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, SpeedVariation
@@ -308,9 +309,11 @@ def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(
 ) -> None:
     unsteady, space = noisy(of_script, run=0.12, block=0.03), {**SPACE, **OF_LOADER}
     assert run(played.on(unsteady, seed=1), 220, search_space=space)["kind"] == "undecided"
-    before = len(played.attempts("search"))
+    before, spent = len(played.attempts("search")), played.seconds
     assert go_on(played, 10_000, search_space=space)["kind"] == "better"
     assert len(played.attempts("search")) == before
-    assert "of the wall time are not used. To search on, raise budget.wall_time" in played.said()
+    left = duration(10_000 - spent - played.seconds)
+    told = f"{left} of the wall time are not used. To search on, raise budget.wall_time"
+    assert told in played.said()
     go_on(played, 10_001, search_space=space)
     assert len(played.attempts("search")) > before

@@ -54,7 +54,9 @@ class Budget:
             return SearchEnd(SearchEndCause.TRIALS, text)
         hours = limits.device_hours
         if hours is not None and self._device_hours(begun, attempts) >= hours:
-            text = f"the budget of {hours:g} device hours is spent"
+            spent = self._device_hours([], attempts) >= hours
+            what = "is spent" if spent else "will be spent by what runs"
+            text = f"the budget of {hours:g} device hours {what}"
             return SearchEnd(SearchEndCause.DEVICE_HOURS, text)
         text = _all_fail([trial for trial in begun if trial.state.is_finished()])
         return SearchEnd(SearchEndCause.ALL_FAIL, text) if text else None

@@ -212,6 +212,7 @@ def test_device_hours_have_what_running_trials_usually_take():
     begun[3].state = TrialState.RUNNING
     end = budget.why_enough(begun, Attempts([*ended, running], defaults()))
     assert end is not None and end.cause == SearchEndCause.DEVICE_HOURS
+    assert end.text == "the budget of 1 device hours will be spent by what runs"
 
 
 def test_speed_of_a_trial_that_may_not_be_recommended_hides_no_later_gains():

@@ -106,7 +106,8 @@ def _ours(seed: int, table: Table) -> PerformanceModelSampler:
 def _new(table: Table, trials: list[FrozenTrial]) -> Callable[[Mapping[str, Any]], bool]:
     """Return the filter of parameters that are in a table and were not tried, as in a study."""
     tried = {key(trial.params) for trial in trials if trial.state != TrialState.WAITING}
-    return lambda params: key(params) in table.rows.keys() - tried
+    new = table.rows.keys() - tried
+    return lambda params: key(params) in new
 
 
 SAMPLERS: dict[str, Callable[[int, Table], BaseSampler]] = {

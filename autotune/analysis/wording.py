@@ -62,8 +62,10 @@ def fixed(value: float, digits: int, rounding: Rounding = Rounding.NEAREST) -> s
 
 
 def quantity(value: float) -> str:
-    """Return a rate with its meaningful digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Return a rate with its meaningful digits, and without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{Decimal(f'{round(value, _NOISE_DIGITS):.3g}'):f}"
 
 
 def share_text(share: float, finest: float) -> str:

@@ -205,7 +205,8 @@ def _step(figures: StudyFigures) -> Iterator[str]:
 
 
 def _change(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{quantity(abs(value))}"
+    size = quantity(abs(value))
+    return size if size == "0" else f"{'-' if value < 0 else '+'}{size}"
 
 
 def step_note(made: StepMade, job: Job) -> str:

@@ -112,6 +112,8 @@ class PerformanceModelSampler(BaseSampler):
         self._draw = random.Random(seed)
         self._space = space
         self._walked: Rows | None = None
+        self._walked_after = 0
+        """Number of trials there were when the walks were drawn."""
         self._independent = RandomSampler(seed=seed)
         self._allowed = allowed
         self._speeds: dict[int, float] = {}
@@ -179,7 +181,7 @@ class PerformanceModelSampler(BaseSampler):
         grid = Grid(search_space, self._follows)
         telling = self._telling(trials)
         timed = [trial for trial in telling if trial.number not in self._barred]
-        candidates = self._candidates(grid, _best_params(timed, grid))
+        candidates = self._candidates(grid, _best_params(timed, grid), len(trials))
         seen = Observations.of(timed, grid, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
         if len(seen.times) < SEARCH.few_measured:
@@ -233,7 +235,7 @@ class PerformanceModelSampler(BaseSampler):
         seen = Observations.of(timed, grid, errors=self._errors)
         if len(seen.times) < SEARCH.few_measured:
             return None
-        candidates = self._candidates(grid, _best_params(timed, grid))
+        candidates = self._candidates(grid, _best_params(timed, grid), len(trials))
         model = StepModel(grid, seen, self._profile)
         fits, works = self._chances(grid, telling, candidates)
         promise = model.gain(candidates) * fits * works
@@ -259,17 +261,28 @@ class PerformanceModelSampler(BaseSampler):
             measured=len(seen.times),
         )
 
-    def _candidates(self, grid: Grid, best: Params | None) -> Rows:
-        """Return the rows that are ranked; of a large space those that can run above all."""
+    def _candidates(self, grid: Grid, best: Params | None, tried: int) -> Rows:
+        """Return the rows that are ranked; of a large space those that can run above all.
+
+        Args:
+            best: the best configuration so far, near which some rows are; None: there is none.
+            tried: number of trials so far.
+        """
         if grid.is_small:
             return grid.candidates(self._random, grid.rows_of([]))
         if self._space is None:
             near = grid.rows_of([]) if best is None else grid.neighbours(best)
             return grid.candidates(self._random, near)
-        if self._walked is None:
-            self._walked = grid.rows_of([*self._space.walks(self._draw, SEARCH.walks)])
+        walked = self._rows_of_walks(grid, self._space, tried)
         near = grid.rows_of([] if best is None else [*self._space.neighbours(best)])
-        return grid.candidates(self._random, np.concatenate([self._walked, near]))
+        return grid.candidates(self._random, np.concatenate([walked, near]))
+
+    def _rows_of_walks(self, grid: Grid, space: Space, tried: int) -> Rows:
+        """Return rows of walks; other ones once there were trials enough to have half of them tried."""
+        if self._walked is None or 2 * (tried - self._walked_after) >= len(self._walked):
+            every = grid.rows_of([*space.walks(self._draw, SEARCH.walks)])
+            self._walked, self._walked_after = np.unique(every, axis=0), tried
+        return self._walked
 
     def _telling(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         """Return the trials that the models use, in order.

@@ -7,6 +7,7 @@ import random
 import optuna
 import pytest
 
+from autotune.search import performance_model
 from autotune.search.policy import SEARCH
 from autotune.search.sampling import (
     Exhausted,
@@ -396,6 +397,22 @@ def test_walks_from_the_baseline_can_all_run_and_have_every_value():
     for name, distribution in space.distributions().items():
         assert {params[name] for params in found} == set(distribution.choices), name
     assert [*space.walks(random.Random(0), 3)] == found[:3]
+
+
+def test_walks_are_drawn_anew_once_half_of_them_may_have_been_tried(monkeypatch):
+    few = dataclasses.replace(SEARCH, walks=8)
+    monkeypatch.setattr(performance_model, "SEARCH", few)
+    drawn = []
+
+    class Counted(Space):
+        def walks(self, generator, count):
+            drawn.append(count)
+            return super().walks(generator, count)
+
+    today = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
+    ask_all(Counted(WITH_SWITCHES, today, DEVICES), "model", 10)
+    assert 2 <= len(drawn) < 10
+    assert set(drawn) == {8}
 
 
 def test_neighbour_with_another_switch_leaves_out_what_goes_with_the_old_one_only():

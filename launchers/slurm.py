@@ -182,7 +182,7 @@ class SlurmLauncher(Launcher):
         """Name of the devices, or of the processors, that all slots have."""
         self.slots = []
         self._placements: dict[str, _Placement] = {}
-        """By name of the slot."""
+        """Placement of each slot, by its name."""
         self._reservation = Reservation(busy)
         try:
             job = os.environ[JOB]

@@ -587,7 +587,7 @@ class ProofPolicy:
         0.25, "share", "of the wall time that the search leaves to the proof at least"
     )
     another_seed_most: float = judgement(
-        0.2,
+        0.15,
         "share",
         "most of the wall time that the search leaves to checks with another seed",
         "they may not be needed",

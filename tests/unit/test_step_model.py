@@ -221,7 +221,7 @@ def trials_until_close(seed, profile):
 
 def test_who_knows_that_the_loader_takes_most_is_done_sooner():
     needed = [
-        statistics.geometric_mean(trials_until_close(seed, profile) for seed in range(6))
+        statistics.geometric_mean(trials_until_close(seed, profile) for seed in range(48))
         for profile in (Profile(TODAY, SHARES), None)
     ]
     assert needed[0] < 0.85 * needed[1]

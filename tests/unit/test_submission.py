@@ -138,7 +138,7 @@ def test_an_export_that_would_replace_what_is_not_ours_is_refused(
     repository: Repository, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "train.py").write_text("import torch")
-    with pytest.raises(BadInput, match=rf"export: .*{name} is there and is no best\.yaml"):
+    with pytest.raises(BadInput, match=rf"export: .*{name} exists and is no best\.yaml"):
         submission.submit(repository, spec(tmp_path, export=name), tmp_path)
     assert repository.studies.all() == []
 

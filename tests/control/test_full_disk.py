@@ -128,7 +128,7 @@ print("complete", told())
 @needs_mounts
 @pytest.mark.fault(12)
 def test_a_study_waits_where_no_file_can_be_made_though_there_are_free_bytes(tmp_path: Any) -> None:
-    """As under a quota: the file system tells of room that this user does not get."""
+    """Under a quota the file system tells of room that this user does not get."""
     (tmp_path / "disk").mkdir()
     found = in_private_mounts(NO_MORE_FILES, cwd=tmp_path)
     assert "complete" in found.stdout, found.stdout + found.stderr

@@ -1,4 +1,4 @@
-"""What comes next in a study, how long that takes, and what its runs have taken so far."""
+"""Outlook of a study: its next runs, the time that they take, and the time taken so far."""
 
 import dataclasses
 

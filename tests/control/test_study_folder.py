@@ -230,7 +230,7 @@ def test_clean_leaves_a_folder_of_a_storage_at_that_path_on_another_machine(
 def test_folder_that_was_signed_under_another_name_of_the_machine_is_left_and_named(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `docker run --rm` gives each container another name."""
+    """`docker run --rm` gives each container another name."""
     played.run(**SHORT)
     folder, signed = paths(played).folder, signature(played.repository.database)
     monkeypatch.setenv(VARIABLE, "elsewhere")

@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import LauncherError
 from autotune.worker.node.agent_process import AgentProcess
 from launchers.agents import Node
-from launchers.base import Link
+from launchers.local import LocalLink
 from launchers.slot import AgentSlot
 
 NETWORK = """
@@ -35,22 +35,13 @@ def test_interface_is_found_by_any_of_its_addresses() -> None:
     assert found.stdout.split() == ["lo", "lo"], found.stderr
 
 
-class LinkTo(Link):
+class LinkTo(LocalLink):
     """Connection to an agent with an address of another machine."""
 
     host = "192.0.2.1"
 
     def __init__(self, folder: Path) -> None:
         self._agent = AgentProcess(self.host, str(folder / "agent.log"))
-
-    def send(self, line: bytes) -> bool:
-        return self._agent.send(line)
-
-    def read(self) -> bytes:
-        return self._agent.read()
-
-    def close(self) -> str:
-        return self._agent.close()
 
 
 def test_address_that_no_interface_has_is_the_reason_that_is_told(tmp_path: Path) -> None:

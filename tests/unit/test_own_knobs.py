@@ -89,7 +89,7 @@ def test_todays_value_is_the_scripts(
 
 
 def test_knob_may_have_the_name_of_a_measurement(tmp_path: Path) -> None:
-    """As stored studies have, whose files are read when they go on."""
+    """Stored studies may have such a knob, and their files are read when they go on."""
     spec = study(
         tmp_path, knobs={"rate": {"values": [1, 2], "flag": "--rate", "default": 1}}, constraints=[]
     )

@@ -136,7 +136,7 @@ class Bench:
         return self._slot.run_solo(request, lambda _: False)
 
     def look(self, path: str) -> SurveyResult:
-        """What a survey of the script has seen on rank 0."""
+        """Observations that a survey of the script has made on rank 0."""
         logs = self._folder / "survey"
         report = self.run(path, told={"survey": 6}, asked={"log_dir": str(logs)})
         assert report.outcome is None, f"{report.cause}\n{report.log_tail}"

@@ -188,7 +188,7 @@ for x, y in zip(cycle(labeled), others):
 def test_batches_that_itertools_cycle_keeps_are_counted_each_time(
     script: str, samples: list[int]
 ) -> None:
-    """As semi-supervised training has them, of a loader that ends before another one."""
+    """Semi-supervised training repeats the batches of a loader that ends before another one."""
     found = look(script, steps=15)
     assert found.samples == samples
     assert (found.seen.varies, found.seen.reuses, found.seen.accumulation_varies) == (False,) * 3

@@ -325,7 +325,7 @@ def test_option_without_effect_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_that_a_data_set_reads_are_none_of_the_log(tmp_path: Path) -> None:
-    """As random crops read them: with workers, they are read in another process."""
+    """Random crops read numbers so. With workers, another process reads them."""
     found = searched(tmp_path, CROPPED)
     assert [*found.turned] == ["loader_workers"]
 

@@ -89,7 +89,7 @@ def test_script_that_asks_about_a_launcher_runs_on(bench: Bench, args: tuple[str
 def test_script_that_starts_anew_in_its_process_is_told_to_set_the_variable(
     bench: Bench, launch: str
 ) -> None:
-    """As where PYTHONHASHSEED is to be set: what follows is another program, which nothing observes."""
+    """Scripts set PYTHONHASHSEED so. Nothing observes the program that follows."""
     report = bench.run(bench.write(ANEW), told={"launch": launch})
     assert report.outcome == Outcome.ERROR
     told = "set the variable before the command, `env OMP_PLACES='{0}, {1}' OF_A_FILE=... ...`"

@@ -629,7 +629,7 @@ _ACCUMULATED = _DISPATCHED.replace(
 def test_survey_counts_the_share_of_a_rank_that_draws_for_others(
     bench: Bench, script: str, accumulation: int
 ) -> None:
-    """Of one batch that is split, and of a batch for each rank, as Accelerate's dispatcher draws."""
+    """Accelerate's dispatcher draws one batch that is split, or a batch for each rank."""
     seen = bench.look(bench.write(script))
     assert (seen.micro_batch, seen.accumulation_steps) == (4, accumulation)
     assert not seen.reuses

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, delete, func, select, text, update
 from sqlalchemy.exc import ProgrammingError
 
 from autotune.errors import BadInput, StaleLease, StorageError
-from storage import Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
+from storage import Claim, Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
 from storage.leases import key_of
 from storage.models import Base, ChoiceRow, LeaseRow, NoiseRow, RecommendationRow, UsageRow
 from storage.records import AttemptResult, AttemptState, ChoiceReason, FinalistChoice
@@ -47,13 +47,19 @@ def tenants(postgres_server: Any) -> Iterator[dict[str, Repository]]:
     postgres_server.psql("drop role alice; drop role bob; drop role autotune_user")
 
 
+def claimed_study(alice: Repository, name: str) -> Claim:
+    """Submit a study of alice's and claim it."""
+    alice.studies.submit(name, "host:here alice 0", {}, "/w", owner="alice")
+    claimed = alice.claims.take("host:here alice 0", HOLDER)
+    assert claimed is not None
+    return claimed
+
+
 def test_role_reads_studies_of_others_and_changes_its_own_only(
     tenants: dict[str, Repository],
 ) -> None:
     alice, bob = tenants["alice"], tenants["bob"]
-    alice.studies.submit("hers", "host:here alice 0", {}, "/w", owner="alice")
-    claimed = alice.claims.take("host:here alice 0", HOLDER)
-    assert claimed is not None
+    claimed = claimed_study(alice, "hers")
     alice.attempts.begin(claimed.lease, claimed.study.id, 0, {})
     assert bob.studies.named("hers").owner == "alice"
     assert len(bob.attempts.of(claimed.study.id)) == 1
@@ -101,9 +107,7 @@ def test_role_changes_no_device_hours_of_others_and_removes_none(
     tenants: dict[str, Repository],
 ) -> None:
     alice, bob = tenants["alice"], tenants["bob"]
-    alice.studies.submit("timed", "host:here alice 0", {}, "/w", owner="alice")
-    claimed = alice.claims.take("host:here alice 0", HOLDER)
-    assert claimed is not None
+    claimed = claimed_study(alice, "timed")
     for trial in range(2):
         attempt = alice.attempts.begin(claimed.lease, claimed.study.id, trial, {})
         result = AttemptResult(AttemptState.COMPLETE, wall_seconds=60.0)
@@ -125,9 +129,7 @@ def test_role_owns_no_study_of_another_by_a_table_of_its_own(
     tenants: dict[str, Repository],
 ) -> None:
     alice, bob = tenants["alice"], tenants["bob"]
-    alice.studies.submit("claimed", "host:here alice 0", {}, "/w", owner="alice")
-    claimed = alice.claims.take("host:here alice 0", HOLDER)
-    assert claimed is not None
+    claimed = claimed_study(alice, "claimed")
     alice.recommendations.record(claimed.lease, claimed.study.id, 0, {"knobs": {}})
     with bob.database.engine.begin() as connection:
         for statement in (
@@ -158,9 +160,7 @@ def test_table_of_studies_has_a_policy(tenants: dict[str, Repository], model: ty
 
 def test_role_changes_no_choice_and_no_noise_of_others(tenants: dict[str, Repository]) -> None:
     alice, bob = tenants["alice"], tenants["bob"]
-    alice.studies.submit("chosen", "host:here alice 0", {}, "/w", owner="alice")
-    claimed = alice.claims.take("host:here alice 0", HOLDER)
-    assert claimed is not None
+    claimed = claimed_study(alice, "chosen")
     study = claimed.study.id
     here = alice.environments.record(claimed.lease, {"cpu": "x"})
     noise = StoredNoise(0.01, 3, None)

@@ -45,8 +45,34 @@ class Attempts:
         self._last_round_run = (
             _last_round_run(self._attempts) if last_round_run is None else last_round_run
         )
+        self._earlier: dict[Hashable, tuple[Attempts, int]] = {}
+        """Answers of earlier sets of the study, each with the id from which on attempts have changed."""
         self._found: dict[Hashable, Attempts] = {}
         self._derived: dict[Callable[[Attempts], Any], Any] = {}
+
+    def followed_by(self, attempts: Iterable[StoredAttempt]) -> "Attempts":
+        """Return what the study has come to, in which queries go on from the answers given here.
+
+        Args:
+            attempts: all attempts of the study; those that have not changed are the same objects.
+        """
+        new = Attempts(attempts, self._baseline, self.harmless)
+        pairs = zip(self._attempts, new._attempts, strict=False)
+        changed = next((one.id for known, one in pairs if known is not one), None)
+        return new._after(self, self._next_id if changed is None else changed)
+
+    @property
+    def _next_id(self) -> int:
+        return self._attempts[-1].id + 1 if self._attempts else 0
+
+    def _after(self, before: "Attempts", changed_from: int) -> "Attempts":
+        """Have queries go on from the answers of a set that differs from this id on."""
+        for query, (answer, changed) in before._earlier.items():
+            self._earlier[query] = answer, min(changed, changed_from)
+        for query, answer in before._found.items():
+            self._earlier[query] = answer, changed_from
+        before._earlier = {}  # or every set would keep all sets before it
+        return self
 
     def __iter__(self) -> Iterator[StoredAttempt]:
         return iter(self._attempts)
@@ -66,12 +92,7 @@ class Attempts:
 
     def of(self, *purposes: Purpose) -> "Attempts":
         """Return the attempts for these purposes."""
-        if len(purposes) == 1:
-            of_it = self._by_purpose.get(purposes[0], ())
-            return self._once((_OF, *purposes), lambda: self._of_same_study(of_it))
-        return self._once(
-            (_OF, *purposes), lambda: self._where(lambda one: one.purpose in purposes)
-        )
+        return self._selected((_OF, *purposes), lambda one: one.purpose in purposes)
 
     def of_trial(self, trial: int | None) -> "Attempts":
         """Return the attempts of this trial."""
@@ -87,13 +108,11 @@ class Attempts:
 
     def ended_in(self, *states: AttemptState) -> "Attempts":
         """Return the attempts in one of these states."""
-        return self._once(
-            (_ENDED_IN, *states), lambda: self._where(lambda one: one.result.state in states)
-        )
+        return self._selected((_ENDED_IN, *states), lambda one: one.result.state in states)
 
     def recorded(self) -> "Attempts":
         """Return the attempts with a result of their own: neither running, nor abandoned, nor lost."""
-        return self._once("recorded", lambda: self._where(lambda one: one.recorded))
+        return self._selected("recorded", lambda one: one.recorded)
 
     def conclusive(self) -> "Attempts":
         """Return the recorded attempts of the finals that show something of their configuration.
@@ -133,7 +152,7 @@ class Attempts:
 
     def measured(self) -> "Attempts":
         """Return the attempts with a throughput."""
-        return self._once("measured", lambda: self._where(_is_measured))
+        return self._selected("measured", _is_measured)
 
     def searched(self) -> "Attempts":
         """Return the recorded trials of the search."""
@@ -141,7 +160,7 @@ class Attempts:
 
     def of_baseline(self) -> "Attempts":
         """Return the attempts of the baseline's configuration."""
-        return self._once("baseline", lambda: self.with_knobs(self._baseline))
+        return self._selected("baseline", lambda one: one.knobs == self._baseline)
 
     def baseline(self) -> StoredAttempt | None:
         """Return the baseline's own trial of the search, once it is complete."""
@@ -152,7 +171,7 @@ class Attempts:
 
         The two begin one right after the other.
         """
-        place = bisect.bisect_left(self._attempts, attempt.id, key=lambda one: one.id)
+        place = self._place(attempt.id)
         before = self._attempts[max(0, place - 1) : place]
         if attempt.purpose != Purpose.SEARCH or not before:
             return None
@@ -213,13 +232,6 @@ class Attempts:
     # The starting points of nearly every query are computed once.
 
     @functools.cached_property
-    def _by_purpose(self) -> dict[Purpose, list[StoredAttempt]]:
-        found: dict[Purpose, list[StoredAttempt]] = {}
-        for attempt in self._attempts:
-            found.setdefault(attempt.purpose, []).append(attempt)
-        return found
-
-    @functools.cached_property
     def _searched(self) -> "Attempts":
         return self.of(Purpose.SEARCH).recorded()
 
@@ -241,6 +253,23 @@ class Attempts:
         if query not in self._found:
             self._found[query] = find()
         return self._found[query]
+
+    def _selected(self, query: Hashable, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
+        """Return the answer to a query that asks each attempt by itself.
+
+        What an earlier set has answered holds for all attempts that have not changed since.
+        """
+        if query in self._earlier and query not in self._found:
+            before, changed_from = self._earlier.pop(query)
+            unchanged = before._attempts[: before._place(changed_from)]
+            later = self._attempts[self._place(changed_from) :]
+            new = self._of_same_study([*unchanged, *filter(wanted, later)])
+            self._found[query] = new._after(before, changed_from)
+        return self._once(query, lambda: self._where(wanted))
+
+    def _place(self, attempt_id: int) -> int:
+        """Return the number of attempts below an id."""
+        return bisect.bisect_left(self._attempts, attempt_id, key=lambda one: one.id)
 
     def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return self._of_same_study(filter(wanted, self._attempts))

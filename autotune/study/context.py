@@ -60,16 +60,16 @@ class AttemptCache:
         self._lease = lease
         self._study_id = study_id
         self._feed = AttemptFeed(repository.attempts, study_id)
-        self._baseline = baseline
-        self._harmless = harmless
-        self._known: Attempts | None = None
+        self._last = Attempts((), baseline, harmless)
+        self._current = False
         self._blocks: dict[int, list[StoredBlock]] = {}
 
     def all(self) -> Attempts:
         """Return the attempts recorded so far."""
-        if self._known is None:
-            self._known = Attempts(self._feed.read(), self._baseline, self._harmless)
-        return self._known
+        if not self._current:
+            self._last = self._last.followed_by(self._feed.read())
+            self._current = True
+        return self._last
 
     def blocks(self, attempt_id: int) -> list[StoredBlock]:
         """Return the blocks of an attempt, which are recorded once, with its result."""
@@ -84,7 +84,7 @@ class AttemptCache:
         self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int
     ) -> StoredAttempt:
         """Record that a trial is about to be launched."""
-        self._known = None
+        self._current = False
         return self._records.begin(
             self._lease, self._study_id, trial, knobs, purpose, round_=round_
         )
@@ -101,7 +101,7 @@ class AttemptCache:
         Raises:
             StaleLease: another daemon has the study.
         """
-        self._known = None
+        self._current = False
         digest = run_digest(blocks)
         self._records.finish(self._lease, attempt.id, result, blocks, environment_id, digest)
 

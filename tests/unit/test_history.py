@@ -1,6 +1,8 @@
 """Attempts, asked in the study's own words."""
 
 import dataclasses
+import random
+from collections.abc import Callable
 
 import pytest
 
@@ -65,3 +67,37 @@ def test_launches_in_vain_are_those_of_the_same_run_in_a_row(
     before: list[StoredAttempt], expected: int
 ) -> None:
     assert len(Attempts([*before, NOW], defaults()).lost_in_vain(NOW)) == expected
+
+
+QUERIES: list[Callable[[Attempts], Attempts]] = [
+    lambda several: several.of(Purpose.SEARCH),
+    lambda several: several.of(Purpose.SEARCH, Purpose.CONFIRM).complete(),
+    lambda several: several.searched(),
+    lambda several: several.searched().measured().of_baseline(),
+    lambda several: several.recorded().ended_in(LOST, COMPLETE),
+    lambda several: several.conclusive(),
+    lambda several: several.to_repeat(),
+]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_queries_that_go_on_from_earlier_answers_find_what_new_ones_find(seed: int) -> None:
+    """A study begins and ends attempts, and asks now this and now that."""
+    draw, baseline = random.Random(seed), defaults()
+    known: list[StoredAttempt] = []
+    several = Attempts(known, baseline)
+    for number in range(1, 60):
+        running = [place for place, one in enumerate(known) if one.running]
+        if running and draw.random() < 0.5:
+            place = draw.choice(running)
+            rate = draw.choice([None, 1.0])
+            result = AttemptResult(draw.choice([COMPLETE, LOST]), throughput=rate)
+            known[place] = dataclasses.replace(known[place], result=result, ended=float(number))
+        else:
+            begun = attempt(RUNNING, number, None, micro_batch=draw.choice([8, 16]))
+            purpose = draw.choice([Purpose.SEARCH, Purpose.CONFIRM])
+            known.append(dataclasses.replace(begun, purpose=purpose))
+        several, anew = several.followed_by(known), Attempts(known, baseline)
+        for query in draw.sample(QUERIES, 3):
+            assert list(query(several)) == list(query(anew))
+    assert len(known) > 20

@@ -225,6 +225,17 @@ class SearchPolicy:
     calibration_on_device: float = judgement(
         0.1, "share", "the same on a CUDA device", "its steps tell the noise"
     )
+    left_unused: float = judgement(
+        0.3,
+        "share",
+        "of the wall time: with less left, a search that disturbed runs end has ended",
+    )
+    disturbed_runs: int = judgement(
+        3,
+        "runs",
+        "of the baseline, whose median is believed however disturbed they were",
+        "one disturbed run of three does not move the median",
+    )
 
     # Largest micro-batch
     fit_budget: float = judgement(

@@ -1,6 +1,6 @@
 """Choice of the finalists: as many as the rounds leave time for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.analysis.finalists import (
     Selection,
@@ -14,6 +14,7 @@ from autotune.analysis.proof import Proof
 from autotune.measurement.policy import PROOF
 from autotune.study.context import StudyContext
 from autotune.study.time_budget import TimeBudget
+from search_spaces.words import Knobs
 from storage import StoredAttempt
 
 
@@ -47,9 +48,19 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
                 members += of_same_batch(attempts.baseline(), those, members)
             rounds = time.rounds if len(members) > 1 else proof.needed
             finalists = [trial.knobs for trial in members]
-            if time.may_end(proof.finals(finalists, rounds)):
+            if time.may_end(proof.finals(finalists, rounds) + _further_seeds(proof, finalists)):
                 return Selection(count, _others(every, trials), own_batch)
     return Selection(1, _others(every, proof.checked(timed)), same_batch=False)
+
+
+def _further_seeds(proof: Proof, finalists: Sequence[Knobs]) -> float:
+    """Return seconds of the checks that the first seeds of all finalists but the first may leave open.
+
+    Their time would be that of the first one's rounds. On a device few checks have a second seed.
+    """
+    if proof.needed == PROOF.fewest_alone:
+        return 0.0
+    return sum(map(proof.another_seed, finalists[1:]))
 
 
 def _pools(

@@ -26,7 +26,9 @@ from autotune.study.pairing import Residency
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
-from storage import Attempts, SearchEndCause
+from storage import Attempts, Purpose, SearchEndCause
+
+_OF_SEARCH = (Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE)
 
 
 class TimeBudget:
@@ -209,6 +211,25 @@ class TimeBudget:
             return False  # its steps tell the noise, and the proof runs it again as often as needed
         share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
+
+    def for_undisturbed_run(self, attempts: Attempts) -> TimeLimit | None:
+        """Return the time limit of another run of the baseline where disturbed ones leave no time.
+
+        All that is planned is priced by the median of these runs, and a disturbed one can take many times as
+        long as usual. None: the search need not end, little time is left, or most were not disturbed.
+        """
+        if self._wall_time is None or not self._no_time(attempts):
+            return None
+        runs = attempts.of(*_OF_SEARCH).of_baseline().complete()
+        most_undisturbed = 2 * sum(run.result.contended for run in runs) < len(runs)
+        if not runs or most_undisturbed or len(runs) >= SEARCH.disturbed_runs:
+            return None
+        proof = self.proof(attempts)
+        shortest = proof.costs.shortest(self._baseline)
+        proves = self.may_end(proof.shortest(self._until_late_end))
+        much = self.left >= SEARCH.left_unused * self._wall_time
+        fits = much and self.may_end(shortest)
+        return self.share(self._calibration_share, shortest) if fits and not proves else None
 
     def _wished(self, proof: Proof) -> float:
         """Return seconds beyond those that are needed, once a gain is beyond doubt.

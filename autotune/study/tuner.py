@@ -280,9 +280,14 @@ class Tuner:
         if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts, self._since)):
             executor.submit(self._planner.calibration(failed.trial, limit))
             return True
-        limit = self._time.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
-        if own is None or not searching or not self._time.may_calibrate(attempts):
+        if own is None or not searching:
+            return False
+        if executor.idle and (undisturbed := self._time.for_undisturbed_run(attempts)):
+            executor.submit(self._planner.calibration(own.trial, undisturbed))
+            return True
+        limit = self._time.for_calibration(attempts)
+        if not self._time.may_calibrate(attempts):
             return False
         if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial

@@ -67,6 +67,7 @@ class Answer:
         slows: share of the rate that it loses over minutes, as devices grow hot.
         tells_longest: True if its workload says which samples are the longest.
         first_steps: what else is observed of the first block.
+        foreign_cpu: share of the processors that other processes use beside its ranks.
         watts: power of all devices together; None: it is not told.
         stays: True if its processes become a warm worker where they are asked to.
     """
@@ -90,6 +91,7 @@ class Answer:
     not_its_own: str = ""
     tells_longest: bool = False
     first_steps: Mapping[str, Any] = field(default_factory=dict)
+    foreign_cpu: float = 0.0
     slows: float = 0.0
     stays: bool = True
     watts: float | None = None

@@ -100,6 +100,8 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
         observed["peaks"] = [answer.peak_bytes] * ranks
     else:
         observed["step_p50"] = observed["step_p95"] = observed["step_max"] = step
+    if answer.foreign_cpu:
+        observed["foreign_cpu"], observed["idle_cpu"] = answer.foreign_cpu, 0.0
     if request.replicas > 1:
         observed["replicas"] = request.replicas
     return observed

@@ -292,6 +292,21 @@ def test_search_leaves_time_for_another_seed_where_a_gain_is_beyond_doubt(
     assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")
 
 
+@pytest.mark.parametrize("wall_time", [160, 200])
+def test_second_finalist_is_not_checked_in_the_time_of_the_rounds_of_the_first(
+    played: Replayed, wall_time: int
+) -> None:
+    def behaviour(launch: Launch) -> Answer:
+        half, second = launch.knobs["precision"] == "bf16", "-numerics1-" in launch.request.trial
+        faster = 2.0 + 0.01 * launch.knobs["loader_workers"] if half else 1.0
+        loss = 1.0 + half * (0.0102 if second else 0.01)
+        return Answer(rate=45.0 * faster, startup=0.7, stays=False, loss=loss)
+
+    played.on(noisy(behaviour, run=0.02, block=0.03), seed=2)
+    assert run(played, wall_time, search_space=OF_PRECISION)["kind"] == "better"
+    assert [a.round for a in played.recorded("numerics")] == [0, 1]
+
+
 def test_search_goes_on_where_checks_with_another_seed_would_take_much_of_the_time(
     played: Replayed,
 ) -> None:
@@ -317,3 +332,30 @@ def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(
     assert told in played.said()
     go_on(played, 10_001, search_space=space)
     assert len(played.attempts("search")) > before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_baseline_whose_disturbed_run_leaves_no_time_runs_again(
+    played: Replayed, seed: int
+) -> None:
+    """Other processes made its first run ten times as slow, in its launch and in its steps."""
+    seen: list[Launch] = []
+
+    def first_timed(launch: Launch) -> bool:
+        seen.append(launch)
+        return len(seen) == 2  # the first one is the profile
+
+    slow = where(SCRIPT, first_timed, rate=1.5, startup=15.0, foreign_cpu=0.6)
+    verdict = run(played.on(slow, seed=seed), 220)
+    assert played.attempts("calibrate")
+    assert verdict["kind"] == "better"
+    assert played.seconds > 150
+
+
+def test_baseline_whose_undisturbed_run_leaves_no_time_does_not_run_again(
+    played: Replayed,
+) -> None:
+    verdict = run(played.on(SCRIPT, seed=0), 100)
+    assert verdict["kind"] == "not_enough_time"
+    assert played.attempts("calibrate") == []

@@ -215,8 +215,9 @@ class TimeBudget:
     def for_undisturbed_run(self, attempts: Attempts) -> TimeLimit | None:
         """Return the time limit of another run of the baseline where disturbed ones leave no time.
 
-        All that is planned is priced by the median of these runs, and a disturbed one can take many times as
-        long as usual. None: the search need not end, little time is left, or most were not disturbed.
+        All that is planned is priced by the median of these runs, and a disturbed one can take many
+        times as long as usual. None: the search need not end, little time is left, or most of them were
+        not disturbed.
         """
         if self._wall_time is None or not self._no_time(attempts):
             return None

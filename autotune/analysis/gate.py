@@ -22,6 +22,7 @@ from autotune.measurement.numerics import (
 from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import clashing
+from search_spaces.knob import DATA, GRAPH
 from search_spaces.words import Knobs
 from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -90,14 +91,16 @@ def next_check(
     candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """Return the run that is missing before these candidates may be confirmed; None if none is."""
-    unproven = [training for training, _ in _unproven(attempts, blocks)]
+    own, others = _own_checks(attempts), _unproven(attempts, blocks)
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(candidate.knobs, baseline, _references(attempts))
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
-        if reference.result.state != AttemptState.COMPLETE or _training(checked) in unproven:
+        if reference.result.state != AttemptState.COMPLETE:
+            continue
+        if candidate.trial not in own and _as_others(checked, others, attempts.harmless):
             continue
         check = _next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
         if check is not None and _lacks_rounding(check, reference, attempts, blocks):
@@ -235,7 +238,7 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
     The reference failed, or a run began with other weights or rows than the reference.
     """
     found = {}
-    unproven = _unproven(attempts, blocks)
+    own, others = _own_checks(attempts), _unproven(attempts, blocks)
     # Looked up once: there may be thousands of trials, and this is called after each.
     references = _references(attempts)
     for trial in attempts.searched().complete() if references else ():
@@ -243,30 +246,75 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
             continue
         checked, reference = _checkable(trial.knobs, baseline, references)
         if reference is not None and reference.result.state != AttemptState.COMPLETE:
-            found[trial.trial] = (
-                f"the reference ended in {reference.result.state}: {reference.result.cause}"
-            )
-        elif why := next((why for own, why in unproven if own == _training(checked)), ""):
-            found[trial.trial] = why
-    return found
+            found[trial.trial] = _ended(reference, "the reference")
+        elif check := own.get(trial.trial):
+            found[trial.trial] = _nothing_shown(check, attempts, blocks)
+        else:
+            found[trial.trial] = _as_others(checked, others, attempts.harmless)
+    return {trial: why for trial, why in found.items() if why}
 
 
-_Training = tuple[dict[str, Any], float]
-"""Samples of a step, and the rounding of the number formats."""
+def _ended(reference: StoredAttempt, what: str) -> str:
+    return f"{what} ended in {reference.result.state}: {reference.result.cause}"
 
 
-def _training(knobs: Knobs) -> _Training:
+def _own_checks(attempts: Attempts) -> dict[int, StoredAttempt]:
+    """Return the last check of each trial that has one."""
+    return {check.trial: check for check in attempts.of(Purpose.NUMERICS).conclusive()}
+
+
+def _nothing_shown(check: StoredAttempt, attempts: Attempts, blocks: Blocks) -> str:
+    """Return why the last check of a trial shows nothing; empty if it does, or has failed."""
+    if check.result.state != AttemptState.COMPLETE:
+        return ""
+    return compared(check, attempts, blocks).unproven
+
+
+class _Unproven(NamedTuple):
+    """Check that proved nothing.
+
+    Attributes:
+        why: reason, in words.
+        whatever_start: True if the reason holds for other weights and rows, too.
+    """
+
+    knobs: dict[str, Any]
+    why: str
+    whatever_start: bool
+
+    def covers(self, checked: Knobs, harmless: Collection[str]) -> bool:
+        """Return whether a check of this configuration would prove nothing either."""
+        if _training(self.knobs) != _training(checked):
+            return False
+        return self.whatever_start or _start(self.knobs, harmless) == _start(checked, harmless)
+
+
+def _training(knobs: Knobs) -> tuple[dict[str, Any], float]:
+    """Return the samples of a step, and the rounding of the number formats."""
     return _trained(knobs), gradients.null_of(knobs)
 
 
-def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[_Training, str]]:
-    """Return the trainings that could not be compared with their reference, each with the reason.
+def _start(knobs: Knobs, harmless: Collection[str]) -> dict[str, Any]:
+    """Return what may change the weights or rows that a run begins with."""
+    own = {name: knobs[name] for name in knobs if name not in CATALOGUE and name not in harmless}
+    known = {name: knobs[name] for name, knob in CATALOGUE.items() if knob.changes & {DATA, GRAPH}}
+    return {**known, **own}
 
-    Other runs of the same training cannot be compared either.
-    """
+
+def _unproven(attempts: Attempts, blocks: Blocks) -> list[_Unproven]:
+    """Return the checks that could not be compared with their reference."""
     runs = attempts.of(Purpose.NUMERICS).recorded().complete()
-    reasons = [(_training(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
-    return [(training, why) for training, why in reasons if why]
+    found = [(run.knobs, compared(run, attempts, blocks)) for run in runs]
+    return [
+        _Unproven(knobs, agreed.unproven, agreed.whatever_start)
+        for knobs, agreed in found
+        if agreed.unproven
+    ]
+
+
+def _as_others(checked: Knobs, others: Iterable[_Unproven], harmless: Collection[str]) -> str:
+    """Return why a check would prove nothing, like those of other trials; empty if it may prove."""
+    return next((one.why for one in others if one.covers(checked, harmless)), "")
 
 
 def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> GateRecord:

@@ -192,6 +192,7 @@ class Agreement:
         share_of_progress: the same with its sign, in units of the reference's progress; None also
             where that had not fallen.
         unproven: why the comparison proves nothing either way, in words; empty if it does.
+        whatever_start: True if it would prove nothing with other weights and rows either.
     """
 
     problem: str
@@ -202,6 +203,7 @@ class Agreement:
     gradient_error: float | None = None
     share_of_progress: float | None = None
     unproven: str = ""
+    whatever_start: bool = False
 
 
 Pair = tuple[Trajectory, Trajectory]
@@ -231,6 +233,7 @@ def agreement(
     early = _of_first_steps(run, reference, limits)
     ratio = _median_norm(run) / _median_norm(reference)
     curve = _LossComparison([*earlier, (run, reference)]) if whole else None
+    blind = bool(early) and limits[0].blind
     problem = first_problem([_of_replicas(run), *early]) or (
         curve.problem if curve else "its loss does not stay finite"
     )
@@ -242,9 +245,10 @@ def agreement(
         steps=len(run.losses),
         gradient_error=early[0].size if early else None,
         share_of_progress=curve.share if curve else None,
-        unproven=_unproven(reference, blind=bool(early) and limits[0].blind)
-        if not reference.fallen and (not early or limits[0].blind)
+        unproven=_unproven(reference, blind=blind)
+        if not reference.fallen and (not early or blind)
         else "",
+        whatever_start=blind or reference.first is None,
     )
 
 

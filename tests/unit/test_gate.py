@@ -162,3 +162,45 @@ def test_failure_that_an_earlier_version_did_not_repeat_is_final(purpose: Purpos
 def out_of(attempts: Attempts) -> list[int]:
     found = record(attempts, falling, BASELINE, Rules(refuse_unchecked=False))
     return [*(one.trial for one in found.refused), *found.unchecked]
+
+
+def with_third(**change: KnobValue) -> list[StoredAttempt]:
+    """Trials of a search, the third with another change beside that of the second."""
+    third = dataclasses.replace(SEARCHED[1], id=2, trial=2, knobs={**HALF, **change})
+    return [*SEARCHED, third]
+
+
+OTHER_START = 13
+
+
+def check_of_third(**change: KnobValue) -> StoredAttempt:
+    """Check that begins with other weights or rows than its reference."""
+    return dataclasses.replace(
+        check(OTHER_START - 10, Purpose.NUMERICS), trial=2, knobs={**HALF, **change}
+    )
+
+
+def level(attempt: int) -> list[StoredBlock]:
+    """Losses that hardly fall, with gradients."""
+    start = "other" if attempt == OTHER_START else "same"
+    told = {"gradient": [["w", 2000, 1.0, 1.0, 0.0]], "start": start}
+    return [
+        dataclasses.replace(block, loss=2 - 0.0005 * block.index, observed=told)
+        for block in falling(attempt)
+    ]
+
+
+def test_a_check_that_began_with_other_rows_says_nothing_of_configurations_that_do_not() -> None:
+    checks = [check(1, Purpose.REFERENCE), check_of_third(loader_workers=4)]
+    attempts = Attempts([*with_third(loader_workers=4), *checks], BASELINE)
+    assert list(unchecked(attempts, level, BASELINE)) == [2]
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, attempts, level)
+    assert found is not None and (found.purpose, found.trial) == (Purpose.NUMERICS, 1)
+
+
+def test_what_another_trial_could_not_show_takes_nothing_from_a_trial_that_has_passed() -> None:
+    checks = [check(1, Purpose.REFERENCE), check(2, Purpose.NUMERICS)]
+    third = [*with_third(pin_memory=True), *checks, check_of_third(pin_memory=True)]
+    attempts = Attempts(third, BASELINE)
+    assert list(record(attempts, level, BASELINE, Rules()).passed) == [1]
+    assert list(unchecked(attempts, level, BASELINE)) == [2]

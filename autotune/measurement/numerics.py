@@ -169,12 +169,12 @@ def not_to_compare(reference: Trajectory) -> str:
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
-    share = reference.progress / max(abs(statistics.fmean(reference.losses[: PROOF.start])), _TINY)
-    steps = len(reference.losses)
-    return (
-        f"the loss of the reference fell by {share:.1%} in {steps} steps, less than "
-        f"{PROOF.progress:.0%}"
-    )
+    start, steps = abs(statistics.fmean(reference.losses[: PROOF.start])), len(reference.losses)
+    wanted = f"{PROOF.progress:.0%}"
+    if reference.progress < 0 or not start:
+        return f"the loss of the reference did not fall by {wanted} in {steps} steps"
+    share = reference.progress / start
+    return f"the loss of the reference fell by {share:.1%} in {steps} steps, less than {wanted}"
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def agreement(
     curve = _LossComparison([*earlier, (run, reference)]) if whole else None
     blind = bool(early) and limits[0].blind
     problem = first_problem([_of_replicas(run), *early]) or (
-        curve.problem if curve else "its loss does not stay finite"
+        curve.problem(comparable=bool(early)) if curve else "its loss does not stay finite"
     )
     return Agreement(
         problem,
@@ -293,22 +293,37 @@ class _LossComparison:
         self._references = [reference for _, reference in pairs]
         self._fallen = all(reference.fallen for reference in self._references)
         self._last = len(every) >= PROOF.most_seeds
-        progress = statistics.fmean(r.progress for r in self._references)
-        wanted = statistics.fmean(r.wanted for r in self._references)
-        self._progress = progress if self._fallen else max(progress, wanted)
+        self._scale = self._progress() if self._fallen else self._spread()
         self._distance: Distance = distance(
             [
                 _last([a - b for a, b in zip(run.losses, reference.losses, strict=False)])
                 for run, reference in pairs
             ]
         )
-        self._margin = PROOF.margin * self._progress
+        self._margin = PROOF.margin * self._scale
         self._answer = self._distance.within(self._margin, PROOF.most_seeds)
+
+    def _progress(self) -> float:
+        return statistics.fmean(one.progress for one in self._references)
+
+    def _spread(self) -> float:
+        """Return what stands for the progress of references that have hardly fallen; 0 if nothing does.
+
+        A loss near zero, or one that rises, is told apart by no less than its own scatter.
+        """
+        wanted = statistics.fmean(one.wanted for one in self._references)
+        scatter = statistics.fmean(statistics.pstdev(one.losses) for one in self._references)
+        return max(self._progress(), wanted, scatter)
+
+    def _level(self) -> float:
+        """Return the quadratic mean of the losses of the references."""
+        losses = [x for one in self._references for x in one.losses]
+        return math.hypot(*losses) / math.sqrt(len(losses))
 
     @property
     def share(self) -> float | None:
         """Distance in units of the progress."""
-        return self._distance.mean / self._progress if self._fallen else None
+        return self._distance.mean / self._scale if self._fallen else None
 
     @property
     def relative(self) -> float:
@@ -321,23 +336,38 @@ class _LossComparison:
         """True if another pair would tell more."""
         return self._fallen and self._answer is Equivalence.OPEN and not self._last
 
-    @property
-    def problem(self) -> str:
-        """Reason for a refusal; empty if there is none.
+    def problem(self, *, comparable: bool) -> str:
+        """Return the reason for a refusal; empty if there is none.
 
-        Where the reference has hardly fallen, only what is certain counts.
+        Where the reference has hardly fallen, only what is certain counts, of runs that began alike.
+
+        Args:
+            comparable: True if the run began with the weights and rows of the reference.
         """
-        unproven = self._answer is Equivalence.OPEN and self._fallen and self._last
-        if self._answer is not Equivalence.DIFFERENT and not unproven:
-            return ""
-        share = self._distance.mean / self._progress
-        about = (
-            self._distance.half_width(self._margin, PROOF.level / PROOF.most_seeds) / self._progress
-        )
-        what = "cannot be shown to follow" if unproven else "leaves"
+        if not self._fallen:
+            certain = self._answer is Equivalence.DIFFERENT and comparable and self._scale > 0
+            return self._told("leaves", self._level(), "its level") if certain else ""
+        progress = "the reference's progress"
+        if self._answer is Equivalence.DIFFERENT:
+            return self._told("leaves", self._scale, progress)
+        if self._answer is Equivalence.OPEN and self._last:
+            return self._told("cannot be shown to follow", self._scale, progress)
+        return ""
+
+    def _told(self, what: str, unit: float, named: str) -> str:
+        """Return the distance in words.
+
+        Args:
+            what: what the loss does, with the reference as its object.
+            unit: unit of the distance.
+            named: the unit, in words.
+        """
+        share = self._distance.mean / unit
+        about = self._distance.half_width(self._margin, PROOF.level / PROOF.most_seeds) / unit
         return (
-            f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} (+-{about:.1%}) "
-            f"of the reference's progress {'above' if share > 0 else 'below'} (limit {PROOF.margin:.0%})"
+            f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} "
+            f"(+-{about:.1%}) of {named} {'above' if share > 0 else 'below'} "
+            f"(limit {100 * self._margin / unit:.2g}%)"
         )
 
 

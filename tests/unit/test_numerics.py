@@ -173,3 +173,51 @@ def test_a_loss_that_hardly_falls_needs_gradients_from_an_equal_start(fall, star
     found = agreement(run, reference)
     assert found.problem == ""
     assert bool(found.unproven) != proven
+
+
+def _curve(losses, start="a"):
+    """A run with these losses and the same gradients as any other."""
+    return Trajectory(tuple(map(float, losses)), (1.0,) * len(losses), 0.0, _first(start))
+
+
+def _level(start, offset=0.0, seed=0):
+    """A run whose loss stays where it begins."""
+    noise = np.random.default_rng(seed).normal(0, 0.02, PROOF.most_steps)
+    return _curve(0.7 + offset + noise, start)
+
+
+def test_losses_at_a_level_say_nothing_where_the_runs_begin_differently():
+    found = agreement(_level("b", 0.02), _level("a"))
+    assert found.problem == ""
+    assert found.unproven
+
+
+def test_a_loss_at_a_level_that_leaves_from_an_equal_start_is_refused_with_its_distance():
+    found = agreement(_level("a", 0.07, seed=1), _level("a"))
+    assert "leaves the reference" in found.problem
+    assert "of its level above (limit 0.5%)" in found.problem
+    assert "progress" not in found.problem
+
+
+@pytest.mark.parametrize("from_", [0.0, 0.7], ids=["from zero", "from a level"])
+def test_a_loss_that_rises_is_told_apart_by_no_less_than_its_own_spread(from_):
+    rise = np.linspace(0, 1, PROOF.most_steps)
+    reference = _curve(from_ + 5 * rise)
+    assert agreement(_curve(from_ + 5.05 * rise), reference).problem == ""
+    assert "leaves the reference" in agreement(_curve(from_ + 7 * rise), reference).problem
+
+
+@pytest.mark.parametrize("later", [0.0, 1e-3, -1e-3])
+def test_a_loss_that_begins_at_zero_is_compared(later):
+    rest = PROOF.most_steps - PROOF.start
+    reference, run = (
+        _curve([0.0] * PROOF.start + [factor * later] * rest) for factor in (1, 1.001)
+    )
+    assert agreement(run, reference).problem == ""
+    without = dataclasses.replace(reference, first=None)
+    assert "did not fall by 10% in 96 steps" in not_to_compare(without)
+
+
+def test_a_loss_beside_one_that_is_always_zero_cannot_be_compared():
+    reference = _curve([0.0] * PROOF.most_steps)
+    assert agreement(_curve([1e-3] * PROOF.most_steps), reference).problem == ""

@@ -235,7 +235,8 @@ def _missing_runs_of(
 def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:
     """Return trials of the search of which nothing shows whether they are right, with the reason.
 
-    The reference failed, or a run began with other weights or rows than the reference.
+    The reference failed, or a run began with other weights or rows than the reference, or the references
+    with the other seeds that it takes failed.
     """
     found = {}
     own, others = _own_checks(attempts), _unproven(attempts, blocks)
@@ -248,7 +249,8 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
         if reference is not None and reference.result.state != AttemptState.COMPLETE:
             found[trial.trial] = _ended(reference, "the reference")
         elif check := own.get(trial.trial):
-            found[trial.trial] = _nothing_shown(check, attempts, blocks)
+            safe = reference_knobs(checked, baseline)
+            found[trial.trial] = _nothing_shown(check, safe, attempts, blocks)
         else:
             found[trial.trial] = _as_others(checked, others, attempts.harmless)
     return {trial: why for trial, why in found.items() if why}
@@ -263,11 +265,19 @@ def _own_checks(attempts: Attempts) -> dict[int, StoredAttempt]:
     return {check.trial: check for check in attempts.of(Purpose.NUMERICS).conclusive()}
 
 
-def _nothing_shown(check: StoredAttempt, attempts: Attempts, blocks: Blocks) -> str:
-    """Return why the last check of a trial shows nothing; empty if it does, or has failed."""
+def _nothing_shown(
+    check: StoredAttempt, safe: dict[str, Any], attempts: Attempts, blocks: Blocks
+) -> str:
+    """Return why the last check of a trial shows nothing; empty if it does, has failed, or goes on."""
     if check.result.state != AttemptState.COMPLETE:
         return ""
-    return compared(check, attempts, blocks).unproven
+    agreed = compared(check, attempts, blocks)
+    if not agreed.open or _next_seed(check.trial, check.knobs, safe, attempts, blocks):
+        return agreed.unproven
+    references = attempts.of(Purpose.REFERENCE).conclusive().with_knobs(safe)
+    failed = [one for one in references if one.result.state != AttemptState.COMPLETE]
+    what = "one seed tells too little, and the reference with another"
+    return _ended(failed[-1], what) if failed else ""
 
 
 class _Unproven(NamedTuple):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import (
     missing_runs,
@@ -204,3 +205,30 @@ def test_what_another_trial_could_not_show_takes_nothing_from_a_trial_that_has_p
     attempts = Attempts(third, BASELINE)
     assert list(record(attempts, level, BASELINE, Rules()).passed) == [1]
     assert list(unchecked(attempts, level, BASELINE)) == [2]
+
+
+def apart(attempt: int) -> list[StoredBlock]:
+    """Losses of a check that lies a little above its reference, with noise."""
+    return [
+        dataclasses.replace(block, loss=block.loss + 0.06 + 0.05 * (block.index % 3 == 0))
+        if attempt == 12
+        else block
+        for block in falling(attempt)
+    ]
+
+
+@pytest.mark.parametrize("failed", [(), (1,), (1, 2)])
+def test_an_open_answer_without_another_reference_leaves_a_trial_unchecked(
+    failed: tuple[int, ...],
+) -> None:
+    checks = [check(1, Purpose.REFERENCE), check(2, Purpose.NUMERICS)]
+    others = [check(2 + n, Purpose.REFERENCE, AttemptState.REFUSED, seed=n) for n in failed]
+    attempts = Attempts([*SEARCHED, *checks, *others], BASELINE)
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, attempts, apart)
+    barred = Barred.by(attempts, apart, BASELINE, Rules()).trials
+    if len(failed) < 2:
+        assert found is not None and found.seed == len(failed) + 1
+        assert barred == {}
+    else:
+        assert found is None
+        assert "the reference with another ended in REFUSED" in barred[1]

@@ -210,8 +210,7 @@ class Attempts:
                 for other in self._attempts
                 if other is not following
             )
-        lost = one.result.state == AttemptState.LOST
-        return (lost and not one.result.fault.excuses) or _orphaned(one)
+        return _is_lost_with_agent(one) or _orphaned(one)
 
     def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
         """Return whether the last launch of the same run before this one ended with its daemon."""
@@ -303,6 +302,11 @@ def _is_measured(one: StoredAttempt) -> bool:
 
 def _is_lost_with_node(one: StoredAttempt) -> bool:
     return one.result.state == AttemptState.LOST and one.result.fault == Fault.NODE
+
+
+def _is_lost_with_agent(one: StoredAttempt) -> bool:
+    fault = one.result.fault
+    return one.result.state == AttemptState.LOST and not fault.excuses and fault != Fault.TURNS
 
 
 def _orphaned(one: StoredAttempt) -> bool:

@@ -292,6 +292,8 @@ class Fault(StrEnum):
 
     TRIAL = "trial"
     """The attempt itself: its configuration, its script, or an agent that died under it."""
+    TURNS = "turns"
+    """The attempt itself, or one that took turns with it on the same devices."""
     WORKER = "worker"
     """The warm worker of another attempt that it reused."""
     NODE = "node"

@@ -22,7 +22,7 @@ from autotune.measurement.stop_rule import (
 )
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
-from storage import AttemptResult, AttemptState, StoredBlock
+from storage import AttemptResult, AttemptState, Fault, StoredBlock
 
 _TRIAL, _BASELINE = 0, 1
 
@@ -210,7 +210,8 @@ class MemberMonitor(TimedMonitor):
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
-            return replace(result, state=AttemptState.LOST, cause=cause)
+            fault = result.fault if result.state is AttemptState.LOST else Fault.TURNS
+            return replace(result, state=AttemptState.LOST, cause=cause, fault=fault)
         rate = self._group.rate(self._number)
         if result.state != AttemptState.COMPLETE or rate is None:
             return result
@@ -351,7 +352,7 @@ class _PairedTrialMonitor(MemberMonitor):
         timed = result.state in (AttemptState.COMPLETE, AttemptState.PRUNED)
         if known is None and timed and self._pair.without_baseline:
             cause = "the baseline beside it failed (it is measured again alone)"
-            return replace(result, state=AttemptState.LOST, cause=cause)
+            return replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.TURNS)
         if known is None or not timed:
             return result
         rate = self._rule.estimate().rate  # of its own blocks

@@ -214,7 +214,7 @@ class TrialExecutor:
             result = dataclasses.replace(
                 result, state=AttemptState.LOST, cause=cause, fault=Fault.DISK
             )
-        if result.state != AttemptState.LOST or result.fault == Fault.WORKER:
+        if result.state != AttemptState.LOST or result.fault in (Fault.WORKER, Fault.TURNS):
             return result
         lost = self._blamed_for(attempt, result)
         if not lost:

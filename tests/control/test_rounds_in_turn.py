@@ -1,5 +1,6 @@
 """Rounds whose members are resident at once: what is recorded of them, and when they are not."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,9 +10,9 @@ from autotune.analysis.verdict import Verdict
 from autotune.views import paper
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Knobs, Outcome
-from launchers.replay import ENVIRONMENT, Launch, SpeedVariation
+from launchers.replay import ENVIRONMENT, Answer, Launch, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
-from storage import StoredAttempt
+from storage import Fault, StoredAttempt
 from tests.control.deaths import Died
 from tests.control.replayed import PLAIN, Replayed, rate
 
@@ -49,6 +50,28 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
     shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
     runs = sum(a.trial == played.verdict["trial"] for a in attempts)
     assert f"| runs in turn with the others, block by block | {runs} |" in shown
+    played.assert_complete(trials=3)
+
+
+def test_failure_beside_others_is_no_lost_agent(played: Replayed) -> None:
+    """With two of these afterwards a run is not yet to blame."""
+    failed: list[tuple[Any, Any]] = []
+
+    def unlucky(launch: Launch) -> Answer:
+        answer = PLAIN(launch)
+        batch = launch.knobs["micro_batch"], launch.knobs["accumulation_steps"]
+        if beside_others(launch) and not failed:
+            failed.append(batch)
+            return dataclasses.replace(answer, outcome=Outcome.OOM, cause="no memory", after=3)
+        if beside_others(launch) or batch not in failed or len(failed) == 3:
+            return answer
+        failed.append(batch)
+        return dataclasses.replace(answer, outcome=Outcome.CRASH, lost_agent=True)
+
+    played.on(unlucky).run(**SMALL)
+    lost = [a for a in played.attempts("confirm") if a.result.state == "LOST"]
+    assert [a.result.fault for a in lost] == [Fault.TURNS, Fault.TRIAL, Fault.TRIAL]
+    assert "suspected" not in played.said()
     played.assert_complete(trials=3)
 
 

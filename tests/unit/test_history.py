@@ -33,6 +33,11 @@ def with_node(started: float, ended: float) -> StoredAttempt:
     return dataclasses.replace(lost, result=AttemptResult(LOST, fault=Fault.NODE))
 
 
+def in_turns(started: float, ended: float) -> StoredAttempt:
+    lost = attempt(LOST, started, ended)
+    return dataclasses.replace(lost, result=AttemptResult(LOST, fault=Fault.TURNS))
+
+
 def other(started: float, ended: float) -> StoredAttempt:
     return dataclasses.replace(attempt(COMPLETE, started, ended), trial=2)
 
@@ -56,11 +61,13 @@ NOW = attempt(RUNNING, 100.0, None)
         ([with_node(0, 1), other(2, 3), with_node(4, 5)], 1),
         ([with_node(0, 1), other(2, 3), with_node(4, 5), other(6, 7)], 2),
         ([with_node(0, 5), other(1, 6), with_node(6, 9)], 1),
+        ([in_turns(0, 1), attempt(LOST, 2, 3)], 1),
     ],
     ids=[
         "none", "in a row", "given up", "since a result", "another variant", "side by side",
         "beside it", "with their daemon", "with their daemon, side by side",
         "with their node", "which works for another", "and again", "and at the same time",
+        "beside another that shared its devices",
     ],
 )  # fmt: skip
 def test_launches_in_vain_are_those_of_the_same_run_in_a_row(

@@ -18,7 +18,7 @@ from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
 from benchmarks.recorded_device import read_device
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
-from storage import AttemptResult, AttemptState
+from storage import AttemptResult, AttemptState, Fault
 from tests.support.trials import knobs, trial
 
 TABLE = Path(__file__).parents[2] / "benchmarks/tables/h200-gpt2-124m.jsonl"
@@ -233,6 +233,7 @@ def test_who_fails_beside_others_is_to_be_run_again_and_they_go_on() -> None:
     assert [r.state for r in judged] == ["COMPLETE", "LOST", "COMPLETE"]
     assert "no memory" in judged[1].cause
     assert "again alone" in judged[1].cause
+    assert judged[1].fault is Fault.TURNS
     assert len(reports[1].blocks) == 9
     assert order(reports)[-4:] == [0, 2, 2, 0]
 
@@ -245,6 +246,7 @@ def test_an_agent_that_dies_is_nobodys_fault() -> None:
     judged, reports = play(deadly, 3)
     assert all(report.lost_agent for report in reports)
     assert {r.state for r in judged} == {AttemptState.LOST}
+    assert judged[1].fault is Fault.TRIAL
 
 
 def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None:

@@ -235,7 +235,7 @@ class Finals:
             ):
                 continue
             if not tells_longest(self._context.attempts(), trial, blocks):
-                return False
+                continue
             if self._time.left > prices.costs.profile(knobs) + proof:
                 attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
                 self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))

@@ -66,3 +66,9 @@ def test_where_nobody_knows_them_nothing_runs_and_the_report_says_so(played: Rep
     assert (verdict["memory"]["peak"], verdict["memory"]["longest"]) == (10 * GIB, None)
     text = report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "not run: the workload does not say which they are" in text
+
+
+def test_a_finalist_that_does_not_know_them_keeps_no_other_from_its_run(played: Replayed) -> None:
+    mute = where(KNOWN, lambda launch: launch.knobs["micro_batch"] == 8, tells_longest=False)
+    played.on(mute, environment=ON_GPU).run(search_space=SPACE)
+    assert [run.knobs["micro_batch"] for run in played.recorded("longest")] == [4]

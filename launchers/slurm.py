@@ -228,13 +228,34 @@ class SlurmLauncher(Launcher):
         """Open all slots side by side, without the nodes that turn out to have other devices.
 
         Raises:
+            NotHere: the nodes that are left hold none.
             LauncherError: none can be opened.
         """
         errors = self._add(self._layout.slots)
-        if self._allocation.left_out:
+        known = 0
+        while len(self._allocation.left_out) > known:
+            known = len(self._allocation.left_out)
+            if not self.slots:
+                self._refuse_other_devices()
             errors += self._add(self._missing())
         if not self.slots:
             raise errors[0]
+
+    def _refuse_other_devices(self) -> None:
+        """Refuse an allocation in which the nodes that are not left out are too few for a trial.
+
+        Raises:
+            NotHere: they are.
+        """
+        try:
+            self._allocation.plan(self._resources)
+        except NotHere:
+            names, job = ", ".join(sorted(self._allocation.left_out)), self._allocation.job
+            raise NotHere(
+                f"this study runs on {self._kind}, and of Slurm job {job} too few nodes have that (not "
+                f"{names}): ask for such nodes (--constraint=FEATURE or --gres=gpu:TYPE:NUMBER), or "
+                "change resources.device"
+            ) from None
 
     def _refuse_idle_devices(self) -> None:
         """Refuse to train on processors because a job has forgotten to ask for devices.

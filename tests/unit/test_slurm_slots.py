@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import NotHere
+from autotune.errors import ClusterAway, NotHere
 from autotune.worker.node.relay import LEFT_BEHIND, AgentOrder
 from autotune.worker.protocol import PROTOCOL, Hello, NodeReport, Preload, StartTrial, from_line
 from launchers import slurm, slurm_allocation
@@ -167,6 +167,27 @@ def test_job_that_has_asked_for_no_device_is_refused_where_there_are_some(
         assert launcher.site.device == "cpu"
     with opened(tmp_path, Resources(1, None, 1, None, device="EPYC")) as launcher:
         assert launcher.site.device == "cpu", "as the study names a processor"
+
+
+def test_allocation_whose_nodes_all_differ_is_refused_for_good(job: Job, tmp_path: Path) -> None:
+    job.nodes |= {"a": [A100] * 2}
+    with pytest.raises(NotHere, match=f"runs on {H100}, .* \\(not a\\): .*--constraint"):
+        opened(tmp_path, Resources(2, None, 1, None, device=H100))
+    job.nodes |= {"b": [A100] * 2}
+    with pytest.raises(NotHere, match=r"\(not a, b\)"):
+        opened(tmp_path, Resources(2, None, 1, 1, device=H100))
+    job.nodes |= {"c": [H100] * 2}
+    with opened(tmp_path, Resources(2, None, 1, 1, device=H100)) as launcher:
+        assert launcher._placements[launcher.slots[0].name].nodes == {"c"}
+
+
+def test_allocation_is_not_refused_while_a_node_that_may_do_is_down(
+    job: Job, tmp_path: Path
+) -> None:
+    job.nodes |= {"a": [A100] * 2, "b": [H100] * 2}
+    job.down.add("b")
+    with pytest.raises(ClusterAway, match=f"node a has {A100}"):
+        opened(tmp_path, Resources(2, None, 1, 1, device=H100))
 
 
 @pytest.mark.parametrize(("status", "left"), [(0, ""), (LEFT_BEHIND, "processes on node a")])

@@ -19,7 +19,7 @@ from autotune.worker.node.relay import AGENT_ENDED, BEAT, BEAT_SECONDS, LEFT_BEH
 from launchers.agents import Node, SlotGone, is_of_nodes
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout
-from launchers.node_compat import device_kind, from_agent
+from launchers.node_compat import device_kind, from_agent, kind_with_most_ranks
 from launchers.placement import ClusterNode
 from launchers.reservation import NO_RIVAL, Busy, Reservation
 from launchers.slot import AgentSlot
@@ -189,9 +189,9 @@ class SlurmLauncher(Launcher):
             self._reservation.take([f"Slurm job {job}"])
             self._allocation = Allocation(job)
             self._layout = self._allocation.plan(resources)
+            self._open()
             self.ranks = self._layout.nodes * self._layout.ranks_per_node
             self._notices += filter(None, [self._layout.notice()])
-            self._open()
             self._refuse_idle_devices()
         except BaseException:
             self.close()
@@ -236,19 +236,19 @@ class SlurmLauncher(Launcher):
         while len(self._allocation.left_out) > known:
             known = len(self._allocation.left_out)
             if not self.slots:
-                self._refuse_other_devices()
+                self._layout = self._on_nodes_left()
             errors += self._add(self._missing())
         if not self.slots:
             raise errors[0]
 
-    def _refuse_other_devices(self) -> None:
-        """Refuse an allocation in which the nodes that are not left out are too few for a trial.
+    def _on_nodes_left(self) -> Layout:
+        """Return the layout on the nodes that are not left out: `workers: auto` takes all of these.
 
         Raises:
-            NotHere: they are.
+            NotHere: they are too few for a trial.
         """
         try:
-            self._allocation.plan(self._resources)
+            return self._allocation.plan(self._resources)
         except NotHere:
             names, job = ", ".join(sorted(self._allocation.left_out)), self._allocation.job
             raise NotHere(
@@ -367,7 +367,8 @@ class SlurmLauncher(Launcher):
         on_gpu = bool(self._layout.gpus_per_worker)
         told = [environment, *environment.get("others", ())]
         kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in told]
-        self._kind = self._kind or self._resources.device or kinds[0]
+        if not self._kind:
+            self._kind = self._resources.device or kind_with_most_ranks(kinds, kinds.count)
         return {
             node.id: f"node {node.host} has {kind}, and this study runs on {self._kind}"
             for (node, _), kind in zip(placement.places, kinds, strict=True)

@@ -181,6 +181,19 @@ def test_allocation_whose_nodes_all_differ_is_refused_for_good(job: Job, tmp_pat
         assert launcher._placements[launcher.slots[0].name].nodes == {"c"}
 
 
+@pytest.mark.parametrize("other", ["a", "c"])
+def test_workers_are_those_of_the_nodes_that_have_the_kind_of_most_ranks(
+    job: Job, tmp_path: Path, other: str
+) -> None:
+    job.nodes |= {name: [H100 if name == other else A100] * 2 for name in "abc"}
+    with opened(tmp_path, Resources(None, None, 1, None)) as launcher:
+        assert (len(launcher.slots), launcher.ranks, launcher.planned) == (1, 4, 1)
+        nodes = launcher._placements[launcher.slots[0].name].nodes
+        assert nodes == {"a", "b", "c"} - {other}
+        (told,) = launcher.notices()
+        assert told.startswith(f"Left out: node {other} has {H100}, and this study runs on {A100}")
+
+
 def test_allocation_is_not_refused_while_a_node_that_may_do_is_down(
     job: Job, tmp_path: Path
 ) -> None:

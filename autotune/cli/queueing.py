@@ -241,6 +241,7 @@ def submit(
         print(MANIFESTS[kubernetes](spec, study, folder))
         return
     script = sbatch_script(spec, study, folder, options)
+    _check_storage_of_job(url_of(spec.storage))
     if show:
         print(script)
         return
@@ -251,3 +252,20 @@ def submit(
     )
     print(done.stdout.strip())
     sys.exit(done.returncode)
+
+
+def _check_storage_of_job(url: str) -> None:
+    """Refuse a storage that the job would refuse, and tell that a file is not found everywhere.
+
+    Raises:
+        BadInput: it would.
+    """
+    from storage.urls import parse
+
+    storage = parse(url)
+    if storage.get_backend_name() == "sqlite":  # on a file system of this machine alone
+        print(
+            f"storage {storage.database} is a file of this machine: a job that Slurm begins, or "
+            "requeues, on another node does not find it; postgresql://... is for several",
+            file=sys.stderr,
+        )

@@ -6,6 +6,7 @@ it again when it has ended, as systemd does.
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -133,8 +134,9 @@ class SlurmStudy(ClusterStudy):
     def submit(self, *options: str, wait: bool = True) -> None:
         """Hand it to Slurm; unless told otherwise, wait until its job has begun."""
         told = self.command("submit", "study.yaml", "--", *options)
-        self.job = told.split()[-1]
-        assert self.job.isdigit(), told
+        found = re.search(r"^Submitted batch job (\d+)$", told, re.MULTILINE)
+        assert found, told
+        self.job = found[1]
         if wait:
             wait_for(self.is_known, f"job {self.job} has begun the study")
 

@@ -12,6 +12,7 @@ import yaml
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.service.batch import MANIFESTS, job_manifest, ray_job_manifest, sbatch_script
+from storage import urls
 from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
@@ -160,6 +161,21 @@ def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: 
 def test_more_nodes_than_the_study_uses_are_refused(options: list[str]) -> None:
     with pytest.raises(BadInput, match="nodes are asked for"):
         sbatch_script(SPEC, STUDY, Path("/w"), options)
+
+
+def test_storage_that_the_job_would_refuse_is_refused_before_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_study(project)
+    local = ask("submit", "study.yaml", "--print", cwd=project, check=True)
+    assert "autotune.db is a file of this machine" in local.stderr
+    url = "postgresql://db.example/tune"
+    served = ask("submit", "study.yaml", "--print", cwd=project, env={"AUTOTUNE_STORAGE": url})
+    assert (served.returncode, served.stderr) == (0, "")
+    monkeypatch.setattr(urls, "file_system", lambda _: "nfs4")
+    refused = ask("submit", "study.yaml", "--print", cwd=project)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"storage {project / 'autotune.db'} is on nfs4" in refused.stderr
 
 
 def test_manifest_for_kubernetes_is_printed(project: Path) -> None:

@@ -8,14 +8,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_OWN = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
-_UNIFIED = "0::"
-"""Beginning of the line for cgroup v2."""
+from autotune.worker.cgroup import MOUNT, OWN, UNIFIED, folders
+
 _NO_QUOTA = "max"
 
 
-def usable_cpus(own: Path = _OWN, mount: Path = _MOUNT) -> int:
+def usable_cpus(own: Path = OWN, mount: Path = MOUNT) -> int:
     """Return how many processors this process can keep busy, at least one.
 
     Args:
@@ -28,24 +26,10 @@ def usable_cpus(own: Path = _OWN, mount: Path = _MOUNT) -> int:
 
 def _quotas(own: Path, mount: Path) -> Iterator[float]:
     """Yield the quotas, in processors, of the cgroup and of those above it."""
-    for folder in _folders(own, mount):
+    for folder in folders(UNIFIED, own, mount):
         try:
             quota, period = (folder / "cpu.max").read_text().split()
         except (OSError, ValueError):  # the root has none, and cgroup v1 another file
             continue
         if quota != _NO_QUOTA:
             yield int(quota) / int(period)
-
-
-def _folders(own: Path, mount: Path) -> Iterator[Path]:
-    """Yield the folders of a cgroup and of those above it, as far as they can be seen."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        lines = []
-    named = next((line for line in lines if line.startswith(_UNIFIED)), "")
-    folder = mount / named.removeprefix(_UNIFIED).lstrip("/")
-    yield folder
-    for above in folder.parents:
-        if above.is_relative_to(mount):
-            yield above

@@ -3,7 +3,6 @@
 torch is imported where it is asked: a node of a cluster is described without it at first.
 """
 
-import os
 import platform
 import socket
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import autotune
 from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker.memory_limit import usable_memory
 
-_GIB = 1 << 30
 _MODEL = "Model:"
 
 
@@ -48,7 +47,7 @@ def describe() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu": processor(),
         "cores": usable_cpus(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": usable_memory(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -66,11 +65,6 @@ def cuda_devices() -> tuple[str, ...]:
 
     count = torch.cuda.device_count()
     return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
-
-
-def _memory_bytes() -> int:
-    """Return the memory in whole GiB: what the kernel reserves differs by pages from boot to boot."""
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB) * _GIB
 
 
 def _devices() -> list[dict[str, Any]]:

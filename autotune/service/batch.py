@@ -19,7 +19,7 @@ _SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
-{options}cd {folder} || exit 2
+{options}{on_one_node}cd {folder} || exit 2
 # The next job of the study may begin on another node.
 export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
 # In the background: a shell hears of a signal only while it waits.
@@ -46,6 +46,14 @@ if [ $code -eq {requeued} ]; then
   fi
 fi
 exit $code
+"""
+_ON_ONE_NODE = """\
+# Options such as --gpus and --ntasks may bring several nodes.
+if [ "${SLURM_JOB_NUM_NODES:-1}" -ne 1 ]; then
+  echo "error: this job has $SLURM_JOB_NUM_NODES nodes, and its study would run on the first one:" \\
+    "ask for one (-N1 --gpus-per-node=NUMBER), or say launcher: slurm" >&2
+  exit 2
+fi
 """
 _JOB = """\
 apiVersion: batch/v1
@@ -196,6 +204,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         name=f"autotune-{spec.name}",
         warning=_WARNING_SECONDS,
         options="".join(f"#SBATCH {line}\n" for line in _lines(options)),
+        on_one_node="" if spec.launcher.is_shared else _ON_ONE_NODE,
         folder=shlex.quote(str(folder)),
         command=shlex.join([sys.executable, "-P", "-m", *_command(study)]),
         requeued=Requeued.exit_code,

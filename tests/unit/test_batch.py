@@ -147,6 +147,28 @@ def test_several_nodes_are_for_a_launcher_that_spans_them() -> None:
     assert "-m autotune start study.yaml" in sbatch_script(spec, STUDY, Path("/w"), ["-N4"])
 
 
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "code"), [("local", 1, 0), ("local", 2, 2), ("slurm", 2, 0)]
+)
+def test_job_with_more_nodes_than_the_study_uses_ends(
+    programs: Path, tmp_path: Path, launcher: str, nodes: int, code: int
+) -> None:
+    """As `--gpus=8` may have where a node has four."""
+    program(programs / "python", "exit 0")
+    spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": launcher})
+    done = subprocess.run(
+        ["bash", "-s"],
+        input=sbatch_script(spec, STUDY, tmp_path, ["--gpus=8"]),
+        env={**os.environ, "SLURM_JOB_NUM_NODES": str(nodes)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    assert re.search("has 2 nodes, .*-N1 --gpus-per-node", done.stderr) if code else not done.stderr
+
+
 def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: Path) -> None:
     program(programs / "python", "trap 'exit 75' TERM; kill -TERM $PPID; sleep 60 & wait")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])

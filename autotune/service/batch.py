@@ -17,6 +17,7 @@ _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --requeue
+#SBATCH --dependency=singleton
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
 {options}{on_one_node}cd {folder} || exit 2

@@ -76,3 +76,14 @@ def test_study_of_one_node_goes_on_upon_another_one(cluster: SlurmNodes, tmp_pat
     finally:
         cluster.control.must(*update, "state=resume")
     study.check_nothing_is_left()
+
+
+def test_second_job_of_a_study_waits_for_the_first(cluster: SlurmNodes, tmp_path: Path) -> None:
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=1, launcher="local")
+    study.submit("--nodes=1")
+    study.submit("--nodes=1", wait=False)
+    reason = cluster.told("squeue", "--noheader", "--format=%r", f"--job={study.job}")
+    assert reason == "Dependency"
+    study.wait_done()
+    study.check_nothing_is_left()
+    assert study.losses(study.wanted) == (0, 0)

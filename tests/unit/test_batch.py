@@ -142,6 +142,14 @@ def test_script_shows_the_options_of_sbatch_one_a_line() -> None:
     ]
 
 
+def test_jobs_of_a_study_run_one_after_another_unless_told_otherwise() -> None:
+    """The last of several lines holds, and the name is that by which Slurm knows them."""
+    lines = sbatch_script(SPEC, STUDY, Path("/w"), ["-d", "afterok:7"]).splitlines()
+    assert "#SBATCH --job-name=autotune-My.Study" in lines
+    singleton = lines.index("#SBATCH --dependency=singleton")
+    assert singleton < lines.index("#SBATCH -d afterok:7")
+
+
 def test_several_nodes_are_for_a_launcher_that_spans_them() -> None:
     spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": "slurm"})
     assert "-m autotune start study.yaml" in sbatch_script(spec, STUDY, Path("/w"), ["-N4"])

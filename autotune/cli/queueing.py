@@ -238,6 +238,8 @@ def submit(
     if kubernetes is not None:
         if kubernetes not in MANIFESTS:
             raise BadInput(f"--kubernetes takes {' or '.join(MANIFESTS)}, got {kubernetes}")
+        if options:
+            raise BadInput(f"{' '.join(options)}: options of sbatch say nothing to Kubernetes")
         print(MANIFESTS[kubernetes](spec, study, folder))
         return
     script = sbatch_script(spec, study, folder, options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput, Requeued
-from launchers.sections import AUTO, RaySection
+from launchers.sections import AUTO, RaySection, SlurmSection
 
 _WARNING_SECONDS = 60
 """Time between the signal and the end of a job: a daemon leaves within seconds."""
@@ -213,7 +213,16 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
 
 
 def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
-    """Return a Kubernetes Job; entries that only the user knows are TODO."""
+    """Return a Kubernetes Job; entries that only the user knows are TODO.
+
+    Raises:
+        BadInput: the study would not run in it.
+    """
+    if isinstance(spec.launcher, SlurmSection):
+        raise BadInput(
+            "launcher: slurm runs inside an allocation of Slurm, and a pod is in none: on one node say "
+            "launcher: local, on several print a rayjob"
+        )
     return _JOB.format(
         label=_quoted(_label(spec.name)),
         machine=_quoted(spec.name),

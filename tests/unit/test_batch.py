@@ -218,6 +218,18 @@ def test_manifest_for_kubernetes_is_printed(project: Path) -> None:
     assert "--kubernetes takes job or rayjob, got pod" in refused.stderr
 
 
+def test_manifest_takes_neither_options_of_sbatch_nor_a_launcher_of_slurm(project: Path) -> None:
+    write_study(project)
+    words = ("submit", "study.yaml", "--kubernetes", "job")
+    told = ask(*words, "--", "-N1", "--gpus-per-node=8", cwd=project)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "-N1 --gpus-per-node=8: options of sbatch" in told.stderr
+    write_study(project, launcher="slurm")
+    told = ask(*words, cwd=project)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "launcher: slurm runs inside an allocation of Slurm" in told.stderr
+
+
 def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:
     found = yaml.safe_load(job_manifest(SPEC, STUDY, Path('/w "x"')))
     assert re.fullmatch("my-study-[0-9a-f]{8}", found["metadata"]["name"])

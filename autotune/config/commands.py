@@ -52,6 +52,7 @@ class CommandWorkload(ForeignWorkload):
     )
 
     noun = "command"
+    run_words = ()
     observable = False
     samples: ClassVar[None] = None
 

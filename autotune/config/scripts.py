@@ -104,6 +104,7 @@ class ScriptWorkload(ForeignWorkload):
     )
 
     noun = "script"
+    run_words = ("--", "YOUR COMMAND")
 
     @field_validator("words", mode="before")
     @classmethod

@@ -63,6 +63,8 @@ class WorkloadSpec(Section, ABC):
     """True if a knob may have no effect in it, which is to be found out."""
     pads: ClassVar[bool] = False
     """True if its tokens are counted by its batches, which may hold padding."""
+    run_words: ClassVar[tuple[str, ...] | None] = None
+    """Words behind the file in `autotune run FILE`; None if the job loads the file in its code."""
     own_knobs_refused: ClassVar[str] = ""
     """Reason why a study over it cannot have knobs of its own; empty if it can."""
 

@@ -23,6 +23,7 @@ from search_spaces import CATALOGUE
 
 _BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
 _OF_A_SCRIPT = "Start your job with it: autotune run FILE -- YOUR COMMAND"
+_OF_A_COMMAND = "Start the command with it: autotune run FILE"
 _OF_A_WORKLOAD = "Load it with autotune.load(...)."
 _UNUSUAL = "# Names of knobs that differ from the defaults of PyTorch or of a plain script:"
 _WIDTH = 100
@@ -127,13 +128,14 @@ def as_text(content: Mapping[str, Any]) -> str:
     own = {name: value for name, value in knobs.items() if name in named}
     others = {name: value for name, value in knobs.items() if name not in named}
     shown = {name: part for name, part in content.items() if name != "own"}
-    is_script = content.get("script")
-    use = _OF_A_SCRIPT if is_script else _OF_A_WORKLOAD
+    entry = content.get("script")
+    of_entry = _OF_A_COMMAND if entry and "command" in entry else _OF_A_SCRIPT
+    use = of_entry if entry else _OF_A_WORKLOAD
     lines = _yaml({**shown, "knobs": own}).replace("\nunusual:", f"\n{_UNUSUAL}\nunusual:")
     text = f"# Found by autotune. {use}\n{lines}"
     if others:
         return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}"
-    return text + (_BY_ITSELF if is_script else "")
+    return text + (_BY_ITSELF if entry else "")
 
 
 def _yaml(content: Mapping[str, Any]) -> str:

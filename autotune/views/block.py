@@ -123,7 +123,8 @@ def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
     if exported and not figures.answer.changes:
         yield f"  {exported}: your configuration as it is; start your job as before"
     elif exported:
-        yield f"  {exported}: autotune run {exported} -- YOUR COMMAND"
+        if command := figures.job.run_with(exported):
+            yield f"  {exported}: {command}"
         yield f"  in code: autotune.load({exported!r})"
     yield f"  the whole story: autotune report {figures.study} --html"
 

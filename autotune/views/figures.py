@@ -181,6 +181,7 @@ class Job:
         batch_before: global batch of the baseline; None where a script has its own, which is not known.
         batch_after: that of the recommended configuration; None likewise.
         hours_assumed: True if the length of the job is the default.
+        run_words: words behind the file in `autotune run FILE`; None if the job loads it in its code.
     """
 
     workload: str
@@ -191,6 +192,11 @@ class Job:
     batch_before: int | None
     batch_after: int | None
     hours_assumed: bool
+    run_words: tuple[str, ...] | None
+
+    def run_with(self, file: str) -> str:
+        """Return the command that runs it with a recommendation; empty if it loads that itself."""
+        return "" if self.run_words is None else " ".join(("autotune run", file, *self.run_words))
 
     @property
     def ranks(self) -> str:
@@ -534,6 +540,7 @@ class _Collector:
             batch_before=global_batch(self._baseline, self._world_size) if known else None,
             batch_after=global_batch(after, self._world_size) if known else None,
             hours_assumed=self._spec.objective.job_hours == default,
+            run_words=workload.run_words,
         )
 
     @cached_property

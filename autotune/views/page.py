@@ -282,13 +282,15 @@ def _diff(figures: StudyFigures) -> str:
 
 def _use(figures: StudyFigures, exported: str) -> str:
     """Return how the recommendation is used, with the command that writes it where no file has it."""
-    file, export = exported, ""
+    file, commands = exported, []
     if not exported or figures.provisional:
         file = f"{figures.study}-best.yaml"
-        export = f"autotune export {figures.study} -o {file}\n"
-    command = f"{export}autotune run {file} -- YOUR COMMAND"
+        commands.append(f"autotune export {figures.study} -o {file}")
+    run = figures.job.run_with(file)
+    lines = "\n".join([*commands, *filter(None, [run])])
     return (
-        f'<p class="kicker">Use it</p><pre>{escaped(command)}</pre><p class="note">or in code '
+        f'<p class="kicker">Use it</p>{f"<pre>{escaped(lines)}</pre>" if lines else ""}'
+        f'<p class="note">{"or in" if run else "In"} code '
         f'<code>autotune.load("{escaped(file)}")</code></p>'
         f'<p class="note">Trial {figures.answer.trial} of the study.</p>'
     )

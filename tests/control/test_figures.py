@@ -25,6 +25,9 @@ from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.config.own_knobs import COLUMNS
+from autotune.errors import BadInput
+from autotune.export.best import BestConfig, load
+from autotune.export.tuned_job import command_job, script_job
 from autotune.measurement.bottleneck import STRAGGLER
 from autotune.measurement.estimate import Ratio
 from autotune.views.block import final_block
@@ -554,8 +557,67 @@ def test_best_yaml_beside_a_baseline_that_does_not_run_is_told_as_another_config
     figures = figures_of(played.repository, played.study())
     assert figures.answer.kind is Kind.NO_BASELINE
     shown = final_block(figures, exported="best.yaml")
-    assert "autotune run best.yaml -- YOUR COMMAND" in shown
+    assert "autotune.load('best.yaml')" in shown
     assert "as it is" not in shown
+
+
+_FASTER = {"values": [1, 2], "flag": "--faster", "default": 1, "numerics": False}
+_OF_NO_CONTRACT: dict[str, Any] = {
+    "resources": {"workers": 1},
+    "search_space": {},
+    "baseline": {},
+    "objective": {"global_batch": "keep"},
+}
+_SCRIPT = {
+    **_OF_NO_CONTRACT,
+    "workload": {"script": "train.py", "samples": 8},
+    "knobs": {"faster": _FASTER},
+}
+_COMMAND = {
+    **_OF_NO_CONTRACT,
+    "workload": {"command": ["./bench", "{faster}"], "throughput": {"pattern": "(x)"}},
+    "knobs": {"faster": {**_FASTER, "flag": None}},
+}
+_COMMANDS: dict[str, tuple[dict[str, Any], str]] = {
+    "script": (_SCRIPT, "autotune run best.yaml -- YOUR COMMAND"),
+    "command": (_COMMAND, "autotune run best.yaml"),
+    "built-in": ({"workload": "gpt"}, ""),
+    "factory": ({"workload": {"name": "mine:build"}}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", _COMMANDS)
+def test_the_command_that_is_shown_is_one_that_the_workload_takes(
+    played: Replayed, kind: str
+) -> None:
+    changes, command = _COMMANDS[kind]
+    faster = running_at(lambda knobs: 100.0 * knobs.get("faster", knobs["micro_batch"]))
+    played.on(faster, workers=1).run(**changes, budget={"trials": 4}, export="best.yaml")
+    figures = figures_of(played.repository, played.study())
+    assert figures.answer.better
+    lines = final_block(figures, exported="best.yaml").splitlines()
+    assert [line for line in lines if "autotune run " in line] == (
+        [f"  best.yaml: {command}"] if command else []
+    )
+    assert "  in code: autotune.load('best.yaml')" in lines
+    shown = page(figures, exported="best.yaml")
+    assert re.findall("<pre>(autotune run [^<]*)</pre>", shown) == ([command] if command else [])
+    assert "autotune.load(&quot;best.yaml&quot;)" in shown or 'autotune.load("best.yaml")' in shown
+    head = (played.folder / "best.yaml").read_text().partition("\n")[0]
+    assert head.endswith(command.replace("best.yaml", "FILE") or "autotune.load(...).")
+    _assert_that_a_job_is_started(load(played.folder / "best.yaml"), command)
+
+
+def _assert_that_a_job_is_started(best: BestConfig, command: str) -> None:
+    """Check that the recommendation can be started as the command says, and not otherwise."""
+    if not command:
+        with pytest.raises(BadInput, match=r"autotune\.load"):
+            script_job(best, ["python", "train.py"], {})
+    elif "--" in command.split():
+        job = script_job(best, ["python", "train.py"], {})
+        assert job.command == ("python", "train.py", "--faster", "2")
+    else:
+        assert command_job(best, {}).command == ("./bench", "2")
 
 
 def test_page_of_a_failed_study_says_why_before_what_leads(played: Replayed) -> None:
@@ -723,13 +785,13 @@ def test_page_is_written_where_it_is_asked_for(played: Replayed, tmp_path: Path)
 def test_page_names_the_file_that_has_the_recommendation(played: Replayed) -> None:
     played.run(search_space={"micro_batch": [2, 16]}, export="own.yaml")
     shown = words(answered(played, "report", played.name, "-", "--html"))
-    assert "autotune run own.yaml -- YOUR COMMAND" in shown
+    assert 'autotune.load("own.yaml")' in shown
     assert "autotune export" not in shown
     own = played.folder / "own.yaml"
     own.write_text(own.read_text().replace(f"study: {played.name}", "study: another"))
     shown = words(answered(played, "report", played.name, "-", "--html"))
     assert f"autotune export {played.name} -o {played.name}-best.yaml" in shown
-    assert f"autotune run {played.name}-best.yaml -- YOUR COMMAND" in shown
+    assert f'autotune.load("{played.name}-best.yaml")' in shown
     assert "own.yaml" not in shown
 
 

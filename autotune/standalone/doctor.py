@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import json
 import os
@@ -135,6 +136,20 @@ def shared_memory(folder: Path) -> CheckResult:
     return CheckResult("shared memory", "ok" if ok else "warn", text)
 
 
+def watch_of_devices() -> CheckResult:
+    """Check that ranks in this Python can read the state of NVIDIA devices."""
+    try:
+        importlib.import_module("pynvml")
+    except ImportError:
+        text = (
+            "without nvidia-ml-py throttling and other processes on the GPUs are not watched: "
+            "pip install nvidia-ml-py"
+        )
+        return CheckResult("watch of GPUs", "warn", text)
+    text = "throttling and other processes are seen, where the driver tells them"
+    return CheckResult("watch of GPUs", "ok", text)
+
+
 def _load() -> CheckResult:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
@@ -192,6 +207,8 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
             yield CheckResult(f"{kind} launcher", "ok", text)
             for news in launcher.notices():
                 yield CheckResult("nodes", "warn", news)
+            if site.on_device:
+                yield watch_of_devices()
             if spec:
                 yield from (
                     CheckResult("process", "ok", text)

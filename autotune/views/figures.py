@@ -448,6 +448,7 @@ class _Collector:
             drift=self._drift(),
             refused=self._refused(),
             nodes=nodes_of(self._environments[0]) if self._environments else 1,
+            device=str((self._study.facts or {}).get("device", "")),
         )
 
     def _refused(self) -> set[int]:

@@ -80,6 +80,7 @@ class Evidence:
         drift: speed in the second half of a run of the rounds over that in the first; None if unknown.
         refused: trials that a check refuses.
         nodes: machines of the environment.
+        device: 'cpu' or 'cuda'; empty if that was not recorded.
     """
 
     verdict: Verdict
@@ -98,6 +99,7 @@ class Evidence:
     drift: Ratio | None = None
     refused: Collection[int] = ()
     nodes: int = 1
+    device: str = ""
 
     @property
     def better(self) -> bool:
@@ -340,10 +342,22 @@ def _longest_samples(known: Evidence) -> Point | None:
     return Point(Trust.OPEN, "longest_samples", "Whether the longest samples fit", text)
 
 
+def _unwatched(known: Evidence) -> Point | None:
+    """Return that disturbances of GPUs were not seen, if no run has a reading of a device."""
+    if known.device != "cuda" or any(a.digest.clock_mhz is not None for a in known.timed):
+        return None
+    text = (
+        "Throttling and other processes on the GPUs were not watched, as no device was read "
+        "(`nvidia-ml-py`); `autotune doctor` says whether that is installed."
+    )
+    return Point(Trust.OPEN, "unwatched", "Whether the GPUs were disturbed", text)
+
+
 _POINTS = (
     *(_in_turn, _same_training, _within_power, _pace, _one_machine),
     *(_restless, _straggler, _disturbed, _drifting, _provisional),
     *(_batch, _unchecked, _risks, _long_failure),
     *(_by_how_much, _which_change, _more_trials, _rival, _lasting, _longest_samples),
+    _unwatched,
 )
 """Makers of the points, in the order in which those of one kind are told."""

@@ -1,5 +1,6 @@
 """`autotune doctor`, over a replaying launcher and on folders of several kinds."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 from autotune.config import StudySpec
 from autotune.runs.one_off import OneOffRuns
 from autotune.runs.plan import Plan
-from autotune.standalone.doctor import _knobs, shared_memory
+from autotune.standalone import doctor
+from autotune.standalone.doctor import _knobs, shared_memory, watch_of_devices
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch, ReplayLauncher
 from launchers.replay.behaviours import where
+from launchers.replay.launcher import ENVIRONMENT
 from tests.control.replayed import PLAIN
 from tests.support.steering import ask
 
@@ -46,6 +49,24 @@ def test_nothing_is_left_where_there_is_no_storage_yet(tmp_path: Path) -> None:
     told = ask("doctor", cwd=tmp_path)
     assert "autotune.db is not there yet, and can be made" in told.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_package_for_the_watch_of_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+    found = watch_of_devices()
+    assert found.level == "warn"
+    assert found.text.endswith("not watched: pip install nvidia-ml-py")
+
+
+@pytest.mark.parametrize("devices", [[], [{"name": "a GPU"}]])
+def test_watch_of_gpus_is_checked_for_a_study_on_devices(
+    devices: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    launcher = ReplayLauncher(PLAIN, environment={**ENVIRONMENT, "devices": devices})
+    monkeypatch.setattr(doctor, "_one_rank", lambda _: launcher)
+    told = [one.level for one in doctor._launched(None) if one.name == "watch of GPUs"]
+    assert told == ["warn"] * len(devices)
 
 
 def test_machine_without_shared_memory_is_told_so(tmp_path: Path) -> None:

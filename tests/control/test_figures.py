@@ -287,6 +287,23 @@ def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Rep
     assert final_block(shown).startswith("1.20x yours (1.02 to 1.41, 95 % CI)")
 
 
+def test_disturbances_of_gpus_that_no_run_has_read_are_told_as_not_watched(
+    played: Replayed,
+) -> None:
+    timed = tuple(played.attempts("search")) if tuned(played) else ()
+    read = tuple(
+        dataclasses.replace(one, digest=dataclasses.replace(one.digest, clock_mhz=1980.0))
+        for one in timed
+    )
+    told = {
+        (device, watched): "unwatched"
+        in {point.code for point in points(_evidence(played, timed=runs, device=device))}
+        for device in ("cpu", "cuda")
+        for watched, runs in ((False, timed), (True, read))
+    }
+    assert [case for case, found in told.items() if found] == [("cuda", False)]
+
+
 def _evidence(played: Replayed, **changes: Any) -> Evidence:
     """Return the evidence of a tuned study with some of its fields changed."""
     figures = tuned(played)

@@ -1,10 +1,16 @@
 """What `init` leaves out of a study, as it would train something else."""
 
+import re
+from pathlib import Path
+
 import yaml
 
+from autotune.config import StudySpec
+from autotune.config.scripts import ScriptWorkload
 from autotune.standalone import init_script
 from autotune.standalone.batch_settings import BatchSettings
 from autotune.standalone.launch_command import Launched
+from autotune.standalone.outside import Outside, candidates
 from autotune.standalone.survey import Findings
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
@@ -32,3 +38,28 @@ def test_another_split_is_not_offered_under_batch_normalisation() -> None:
     space = yaml.safe_load(text)["search_space"]
     assert not {"micro_batch", "accumulation_steps"} & space.keys()
     assert "# Not here: micro_batch: the model has BatchNorm" in text
+
+
+def test_the_example_of_the_page_about_scripts_is_what_init_writes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text()
+    [shown] = re.findall(r"^```yaml\n(name: train\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    told = StudySpec.model_validate(yaml.safe_load(shown))
+    workload = told.workload
+    assert isinstance(workload, ScriptWorkload)
+    today = told.full_baseline()
+    seen = SurveyResult(
+        steps=4,
+        micro_batch=today["micro_batch"],
+        accumulation_steps=today["accumulation_steps"],
+        loader=True,
+        ddp=True,
+        optimizer="AdamW",
+        own={"precision": "fp32", "loader_workers": today["loader_workers"]},
+    )
+    launched = Launched(workload.script or "", is_module=False, args=workload.arguments, workers=8, launch=workload.launch)
+    facts = Facts("cuda", 8, capability=(9, 0), backend="nccl")
+    batch, outside = BatchSettings(flags=workload.flags), Outside(candidates(seen, facts))
+    found = Findings(seen, 8, "cuda", launched, facts, batch, outside=outside)
+    written = init_script.study(["torchrun"], launched, found, cpus=64, name="train")
+    assert yaml.safe_load(shown) == yaml.safe_load(written)
+    assert all(not seen.samples % size for size in told.values()["micro_batch"])

@@ -128,6 +128,13 @@ def test_figure_is_that_of_the_recorded_run(figure: str, row: str) -> None:
         assert is_among(part, there), "the page of results says so, too"
 
 
+def test_quickstart_at_the_top_is_that_of_the_recorded_runs() -> None:
+    gains, seconds = quickstarts().split(", ")
+    page = (ROOT / "README.md").read_text()
+    assert f"| {gains}, eight in a row, {seconds} | `make quickstart`" in page
+    assert "here: one run of the quickstart" in page, "the block is another run"
+
+
 def test_a_figure_is_not_found_in_another_number() -> None:
     assert not is_among("6", "16 (13) / 20.6 / 60 / 6.5")
     assert not is_among("1 of 48", "1 of 480; 11 of 48")

@@ -56,7 +56,13 @@ def test_the_example_of_the_page_about_scripts_is_what_init_writes() -> None:
         optimizer="AdamW",
         own={"precision": "fp32", "loader_workers": today["loader_workers"]},
     )
-    launched = Launched(workload.script or "", is_module=False, args=workload.arguments, workers=8, launch=workload.launch)
+    launched = Launched(
+        workload.script or "",
+        is_module=False,
+        args=workload.arguments,
+        workers=8,
+        launch=workload.launch,
+    )
     facts = Facts("cuda", 8, capability=(9, 0), backend="nccl")
     batch, outside = BatchSettings(flags=workload.flags), Outside(candidates(seen, facts))
     found = Findings(seen, 8, "cuda", launched, facts, batch, outside=outside)

@@ -18,7 +18,11 @@ def doctor(
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: needs of a study, and sources of wrong figures."""
+    """Check this machine: needs of a study, and sources of wrong figures.
+
+    With a study its baseline is run for a few steps, and a script or a command once more for each
+    knob that is searched, which takes minutes.
+    """
     from autotune.config import load
     from autotune.standalone.doctor import examine
 

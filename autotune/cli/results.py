@@ -34,7 +34,8 @@ _OutputOption = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="File, or - to print it; else of a study as it says; all else is printed.",
+        help="File; - prints it. Default: a study's YAML goes to the `export` file that study.yaml "
+        "names; anything else is printed.",
     ),
 ]
 _FormOption = Annotated[

@@ -65,7 +65,8 @@ def init(
 
     With your launch command after `--`, which is run for a few steps and observed, it is a study of
     that command; else an example, with one of a workload of your own. How long the study may take
-    stands there under `budget: wall_time`.
+    stands there under `budget: wall_time`. Of a command this line is commented out, so that there
+    is no limit of time until you remove its `#`.
     """
     from autotune.standalone.starter import write_study, write_workload
 

@@ -33,7 +33,10 @@ PriorityOption = Annotated[
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Even if it is another owner's.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All, and not the first hundred.")]
+AllOption = Annotated[
+    bool,
+    typer.Option("--all", help="All, not only the newest hundred; of a queue the first hundred."),
+]
 MOST_ROWS = 100
 """Studies that are listed unless all are asked for: each costs some reads."""
 

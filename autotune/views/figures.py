@@ -431,6 +431,7 @@ class _Collector:
         return Saving.of(answer.speedup, self._cost, objective.job_hours, self._world_size, price)
 
     def _evidence(self) -> Evidence:
+        workload = self._spec.workload
         return Evidence(
             verdict=self._verdict,
             rounds=self._rounds,
@@ -449,6 +450,7 @@ class _Collector:
             refused=self._refused(),
             nodes=nodes_of(self._environments[0]) if self._environments else 1,
             device=str((self._study.facts or {}).get("device", "")),
+            watchable=workload.observable and workload.run_words is not None,
         )
 
     def _refused(self) -> set[int]:

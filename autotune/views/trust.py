@@ -81,6 +81,7 @@ class Evidence:
         refused: trials that a check refuses.
         nodes: machines of the environment.
         device: 'cpu' or 'cuda'; empty if that was not recorded.
+        watchable: whether `autotune run --watch` can watch the job.
     """
 
     verdict: Verdict
@@ -100,6 +101,7 @@ class Evidence:
     refused: Collection[int] = ()
     nodes: int = 1
     device: str = ""
+    watchable: bool = False
 
     @property
     def better(self) -> bool:
@@ -330,7 +332,8 @@ def _lasting(known: Evidence) -> Point | None:
     if not known.better or verdict.long_run is not None or verdict.provisional:
         return None
     longest = max(a.result.wall_seconds for a in known.timed)
-    text = f"The longest timed run took {duration(longest)}; `autotune run --watch` tells."
+    text = f"The longest timed run took {duration(longest)}"
+    text += "; `autotune run --watch` tells." if known.watchable else "."
     return Point(Trust.OPEN, "lasting", "Whether it lasts", text)
 
 

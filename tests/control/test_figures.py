@@ -617,6 +617,8 @@ def test_the_command_that_is_shown_is_one_that_the_workload_takes(
         [f"  best.yaml: {command}"] if command else []
     )
     assert "  in code: autotune.load('best.yaml')" in lines
+    [lasting] = [point.text for point in figures.trust if point.code == "lasting"]
+    assert ("autotune run --watch" in lasting) == (kind == "script")
     shown = page(figures, exported="best.yaml")
     assert re.findall("<pre>(autotune run [^<]*)</pre>", shown) == ([command] if command else [])
     assert "autotune.load(&quot;best.yaml&quot;)" in shown or 'autotune.load("best.yaml")' in shown

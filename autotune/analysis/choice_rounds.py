@@ -32,6 +32,7 @@ class ChoiceRounds:
         baseline: trial of the baseline; None if it is no candidate.
         rounds: complete rounds of all finalists that were still in.
         dropped: trial -> number of closed rounds after which it dropped out.
+        last_look: True if no round follows, so that this look spends the error that is left.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ChoiceRounds:
         self.baseline = baseline
         self.rounds: Rounds = {}
         self.dropped: dict[int, int] = {}
+        self.last_look = False
         self._most_rounds = most_rounds
         self._processes = processes
 
@@ -166,7 +168,7 @@ class ChoiceRounds:
         """Return the share of an error of all looks that the look after so many rounds may spend."""
         return look_level(
             looks_after_each_round(PROOF.fewest_rounds, rounds),
-            max(self._most_rounds, rounds),
+            rounds if self.last_look else max(self._most_rounds, rounds),
             error,
         )
 

@@ -69,6 +69,8 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
     steps = Measure.of(spec).step_blocks(records.blocks)
     confirmation = replay(attempts, selection, spec.measurement.rounds, out.trials, steps)
     if facts.ended:
+        if confirmation is not None:
+            confirmation.end()
         costs = CostRecords(records.blocks, records.device).by(attempts)
         proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats)
         found = _final(records, confirmation, checks, proof, _wall_time(spec, facts))

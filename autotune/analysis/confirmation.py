@@ -165,6 +165,10 @@ class Confirmation:
             wanted = rounds_wanted(seen, len(self.choosing.rounds), most)
         return GainRounds(chosen, today, most, wanted, least, self.processes)
 
+    def end(self) -> None:
+        """Take the rounds so far for all that there are, where the time for more is over."""
+        self.choosing.last_look = True
+
     def take_back(self, knobs: Mapping[str, Any]) -> None:
         """Have the choice measured alone without the changes that bring nothing."""
         assert self.chosen is not None

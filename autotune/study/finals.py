@@ -106,7 +106,10 @@ class Finals:
                 continue  # as does one that outgrows the memory
             if self._repeat_baseline(confirmation):
                 continue
-            if confirmation.decided() or not self._complete_round(confirmation):
+            if confirmation.decided():
+                return confirmation
+            if not self._complete_round(confirmation):
+                confirmation.end()
                 return confirmation
 
     def _lacks_time_for_rivals(self, confirmation: Confirmation) -> bool:

@@ -123,6 +123,32 @@ def test_yours_that_is_kept_after_all_is_compared_by_the_rounds_since():
     assert max(found.telling(other)) < 96
 
 
+@pytest.mark.parametrize(("ends", "kind"), [(False, "undecided"), (True, "better")])
+def test_last_look_spends_the_error_that_later_looks_would_have_had(ends, kind):
+    """Three rounds of ten: one-sided levels of 0.2 % while others follow, and of 2.5 % if none does."""
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 10)
+    for own, its in [(100.0, 163.0), (100.0, 195.0), (100.0, 187.0)]:
+        confirmation.close_round({0: own, 1: its})
+    if ends:
+        confirmation.end()
+    found = concluded(confirmation)
+    assert found.kind == kind
+    if ends:
+        assert 1.0 < found.speedup.low < 1.5
+
+
+def test_last_look_of_equal_configurations_rarely_calls_one_better():
+    draw, called = np.random.default_rng(1), 0
+    for _ in range(400):
+        confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 10)
+        for _ in range(3):
+            own, its = 100 * np.exp(0.05 * draw.standard_normal(2))
+            confirmation.close_round({0: own, 1: its})
+        confirmation.end()
+        called += concluded(confirmation).kind == "better"
+    assert called <= 18  # 2.5 % are 10, and 18 are beyond 99 % of what chance brings
+
+
 def test_nothing_beats_the_baseline():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     found = concluded(confirmed({0: noisy(100, 1), 1: noisy(97, 2)}, candidates))

@@ -106,9 +106,7 @@ class Finals:
                 continue  # as does one that outgrows the memory
             if self._repeat_baseline(confirmation):
                 continue
-            if confirmation.decided():
-                return confirmation
-            if not self._complete_round(confirmation):
+            if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation.end()
                 return confirmation
 

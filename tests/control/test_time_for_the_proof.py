@@ -111,8 +111,8 @@ def test_time_that_is_asked_for_goes_to_the_proof_and_is_enough(
 
 def test_rounds_that_had_begun_go_on_before_anything_else(played: Replayed) -> None:
     """Their study was undecided: it asks for time, and with that it decides."""
-    unsteady = noisy(of_script, run=0.12, block=0.03)
-    verdict = run(played.on(unsteady, seed=1), 220)
+    unsteady = noisy(of_script, run=0.16, block=0.03)
+    verdict = run(played.on(unsteady, seed=2), 220)
     assert verdict["kind"] == "undecided"
     before = len(played.attempts("search"))
     rounds = len({a.round for a in played.recorded("confirm")})
@@ -322,7 +322,7 @@ def test_search_goes_on_where_checks_with_another_seed_would_take_much_of_the_ti
 def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(
     played: Replayed,
 ) -> None:
-    unsteady, space = noisy(of_script, run=0.12, block=0.03), {**SPACE, **OF_LOADER}
+    unsteady, space = noisy(of_script, run=0.25, block=0.03), {**SPACE, **OF_LOADER}
     assert run(played.on(unsteady, seed=1), 220, search_space=space)["kind"] == "undecided"
     before, spent = len(played.attempts("search")), played.seconds
     assert go_on(played, 10_000, search_space=space)["kind"] == "better"

@@ -21,6 +21,7 @@ _OPTION = re.compile(r"-[A-Za-z-]")
 """Beginning of an option: that of a negative number is another one."""
 _SWITCH = re.compile(r"(-{1,2}[^\s=/:]+)?/(-{1,2}[^\s=/:]+)")
 """Options that switch something on and off; without the first one its default is on."""
+_WHOLE = re.compile(r"[-+]?[0-9]{1,30}")
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
@@ -158,6 +159,19 @@ def _is_attached(word: str, flag: str) -> bool:
     """Return whether a number follows an option of one letter in the same word: `-b16`."""
     found = _ATTACHED.fullmatch(word)
     return found is not None and found[1] == flag
+
+
+def number(text: str | None) -> int | float | None:
+    """Return the number that a text is to a script; None if it is none.
+
+    Digits are decimal, whatever stands in front of them: `064` is 64.
+    """
+    if text is None:
+        return None
+    try:
+        return int(text) if _WHOLE.fullmatch(text) else float(text)
+    except ValueError:
+        return None
 
 
 def truth_today(flag: str, text: str | None) -> bool | None:

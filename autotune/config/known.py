@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config import fields, kinds, mistakes, option_words, own_knobs
+from autotune.config import arguments, fields, kinds, mistakes, option_words, own_knobs
+from autotune.config.workload_spec import StudyKnobs, WorkloadSpec
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
@@ -41,6 +42,40 @@ def with_files(
                 "today; make them agree"
             )
     return ({**data, "baseline": baseline} if baseline else data), problems
+
+
+def of_numbers(
+    workload: WorkloadSpec, knobs: StudyKnobs, folders: Sequence[Path]
+) -> mistakes.Problems:
+    """Return numbers of the study that the present values of settings contradict.
+
+    Args:
+        folders: as in `with_files`; without any no files are read.
+    """
+    problems: mistakes.Problems = {}
+    for stated in workload.stated(knobs):
+        text = _today(stated.setting, workload.arguments, knobs.variables, folders)
+        number = arguments.number(text)
+        if number is not None and number != stated.number:
+            source = _source(stated.setting)
+            problems[stated.place] = f"{stated.text}, but {source} {text}; make them agree"
+    return problems
+
+
+def _today(
+    setting: str, given: Sequence[str], variables: Mapping[str, str], folders: Sequence[Path]
+) -> str | None:
+    if not _is_field(setting):
+        return arguments.today(given, variables, setting)
+    today = fields.today(setting, given, variables, folders)[0] if folders else None
+    return None if today is None else str(today)
+
+
+def _source(setting: str) -> str:
+    """Return the subject and the verb of a sentence on what a setting is today."""
+    if _is_field(setting):
+        return f"{setting} is"
+    return "env says" if arguments.is_variable(setting) else "workload.args say"
 
 
 def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str, str]]:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from autotune.config import arguments, fields, keeping, mistakes, option_words, python_options
 from autotune.config.keeping import COUNTED, of_derived
 from autotune.config.sections import finite
-from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
+from autotune.config.workload_spec import ForeignWorkload, Stated, StudyKnobs
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN, Script, TrialRequest
 from search_spaces import CATALOGUE
@@ -267,6 +267,18 @@ class ScriptWorkload(ForeignWorkload):
     def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
         """Return mistakes: present values that the variables contradict."""
         return self._contradicted(knobs, "env says", knobs.variables)
+
+    def stated(self, knobs: StudyKnobs) -> Iterator[Stated]:
+        for knob, parts in self.in_proportion.items():
+            for setting, today in parts.items():
+                place = ("workload", "in_proportion", knob, setting)
+                yield Stated(place, setting, today, f"is {today}")
+        for name in self.over_all_ranks:
+            if name in knobs.given and knobs.workers:
+                of_one = knobs.given[name]
+                together = of_one * knobs.workers
+                text = f"is {of_one}, which is {together} over all ranks"
+                yield Stated(("baseline", name), self.flags[name], together, text)
 
     def _contradicted(
         self, knobs: StudyKnobs, said: str, variables: Mapping[str, str]

@@ -313,6 +313,7 @@ class StudySpec(Section):
             fixed_batch=self.objective.global_batch != FREE,
             counts=self.counts,
             variables=self.env,
+            workers=self.workload.ranks(self.resources.known_workers),
         )
 
     @property
@@ -403,6 +404,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
         problems |= spec.workload.file_problems(spec.taken)
+        problems |= known.of_numbers(spec.workload, spec.taken, folders)
         of_launcher = spec.launcher.file_problems()
         problems |= {("launcher", field): text for field, text in of_launcher.items()}
         if not problems:

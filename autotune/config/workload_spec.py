@@ -28,6 +28,7 @@ class StudyKnobs:
         fixed_batch: whether only configurations with the baseline's global batch compete.
         counts: unit that is counted per second: samples, tokens or steps.
         variables: of the environment, as the study sets them.
+        workers: ranks; None: only the machine decides.
     """
 
     values: Mapping[str, Sequence[Any]]
@@ -38,10 +39,28 @@ class StudyKnobs:
     fixed_batch: bool
     counts: str
     variables: Mapping[str, str]
+    workers: int | None
 
     def differing(self, knobs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the knobs of a configuration that differ from the baseline."""
         return {name: value for name, value in knobs.items() if value != self.baseline[name]}
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Present number of a setting, as a study states it apart from the setting itself.
+
+    Attributes:
+        place: in the study.
+        setting: that has the number today.
+        number: the number.
+        text: the statement, for messages.
+    """
+
+    place: mistakes.FieldPath
+    setting: str
+    number: int
+    text: str
 
 
 class WorkloadSpec(Section, ABC):
@@ -128,6 +147,10 @@ class WorkloadSpec(Section, ABC):
         They can be read all the same.
         """
         return {}
+
+    def stated(self, knobs: StudyKnobs) -> Iterator[Stated]:
+        """Yield the numbers of today that the study states apart from the settings that have them."""
+        yield from ()
 
     @staticmethod
     def flag_problem(flag: str) -> str | None:

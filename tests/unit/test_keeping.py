@@ -132,3 +132,63 @@ def test_settings_that_cannot_make_up_a_knob_are_refused(
     with pytest.raises(SpecError) as refused:
         study(tmp_path, {**TWO_LOADERS, **workload})
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "setting", "changes", "told"),
+    [
+        (["--a", "6"], "--a", {}, "is 4, but workload.args say 6; make them agree"),
+        ([], "$A", {"env": {"A": "6"}}, "is 4, but env says 6; make them agree"),
+        ([], "a.yaml::a", {}, "is 4, but a.yaml::a is 6; make them agree"),
+        (["--file", "a.yaml"], "--file::a", {}, "is 4, but --file::a is 6; make them agree"),
+    ],
+)
+def test_part_of_a_knob_is_what_the_script_has_today(
+    tmp_path: Path, args: list[str], setting: str, changes: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "a.yaml").write_text("a: 6\n")
+    workload = {**TWO_LOADERS, "args": args, "in_proportion": {"micro_batch": {setting: 4}}}
+    with pytest.raises(SpecError) as refused:
+        study(tmp_path, workload, search_space={"micro_batch": [16, 32]}, **changes)
+    assert f"workload.in_proportion.micro_batch.{setting}: {told}" in str(refused.value)
+
+
+def test_part_that_the_script_has_by_default_is_as_the_study_says(tmp_path: Path) -> None:
+    workload = {**TWO_LOADERS, "args": ["--unlabeled-bs=12"]}
+    today = {"micro_batch": 16, "accumulation_steps": 1}
+    assert study(tmp_path, workload, baseline=today, search_space={"micro_batch": [8, 16]})
+
+
+OVER_ALL = {
+    "script": "train.py",
+    "args": ["--bs", "64"],
+    "flags": {"micro_batch": "--bs"},
+    "over_all_ranks": ["micro_batch"],
+}
+OF_ONE = {"baseline": {"micro_batch": 16}, "objective": {"global_batch": "free"}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        ({}, "is 16, which is 32 over all ranks, but workload.args say 64; make them agree"),
+        (
+            {"flags": {"micro_batch": "a.yaml::bs"}},
+            "is 16, which is 32 over all ranks, but a.yaml::bs is 64",
+        ),
+        ({"launch": "python"}, "is 16, which is 16 over all ranks, but workload.args say 64"),
+    ],
+)
+def test_value_over_all_ranks_is_that_of_the_baseline(
+    tmp_path: Path, workload: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "a.yaml").write_text("bs: 64\n")
+    workers = {"workers": 1 if "launch" in workload else 2}
+    with pytest.raises(SpecError) as refused:
+        study(tmp_path, {**OVER_ALL, **workload}, resources=workers, **OF_ONE)
+    assert f"baseline.micro_batch: {told}" in str(refused.value)
+
+
+def test_value_over_as_many_ranks_as_the_machine_decides_is_not_compared(tmp_path: Path) -> None:
+    assert study(tmp_path, OVER_ALL, resources={"workers": "auto"}, **OF_ONE)
+    assert study(tmp_path, OVER_ALL, resources={"workers": 4}, **OF_ONE)

@@ -168,9 +168,9 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
         return "is missing"
     if path == ("search_space",):
         return _no_space(given)
-    if path[0] == "knobs" and path[2:3] in (("values",), ("default",)) and kind != "list_type":
+    if path[:1] == ("knobs",) and path[2:3] in (("values",), ("default",)) and kind != "list_type":
         return f"must be a number, a text, true or false, got {in_yaml(given)}"
-    if path[0] in ("search_space", "baseline") and len(path) > 1:
+    if path[:1] in (("search_space",), ("baseline",)) and len(path) > 1:
         return _of_knob(str(path[1]), given)
     if allowed := _ALLOWED.get((*path, kind)) or _ALLOWED.get(path):
         return f"must be {allowed}, got {in_yaml(given)}"

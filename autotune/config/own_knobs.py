@@ -102,13 +102,7 @@ def _text(knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str])
 
 def _parsed(wanted: str, text: str | None) -> KnobValue | None:
     """Parse a value of this kind, a number or a text; return None if there is none."""
-    if text is None or wanted == "text":
-        return text
-    try:
-        number = float(text)
-        return int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text) else number
-    except ValueError:
-        return None
+    return text if wanted == "text" else arguments.number(text)
 
 
 # Validation

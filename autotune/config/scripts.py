@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, field_validator
 
 from autotune.config import arguments, fields, keeping, mistakes, option_words, python_options
@@ -466,8 +465,7 @@ def _of_switch(given: Sequence[str], flag: str, text: str | None) -> str | None:
     return written(True) if is_switch and arguments.truth(text) is None else text
 
 
-def _value(text: str | None) -> Any:
-    try:
-        return yaml.safe_load(text) if text else text
-    except yaml.YAMLError:
-        return text
+def _value(text: str | None) -> KnobValue | None:
+    """Return what a text is: a number, yes or no, or a text."""
+    number, truth = arguments.number(text), arguments.truth(text)
+    return text if number is None and truth is None else truth if number is None else number

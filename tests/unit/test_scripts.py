@@ -120,6 +120,31 @@ def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("knob", "text", "expected"),
+    [
+        ("micro_batch", "064", 64),
+        ("micro_batch", "08", 8),
+        ("micro_batch", "+8", 8),
+        ("bucket_cap_mb", "1e1", 10.0),
+        ("pin_memory", "on", True),
+        ("precision", "bf16", "bf16"),
+    ],
+)
+def test_text_of_an_argument_is_what_a_script_reads_in_it(
+    tmp_path: Path, knob: str, text: str, expected: object
+) -> None:
+    workload = {"script": "train.py", "args": [f"--a={text}"], "flags": {knob: "--a"}}
+    spec = load(study(tmp_path, workload, search_space={knob: [expected]}))
+    assert spec.full_baseline()[knob] == expected
+
+
+@pytest.mark.parametrize("text", ["2024-99-99", "0x10", "1:30", "[8", "null"])
+def test_text_that_is_no_number_is_no_batch(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SpecError, match=r"args do not say what --batch-size is today"):
+        load(study(tmp_path, {**SCRIPT, "args": [f"--batch-size={text}"]}))
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         (["--pin", "--lr", "1"], True),

@@ -117,6 +117,12 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
     return values[-1] if values else None
 
 
+def names(flag: str) -> tuple[str, ...]:
+    """Return the words by which a flag turns its knob: both options of `--on/--off`."""
+    pair = switches(flag)
+    return tuple(filter(None, pair)) if pair else (flag.removesuffix(ASSIGNMENT),)
+
+
 def is_variable(flag: str) -> bool:
     """Return whether a flag is a variable of the environment."""
     return flag.startswith(ENVIRONMENT) and FIELD not in flag

@@ -75,11 +75,12 @@ class CommandWorkload(ForeignWorkload):
         return problems
 
     def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        """Return the mistake: ranks elsewhere change files, and the study does not allow that."""
+        """Return mistakes: settings of several knobs; ranks elsewhere that may change no files."""
         program = "" if self.may_write else starters.elsewhere(self.command)
         why = starters.UNPROTECTED.format(program)
         text = f"{why}; if they may, say `may_write: true` under workload"
-        return {("workload", "command"): text} if program else {}
+        shared = super().file_problems(knobs)
+        return {**shared, ("workload", "command"): text} if program else shared
 
     @staticmethod
     def flag_problem(flag: str) -> str | None:

@@ -264,8 +264,15 @@ class ScriptWorkload(ForeignWorkload):
         return problems | self._contradicted(knobs, "workload.args say", {})
 
     def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        """Return mistakes: present values that the variables contradict."""
-        return self._contradicted(knobs, "env says", knobs.variables)
+        """Return mistakes: settings of several knobs, present values that the variables contradict."""
+        shared = super().file_problems(knobs)
+        return shared | self._contradicted(knobs, "env says", knobs.variables)
+
+    def _settings(self, knobs: StudyKnobs) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
+        yield from super()._settings(knobs)
+        for knob, parts in self.in_proportion.items():
+            for setting in parts:
+                yield ("workload", "in_proportion", knob, setting), knob, setting
 
     def stated(self, knobs: StudyKnobs) -> Iterator[Stated]:
         for knob, parts in self.in_proportion.items():

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from autotune.config import mistakes
+from autotune.config import arguments, mistakes
 from autotune.config.sections import Section
 from autotune.worker.protocol import TrialRequest
 from search_spaces import CATALOGUE
@@ -279,6 +279,25 @@ class ForeignWorkload(WorkloadSpec):
 
     def beyond_reach(self, searched: Collection[str]) -> list[str]:
         return [name for name in CATALOGUE if name not in searched]
+
+    def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
+        """Return the mistakes: settings that turn a knob, and another one as well."""
+        problems: mistakes.Problems = {}
+        turned: dict[str, str] = {}
+        for place, knob, setting in self._settings(knobs):
+            names = arguments.names(setting)
+            if other := next((turned[name] for name in names if name in turned), None):
+                problems[place] = f"is what {other} is turned by as well; leave one of them"
+            turned.update(dict.fromkeys(names, knob))
+        return problems
+
+    def _settings(self, knobs: StudyKnobs) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
+        """Yield each setting with its place in the study and its knob."""
+        for knob, setting in self.flags.items():
+            yield ("workload", "flags", knob), knob, setting
+        for knob, setting in knobs.flags.items():
+            if knob in knobs.own:
+                yield ("knobs", knob, "flag"), knob, setting
 
     def _flag_problems(self) -> mistakes.Problems:
         """Return the mistakes in `flags`."""

@@ -168,3 +168,48 @@ def test_what_only_the_machine_knows_is_left_to_it(tmp_path: Path) -> None:
     """How many ranks there are, here."""
     spec = study(tmp_path, resources={"workers": "auto"}, constraints=["tp * pp == world_size"])
     assert spec.constraints == ["tp * pp == world_size"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "flag", "told"),
+    [
+        (
+            {"flags": {"micro_batch": "--bs"}},
+            "--bs=",
+            "knobs.batch.flag: is what micro_batch is turned by as well; leave one of them",
+        ),
+        ({"flags": {"micro_batch": "--bs"}}, "--bs/--no", "knobs.batch.flag: is what micro_batch"),
+        (
+            {"flags": {"micro_batch": "--bs", "accumulation_steps": "--bs"}},
+            "--other",
+            "workload.flags.micro_batch: is what accumulation_steps is turned by as well",
+        ),
+        (
+            {"in_proportion": {"micro_batch": {"--a": 3, "--bs": 8}}},
+            "--bs",
+            "workload.in_proportion.micro_batch.--bs: is what batch is turned by as well",
+        ),
+    ],
+)
+def test_setting_turns_one_knob(
+    tmp_path: Path, workload: dict[str, Any], flag: str, told: str
+) -> None:
+    switch = "/" in flag
+    knob = {"values": [False, True] if switch else [8, 16], "flag": flag, "default": False}
+    with pytest.raises(SpecError) as refused:
+        study(
+            tmp_path,
+            workload={"script": "train.py", "args": ["--bs=8"], **workload},
+            knobs={"batch": knob if switch else {**knob, "default": 8}},
+            baseline={"micro_batch": 8, "accumulation_steps": 8, "batch": False if switch else 8},
+            constraints=[],
+        )
+    assert told in str(refused.value)
+
+
+def test_field_of_a_command_turns_one_knob(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"bs": 8}')
+    knobs = {"batch": {"values": [8, 16], "flag": "a.json::bs"}}
+    workload = {"command": ["bench", "a.json"], "flags": {"micro_batch": "a.json::bs"}}
+    with pytest.raises(SpecError, match=r"knobs\.batch\.flag: is what micro_batch is turned by"):
+        study(tmp_path, workload=workload, knobs=knobs, constraints=[])

@@ -241,8 +241,8 @@ def today(
     file = holder.file(given, variables)
     if file is None:
         return None, _unnamed(holder.text)
-    path = next((f / file for f in folders if (f / file).is_file()), folders[0] / file)
     try:
+        path = next((f / file for f in folders if (f / file).is_file()), folders[0] / file)
         return read(path.read_text("utf-8"), path.suffix, field), None
     except (OSError, UnicodeDecodeError) as error:
         return None, f"{file} {_unreadable(error)}"

@@ -23,11 +23,13 @@ def with_files(
     baseline = dict(_mapping(data.get("baseline")))
     words = [word for word in _list(workload.get("args")) if isinstance(word, str)]
     words = words or [word for word in _list(workload.get("command")) if isinstance(word, str)]
+    # A number there is a mistake by itself, which is told as well.
+    variables = {name: str(value) for name, value in _mapping(data.get("env")).items()}
     for path, name, flag in _of_files(data):
         known = name in CATALOGUE or name in _mapping(data.get("knobs"))
         if not known or name in _list(workload.get("over_all_ranks")):
             continue
-        today, why_not = fields.today(flag, words, _mapping(data.get("env")), folders)
+        today, why_not = fields.today(flag, words, variables, folders)
         if why_not:
             problems[path] = why_not
             continue

@@ -405,3 +405,33 @@ def test_whoever_opens_the_file_gets_the_copy(tmp_path: Path) -> None:
     assert (tmp_path / "a/c.json").read_text() == "mine", "what is written goes where it belongs"
     assert first.read_text() == "copy of first.json"
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--config", f"{'x' * 300}.yaml"], "cannot be read: File name too long"),
+        (["--config", "a.yaml/b.yaml"], "a.yaml/b.yaml cannot be read: "),
+        (["--config="], "cannot be read: Is a directory"),
+    ],
+)
+def test_file_that_cannot_be_looked_at_is_told_with_its_line(
+    tmp_path: Path, args: list[str], told: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(YAML)
+    workload = {"script": "train.py", "args": args, "flags": {"micro_batch": "--config::a.b"}}
+    study = write_study(
+        tmp_path, workload=workload, baseline={}, search_space={"freeze_gc": [True]}
+    )
+    with pytest.raises(
+        SpecError, match=r"study\.yaml:\d+: workload\.flags.micro_batch: "
+    ) as refused:
+        load(study)
+    assert told in str(refused.value)
+
+
+def test_variable_that_is_no_text_is_told_with_its_line(tmp_path: Path) -> None:
+    workload = {"script": "train.py", "flags": {"micro_batch": "$CONFIG::a.b"}}
+    study = write_study(tmp_path, workload=workload, baseline={}, env={"CONFIG": 123})
+    with pytest.raises(SpecError, match=r"study\.yaml:\d+: env\.CONFIG: must be string"):
+        load(study)

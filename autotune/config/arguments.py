@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.config.mistakes import in_yaml
 from search_spaces.knob import KnobValue, written
 
 ENVIRONMENT = "$"
@@ -115,6 +116,23 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
         elif _is_attached(one, flag):
             values.append(one.removeprefix(flag))
     return values[-1] if values else None
+
+
+def in_one_word(arguments: Sequence[str], flag: str) -> str:
+    """Return the mistake of an option that stands in one word with its value; empty if there is none."""
+    for word in arguments if may_be_switch(flag) else ():
+        name, _, value = word.partition(" ")
+        if name == flag and value:
+            apart = f"{in_yaml(name)}, {in_yaml(value.strip())}"
+            return f"{in_yaml(word)} is one word to the script; write {apart}"
+    return ""
+
+
+def stands_alone(arguments: Sequence[str], flag: str) -> bool:
+    """Return whether an option is there, and nowhere has a word behind it that could be its value."""
+    places = [place for place, word in enumerate(arguments) if word == flag]
+    behind = [arguments[place + 1 : place + 2] for place in places]
+    return bool(places) and not any(words and not _OPTION.match(words[0]) for words in behind)
 
 
 def names(flag: str) -> tuple[str, ...]:

@@ -183,13 +183,19 @@ def of_values_today(
                 f"{knob.flag}=true into workload.args if the script takes that"
             )
         elif name not in today({name: knob}, given, variables, baseline):
-            problems["knobs", name] = _of_unknown(knob)
+            problems["knobs", name] = _of_unknown(knob, given)
     return problems
 
 
-def _of_unknown(knob: OwnKnobSpec) -> str:
+def _of_unknown(knob: OwnKnobSpec, given: Sequence[str]) -> str:
     if knob.flag is None or _is_field(knob.flag):
         return "its present value is not known; say it under baseline"
+    if joined := arguments.in_one_word(given, knob.flag):
+        return f"its present value is not known: {joined}"
+    if arguments.stands_alone(given, knob.flag):
+        return (
+            f"{knob.flag} stands alone in workload.args: for a switch write values: [false, true]"
+        )
     return (
         f"{knob.flag} is not among workload.args, so that its present value is not known; add it "
         "there, or say here by `default` what the script takes without it"

@@ -264,9 +264,12 @@ class ScriptWorkload(ForeignWorkload):
         return problems | self._contradicted(knobs, "workload.args say", {})
 
     def file_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        """Return mistakes: settings of several knobs, present values that the variables contradict."""
-        shared = super().file_problems(knobs)
-        return shared | self._contradicted(knobs, "env says", knobs.variables)
+        """Return mistakes: settings of several knobs or without a value, contradictory variables."""
+        problems = super().file_problems(knobs)
+        for place, _, setting in self._settings(knobs):
+            if joined := arguments.in_one_word(self.arguments, setting):
+                problems[place] = joined
+        return problems | self._contradicted(knobs, "env says", knobs.variables)
 
     def _settings(self, knobs: StudyKnobs) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
         yield from super()._settings(knobs)
@@ -321,6 +324,8 @@ class ScriptWorkload(ForeignWorkload):
             return {("workload", "over_all_ranks"): text}
         if name in present:
             return {}
+        if joined := arguments.in_one_word(self.arguments, flag):
+            return {("workload", "flags", name): f"its present value is not known: {joined}"}
         apart = fields.parted(flag) or arguments.is_constructed(flag)
         source = "it does not" if apart else "workload.args do not"
         source = "env does not" if arguments.is_variable(flag) else source

@@ -15,6 +15,7 @@ PP: dict[str, Any] = {
     "flag": "--pipeline-model-parallel-size",
     "default": 1,
 }
+NUMBER = {"values": [4, 8], "flag": "--n"}
 ARGS = ["--tensor-model-parallel-size", "2", "--lr", "slow"]
 OWN: dict[str, Any] = {
     "workload": {"script": "pretrain.py", "args": ARGS},
@@ -128,6 +129,25 @@ def test_knob_may_have_the_name_of_a_measurement(tmp_path: Path) -> None:
             "a text",
         ),
         ({"knobs": {"on": {"values": [1, 2], "flag": "--lr"}}}, "--lr is 'slow' today"),
+        (
+            {
+                "workload": {"script": "train.py", "args": ["--on"]},
+                "knobs": {"on": {"values": ["on", "off"], "flag": "--on"}},
+            },
+            "knobs.on: --on stands alone in workload.args: for a switch write values: [false, true]",
+        ),
+        (
+            {"workload": {"script": "train.py", "args": ["--n 8"]}, "knobs": {"n": NUMBER}},
+            "knobs.n: its present value is not known: '--n 8' is one word to the script; write "
+            "'--n', '8'",
+        ),
+        (
+            {
+                "workload": {"script": "train.py", "args": ["--n 8"]},
+                "knobs": {"n": {**NUMBER, "default": 4}},
+            },
+            "knobs.n.flag: '--n 8' is one word to the script; write '--n', '8'",
+        ),
         (
             {"knobs": {"on": {"values": [True, False], "flag": "$ON"}}, "env": {"ON": "1"}},
             "are each a boolean, but $ON is '1' today",

@@ -184,6 +184,16 @@ def test_what_follows_a_switch_is_no_value_of_it(
         ),
         ({**SCRIPT, "flags": {}}, {}, "search_space.micro_batch: cannot be changed from outside"),
         ({**SCRIPT, "args": []}, {}, "workload.args do not say what --batch-size is today"),
+        (
+            {**SCRIPT, "args": ["--batch-size 8"]},
+            {},
+            "'--batch-size 8' is one word to the script; write '--batch-size', '8'",
+        ),
+        (
+            {**SCRIPT, "args": ["--batch-size 8"]},
+            {"baseline": {"micro_batch": 8}},
+            "flags.micro_batch: '--batch-size 8' is one word to the script; write",
+        ),
         (SCRIPT, {"baseline": {"micro_batch": 8}}, "is 8, but workload.args say 16"),
         (
             {"script": "train.py", "flags": {"pin_memory": "$PIN"}},

@@ -101,7 +101,7 @@ class CommandWorkload(ForeignWorkload):
         for place, word in enumerate(self.command):
             for name in placeholders(word):
                 if problem := _of_placeholder(name, knobs.own, knobs.given):
-                    problems["workload", "command", place] = problem
+                    problems.setdefault(("workload", "command", place), problem)
         taken = {name for word in self.command for name in placeholders(word)} | {*knobs.flags}
         for name in knobs.values:
             if name not in taken:
@@ -214,7 +214,10 @@ def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]
         return None
     if name not in CATALOGUE:
         hint = mistakes.did_you_mean(name, [FOLDER, *own, *CATALOGUE])
-        return f"no such knob: {mistakes.in_yaml(name)}{hint}; {{folder}} and knobs stand in braces"
+        return (
+            f"no such knob: {mistakes.in_yaml(name)}{hint}; {{folder}} and knobs stand in braces; write "
+            "{{ and }} for braces of the command's own"
+        )
     if name not in baseline:
         return f"takes {name}, whose present value is not known; say it under baseline"
     return None

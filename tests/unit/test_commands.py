@@ -71,6 +71,12 @@ def test_placeholders_are_filled(tmp_path: Path) -> None:
     [
         ({"command": ["x{tp}{micro_batch}", "{tpp}"]}, {}, "workload.command[1]: no such knob: 'tpp'"),
         ({"command": ["x", "{tp"]}, {}, "workload.command[1]: has a brace alone"),
+        (
+            {"command": ["{micro_batch}", "{tp}", 'x {"lr": 1} ${HOME}']},
+            {},
+            """workload.command[2]: no such knob: '"lr": 1'; {folder} and knobs stand in braces; """
+            "write {{ and }} for braces of the command's own",
+        ),
         ({"command": ["{micro_batch}", "{tp}{tp!r}"]}, {}, "workload.command[1]: no such knob"),
         ({"command": []}, {}, "workload.command: "),
         ({"command": ["x", 8]}, {}, "workload.command[1]: "),

@@ -3,12 +3,15 @@
 import json
 import re
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from search_spaces.knob import KnobValue
 
+HOME = "~/"
+"""Beginning of a path in the user's home, which a shell expands."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -61,6 +64,16 @@ class Section(BaseModel):
     """Section of a study file; it refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def in_home(path: str) -> str:
+    """Return a path with the user's home written out, if that is known."""
+    if not path.startswith(HOME):
+        return path
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:
+        return path
 
 
 def finite(args: Arguments) -> Arguments:

@@ -306,3 +306,14 @@ def test_shuffled_fields_make_the_same_study(folder):
     assert load_text(folder, yaml.safe_dump(shuffled, sort_keys=False)) == load_text(
         folder, yaml.safe_dump(study, sort_keys=False)
     )
+
+
+def test_paths_of_the_study_in_a_home_are_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "study.yaml"
+    path.write_text("name: a\nworkload: gpt\nfolder: ~/code\nexport: ~/best.yaml\n")
+    spec = config.load(path)
+    assert spec.folder == str(tmp_path.resolve() / "code")
+    assert spec.export == str(tmp_path / "best.yaml")

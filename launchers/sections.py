@@ -227,7 +227,7 @@ def as_section(given: Any) -> Any:
     """
     section = {"kind": given} if isinstance(given, str) else given
     kind = section.get("kind") if isinstance(section, Mapping) else None
-    if isinstance(section, LauncherSection) or kind in KINDS:
+    if isinstance(section, LauncherSection) or (isinstance(kind, str) and kind in KINDS):
         return section
     raise ValueError(f"must be {' or '.join(KINDS)}, or a mapping with one of them as `kind`")
 

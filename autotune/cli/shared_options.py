@@ -128,7 +128,7 @@ def written_best(study: "StoredStudy") -> str:
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """Parse a time of the command line: `90`, `90s`, `20m`.
+    """Parse a time of the command line: `90`, `90.5`, `90s`, `20m`.
 
     Raises:
         BadInput: it is none.
@@ -140,7 +140,8 @@ def seconds(option: str, text: str | None) -> float | None:
     from autotune.config.sections import Seconds
 
     try:
-        return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
+        is_number = text.replace(".", "", 1).isdecimal()
+        return TypeAdapter(Seconds).validate_python(float(text) if is_number else text)
     except ValidationError:
         raise BadInput(
             f"{option} must be seconds, or a number with a unit such as 90s, 30m, 2h, got {text}"

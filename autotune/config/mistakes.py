@@ -175,7 +175,7 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
     if allowed := _ALLOWED.get((*path, kind)) or _ALLOWED.get(path):
         return f"must be {allowed}, got {in_yaml(given)}"
     if kind in ("model_type", "dict_type"):
-        return f"must be a mapping, got {in_yaml(given)}"
+        return f"must be a mapping, got {in_yaml(given)}{_if_empty(given)}"
     return _reworded(detail["msg"].removeprefix("Value error, "), kind, given)
 
 
@@ -291,4 +291,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def _no_space(given: Any) -> str:
     close = did_you_mean(given, preset_names()) if isinstance(given, str) else ""
     allowed = f"a preset ({', '.join(preset_names())}) or a mapping of knobs to values"
-    return f"must be {allowed}, got {in_yaml(given)}{close}"
+    return f"must be {allowed}, got {in_yaml(given)}{close}{_if_empty(given)}"
+
+
+def _if_empty(given: Any) -> str:
+    """Return advice on a section without fields, as where all its lines are comments."""
+    return "; take it out if nothing stands in it" if given is None else ""

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.cli.results import best_in
 from autotune.cli.running import _path_and_command, resume, start
+from autotune.cli.shared_options import seconds
 from autotune.errors import BadInput
 from autotune.export.best import read
 from tests.support.steering import ask
@@ -67,3 +68,18 @@ def test_start_in_the_foreground_that_is_to_detach_is_refused_before_it_reads_th
 def test_resume_in_the_foreground_that_is_to_detach_is_refused_before_it_reads_the_study() -> None:
     with pytest.raises(BadInput, match=r"--foreground .* --detach"):
         resume("absent.yaml", foreground=True, detach=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90.0), ("90.5", 90.5), (".5", 0.5), ("1.5m", 90.0), (None, None)]
+)
+def test_time_is_a_number_of_seconds_or_has_a_unit(
+    text: str | None, expected: float | None
+) -> None:
+    assert seconds("--startup-timeout", text) == expected
+
+
+@pytest.mark.parametrize("text", ["1.2.3", ".", "-1", "0", "soon"])
+def test_time_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="--startup-timeout must be seconds"):
+        seconds("--startup-timeout", text)

@@ -24,14 +24,17 @@ class Processes:
     """Spread between the processes of configurations, and the scatter of the steps of their runs.
 
     Attributes:
-        baseline_runs: rates of the baseline in processes of its own, outside the rounds.
+        earlier: rates of the baseline in the search, under conditions that need not be those of the
+            rounds: they tell how far its processes lie apart, and nothing of its mean.
         sigma: trial -> standard deviation of the log rate between processes, by its steps.
         within: trial -> mean variance of the log rate that the steps of a run leave.
+        repeats: rates of the baseline in further processes, between rounds that count.
     """
 
-    baseline_runs: tuple[float, ...] = ()
+    earlier: tuple[float, ...] = ()
     sigma: dict[int, float] = field(default_factory=dict)
     within: dict[int, Variance] = field(default_factory=dict)
+    repeats: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, attempts: Attempts, blocks: Blocks, trials: Iterable[int]) -> Self | None:
@@ -45,20 +48,12 @@ class Processes:
         runs = attempts.of(*_TIMED).measured()
         told = {trial: _told(runs.of_trial(trial), blocks) for trial in {own.trial, *trials}}
         told = {trial: each for trial, each in told.items() if each}
-        again = attempts.of(Purpose.CALIBRATE, Purpose.REPEAT).complete().measured()
-        alike = [
-            one
-            for one in (own, *again)
-            if one.environment == own.environment and one.result.resident_of is None
-        ]
-        rates = (one.result.throughput for one in alike)
+        counting = _counting(attempts)
         return cls(
-            tuple(rate for rate in rates if rate is not None),
+            _rates(_earlier(attempts, own)),
             {trial: process_sigma(list(each.values())) for trial, each in told.items()},
-            {
-                trial: _within(each, _counting(each, runs, alike, trial))
-                for trial, each in told.items()
-            },
+            {trial: _within(each, counting) for trial, each in told.items()},
+            _rates(one for one in counting if one.purpose is Purpose.REPEAT),
         )
 
     def unsteady(self, trial: int) -> bool:
@@ -71,12 +66,12 @@ class Processes:
         Args:
             trial: number of the trial.
             rates: rates of its runs in the rounds.
-            baseline: trial of the baseline, whose runs outside the rounds count as well.
+            baseline: trial of the baseline, whose runs outside the rounds tell something as well.
         """
-        alone = self.baseline_runs if trial == baseline else ()
+        repeats, earlier = (self.repeats, self.earlier) if trial == baseline else ((), ())
         sigma = self.sigma.get(trial, MEASUREMENT.computing_processes)
         between = Variance(sigma**2, MEASUREMENT.processes_df)
-        return Arm([*rates, *alone], between, self.within.get(trial, NO_VARIANCE))
+        return Arm([*rates, *repeats], between, self.within.get(trial, NO_VARIANCE), earlier)
 
 
 Told = Mapping[int, StepSeries]
@@ -91,15 +86,44 @@ def _told(runs: Iterable[StoredAttempt], blocks: Blocks) -> Told:
     return {number: series for number, series in several.items() if series is not None}
 
 
-def _counting(
-    told: Told, runs: Attempts, alike: Iterable[StoredAttempt], trial: int
-) -> list[StepSeries]:
-    """Return the steps of those runs of a trial whose rates count for the result."""
-    rounds = runs.of(Purpose.CONFIRM).of_trial(trial)
-    several = [told[run.id] for run in (*rounds, *alike) if run.id in told]
-    return several or list(told.values())
+def _earlier(attempts: Attempts, own: StoredAttempt) -> list[StoredAttempt]:
+    """Return the baseline's own trial and its further runs in the search, of the same environment.
+
+    Disturbed and unsteady runs are left out where there are others.
+    """
+    alike = [
+        one
+        for one in (own, *attempts.of(Purpose.CALIBRATE).complete().measured())
+        if one.environment == own.environment and one.result.resident_of is None
+    ]
+    calm = [one for one in alike if one.result.steady and not one.result.contended]
+    return calm or alike
 
 
-def _within(told: Told, counting: Sequence[StepSeries]) -> Variance:
-    """Return the mean variance of the log rate that the steps of a run leave."""
-    return variance_of_mean_step(list(told.values()), [series.count for series in counting])
+def _counting(attempts: Attempts) -> list[StoredAttempt]:
+    """Return the runs of rounds and between them since the search, where the last round ran.
+
+    Other runs were made under other conditions, so that their means do not compare.
+    """
+    search, last = attempts.of(Purpose.SEARCH).last, attempts.of(Purpose.CONFIRM).recorded().last
+    if search is None or last is None:
+        return []
+    runs = attempts.of(Purpose.CONFIRM, Purpose.REPEAT).recorded().measured()
+    return [one for one in runs if one.id > search.id and one.environment == last.environment]
+
+
+def _rates(runs: Iterable[StoredAttempt]) -> tuple[float, ...]:
+    rates = (one.result.throughput for one in runs)
+    return tuple(rate for rate in rates if rate is not None)
+
+
+def _within(told: Told, counting: Iterable[StoredAttempt]) -> Variance:
+    """Return the mean variance of the log rate that the steps of a run leave.
+
+    Args:
+        told: steps of every run of the trial.
+        counting: runs, of any trial, whose rates count for the result.
+    """
+    counts = [told[run.id].count for run in counting if run.id in told]
+    every = list(told.values())
+    return variance_of_mean_step(every, counts or [series.count for series in every])

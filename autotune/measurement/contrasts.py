@@ -208,11 +208,13 @@ class Arm:
         rates: rates of the runs, at least one.
         prior: variance of the log rate between processes, before any was repeated.
         within: mean variance of the log rate of a run that its steps leave.
+        others: rates of runs under other conditions: they tell how far runs lie apart, not the mean.
     """
 
     rates: Sequence[float]
     prior: Variance
     within: Variance = NO_VARIANCE
+    others: Sequence[float] = ()
 
     @functools.cached_property
     def mean(self) -> float:
@@ -222,11 +224,10 @@ class Arm:
     @functools.cached_property
     def of_mean(self) -> Variance:
         """Variance of that mean."""
-        runs = len(self.rates)
-        seen = float(np.var(np.log(self.rates), ddof=1)) if runs > 1 else 0.0
-        between = between_runs(Variance(seen, runs - 1), self.within.value, self.prior)
+        seen = shrunk(_variance(self.rates), _variance(self.others))
+        between = between_runs(seen, self.within.value, self.prior)
         one = _sum([between, self.within])
-        return Variance(one.value / runs, one.df)
+        return Variance(one.value / len(self.rates), one.df)
 
     @property
     def rate(self) -> Ratio:
@@ -241,6 +242,13 @@ def welch_contrast(one: Arm, other: Arm) -> Contrast:
     """
     whole = _sum([one.of_mean, other.of_mean])
     return Contrast(one.mean - other.mean, math.sqrt(whole.value), whole.df)
+
+
+def _variance(rates: Sequence[float]) -> Variance:
+    """Return the variance of log rates around their own mean; one alone tells none."""
+    if len(rates) < 2:
+        return NO_VARIANCE
+    return Variance(float(np.var(np.log(rates), ddof=1)), len(rates) - 1)
 
 
 def _sum(parts: Sequence[Variance]) -> Variance:

@@ -643,7 +643,7 @@ class ProofPolicy:
         3,
         "runs",
         "of a baseline whose processes lie apart, for which the search leaves time",
-        "with the rounds and its own trial they are six, which put a gain of a half beyond doubt",
+        "with two rounds they are five, which put a gain of a half beyond doubt",
     )
     most_repeats: int = judgement(
         12,

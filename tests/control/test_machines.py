@@ -1,6 +1,8 @@
 """Figures of one machine are never compared with those of another."""
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,15 +21,21 @@ SLOWER = {**ENVIRONMENT, "host": "slower", "cpu": "an old one"}
 
 
 class Moving:
-    """A machine that is another one from some launch of the confirmation on: at half the speed."""
+    """A machine that is another one from some launch of the confirmation on: at half the speed.
 
-    def __init__(self, played: Replayed, *moves: int) -> None:
+    With a pattern its steps are timed one by one, as on a CUDA device, and no processes stay for the
+    next run.
+    """
+
+    def __init__(self, played: Replayed, *moves: int, pattern: Sequence[float] = ()) -> None:
         self._played = played
         self._moves = moves
+        self._pattern = pattern
         self.confirming = 0
 
     def __call__(self, launch: Launch) -> Answer:
-        answer = PLAIN(launch)
+        stays = not self._pattern
+        answer = dataclasses.replace(PLAIN(launch), pattern=self._pattern, stays=stays)
         slot = self._played.machine.opened[-1].slots[0]
         if "-confirm" in launch.request.trial:
             self.confirming += 1
@@ -35,7 +43,7 @@ class Moving:
                 there = slot.environment["host"] == SLOWER["host"]
                 slot.environment = dict(ENVIRONMENT if there else SLOWER)
         if slot.environment["host"] == SLOWER["host"]:
-            return Answer(**{**vars(answer), "rate": answer.rate / 2})
+            return dataclasses.replace(answer, rate=answer.rate / 2)
         return answer
 
 
@@ -74,6 +82,24 @@ def test_only_rounds_of_the_machine_that_came_last_count(played: Replayed, move:
     assert "What ran on another machine is not compared" in played.said()
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+@pytest.mark.parametrize("move", [1, 3], ids=["before the rounds", "between two rounds"])
+def test_runs_of_the_search_on_another_machine_are_no_part_of_the_gain(
+    played: Replayed, move: int
+) -> None:
+    """Where steps are timed one by one they tell how far processes of the baseline lie apart."""
+    played.submit(**SHORT)
+    played.on(Moving(played, move, pattern=[0.999, 1.001, 1.0])).serve()
+    searched = played.recorded("search")
+    assert {where(played, one) for one in searched} == {ENVIRONMENT["host"]}
+    assert searched[0].result.resident_of is None
+    verdict = played.verdict
+    baseline = next(one for one in verdict["finalists"] if one["baseline"])
+    own = rate(verdict["knobs"]) / rate(baseline["knobs"])
+    assert verdict["speedup"]["value"] == pytest.approx(own, rel=1e-3)
+    assert verdict["speedup"]["low"] > 0.97 * own
+    assert verdict["baseline"]["value"] == pytest.approx(rate(baseline["knobs"]) / 2, rel=1e-3)
 
 
 def test_the_verdict_says_what_it_was_measured_on(played: Replayed) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from autotune.analysis.choice_rounds import Rounds
 from autotune.analysis.processes import Processes
 from autotune.measurement.contrasts import ONE_SIDED, Contrast, welch_contrast
-from autotune.measurement.estimate import Ratio, half_width_of, paired_ratio
+from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of, paired_ratio
 from autotune.measurement.policy import PROOF
 
 
@@ -98,10 +98,12 @@ class GainRounds:
     def _knows_rate(self) -> bool:
         """Return whether more rounds would tell little of the choice's own rate.
 
-        It is known as exactly as is wanted, or its processes lie apart.
+        It is known as exactly as is wanted, or its processes lie apart and the gain is shown anyway.
         """
-        if self.processes is None or self.processes.unsteady(self.chosen):
+        if self.processes is None:
             return True
+        if self.processes.unsteady(self.chosen):
+            return clearly_faster(self.gain())
         rate = self.processes.arm(self.chosen, self.rates(self.chosen), self.baseline).rate
         return math.log(rate.high / rate.low) / 2 <= PROOF.own_rate
 

@@ -155,6 +155,17 @@ def test_runs_of_the_search_tell_how_far_processes_lie_apart() -> None:
     assert others.rate.high / others.rate.low < alone.rate.high / alone.rate.low
 
 
+def test_rounds_of_two_unsteady_configurations_go_on_until_they_show_the_gain() -> None:
+    processes = Processes((), {0: 0.2, 1: 0.2}, {0: STEPS, 1: STEPS})
+    rounds = GainRounds(1, 0, 10, 2, 1, processes)
+    draw = random.Random(1)
+    while not rounds.decided():
+        drawn = [rate * math.exp(draw.gauss(0, 0.004)) for rate in (100.0, 130.0)]
+        rounds.rounds[len(rounds.rounds) + 1] = dict(enumerate(drawn))
+    assert rounds.gain().faster and not rounds.gain().vague
+    assert 2 < len(rounds.rounds) < 10
+
+
 class Records:
     """Records of a study whose steps are timed one by one."""
 

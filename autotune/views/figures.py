@@ -401,14 +401,19 @@ class _Collector:
 
     @cached_property
     def _energy(self) -> EnergyUse | None:
-        """Return energy and power of both configurations in the rounds."""
+        """Return energy and power of both configurations in the rounds that count."""
         answer, facts = self._answer, self._study.facts
         if answer.trial is None or answer.baseline is None or not facts:
             return None
+        numbers = {one.number for one in self._rounds if one.counts}
         rounds = self._attempts.of(Purpose.CONFIRM).measured()
+        baseline = rounds.of_trial(answer.baseline)
+        chosen = rounds.of_trial(answer.trial)
+        if knobs := self._verdict.knobs:
+            chosen = chosen.with_knobs(knobs)
         before, after = (
-            [b for one in rounds.of_trial(trial) for b in self._blocks(one.id) if b.kept]
-            for trial in (answer.baseline, answer.trial)
+            [b for one in runs if one.round in numbers for b in self._blocks(one.id) if b.kept]
+            for runs in (baseline, chosen)
         )
         devices = self._world_size if facts["device"] == "cuda" else int(facts.get("nodes", 1))
         return EnergyUse.of(before, after, devices, self._spec.objective.power_limit)

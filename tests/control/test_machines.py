@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autotune.views.figures import figures_of
 from autotune.views.paper import report
 from autotune.views.recompute import current_verdict, recomputed_verdict
 from launchers.replay import ENVIRONMENT, Answer, Launch
@@ -100,6 +101,25 @@ def test_runs_of_the_search_on_another_machine_are_no_part_of_the_gain(
     assert verdict["speedup"]["value"] == pytest.approx(own, rel=1e-3)
     assert verdict["speedup"]["low"] > 0.97 * own
     assert verdict["baseline"]["value"] == pytest.approx(rate(baseline["knobs"]) / 2, rel=1e-3)
+
+
+def test_power_is_that_of_the_machine_that_came_last(played: Replayed) -> None:
+    moving = Moving(played, 3)
+
+    def drawing(launch: Launch) -> Answer:
+        answer = moving(launch)
+        slower = played.machine.opened[-1].slots[0].environment["host"] == SLOWER["host"]
+        return dataclasses.replace(answer, watts=100.0 if slower else 300.0)
+
+    played.submit(**SHORT)
+    played.on(drawing).serve()
+    assert {where(played, one) for one in played.recorded("confirm")} == {
+        "slower",
+        ENVIRONMENT["host"],
+    }
+    energy = figures_of(played.repository, played.study()).energy
+    assert energy is not None
+    assert energy.watts == pytest.approx((100.0, 100.0))
 
 
 def test_the_verdict_says_what_it_was_measured_on(played: Replayed) -> None:

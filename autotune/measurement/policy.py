@@ -217,6 +217,12 @@ class MeasurementPolicy:
         "the same in the median, from which on it waits and has no waves of slow steps",
         "at most 0.012 where it computes, median 0.045 where it waits (one series 0.013), one H200",
     )
+    scatter_of_lengths: float = judgement(
+        0.5,
+        "scatter of the seconds of a step between blocks",
+        "of those of a token below which steps differ by the length of their batches",
+        "where lengths are equal both are the same",
+    )
     waiting_processes: float = measured(
         0.2,
         "nats",

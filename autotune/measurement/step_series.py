@@ -79,8 +79,12 @@ class StepSeries:
     def of(cls, blocks: Iterable[TimedBlock]) -> Self | None:
         """Merge the digests of these blocks.
 
-        None if a block has no digest, or there are fewer than three steps.
+        None if a block has no digest, there are fewer than three steps, or these scatter by the length
+        of their batches.
         """
+        blocks = list(blocks)
+        if _scatter_by_length(blocks):
+            return None
         told = [block.observed.get("step_moments") for block in blocks]
         if not told or not all(told):
             return None
@@ -170,6 +174,22 @@ def variance_of_mean_step(runs: Sequence[StepSeries], timed: Sequence[float]) ->
     usual = Variance(MEASUREMENT.usual_step_scatter**2, MEASUREMENT.usual_step_df)
     found = shrunk(Variance(of_step, df), usual)
     return Variance(found.value * statistics.fmean(1 / each for each in timed), found.df)
+
+
+def _scatter_by_length(blocks: Sequence[TimedBlock]) -> bool:
+    """Return whether steps differ because batches have different lengths, as where each is padded.
+
+    Then blocks tell how exact a rate is: a digest has the seconds of steps, and not their tokens.
+    """
+    if len(blocks) < MEASUREMENT.fewest_blocks or not all(block.tokens for block in blocks):
+        return False
+    by_step = _relative_scatter([block.seconds / block.steps for block in blocks])
+    by_token = _relative_scatter([block.seconds / block.tokens for block in blocks])
+    return by_token < MEASUREMENT.scatter_of_lengths * by_step
+
+
+def _relative_scatter(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / statistics.fmean(values)
 
 
 def _likely_correlation(seen: float, pairs: float) -> float:

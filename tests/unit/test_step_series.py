@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import StepSeries, variance_of_mean_step
 from autotune.worker.observers.moments import StepMoments
@@ -64,6 +65,32 @@ def test_recorded_configurations_that_wait_for_the_host_are_told_from_those_that
     waiting = [one for one in long_series if one.config["micro_batch"] <= 4]
     assert all(map(waits, (one for one in waiting if one.config["precision"] == "bf16")))
     assert not any(waits(one) for one in long_series if one.config["micro_batch"] >= 8)
+
+
+def padded(draw: random.Random, seconds_per_token: float, seconds: float) -> list[BlockReport]:
+    """Return blocks of three steps whose batches are as long as their longest sequence.
+
+    Args:
+        seconds_per_token: what a step takes of this.
+        seconds: and of that, whatever its length.
+    """
+    found = []
+    for _ in range(15):
+        tokens = [8 * round(max(draw.lognormvariate(4.8, 0.6) for _ in range(8))) for _ in range(3)]
+        steps = [seconds * draw.gauss(1, 0.1) + seconds_per_token * each for each in tokens]
+        found += [dataclasses.replace(one, tokens=sum(tokens)) for one in blocks(steps, 3)]
+    return [dataclasses.replace(one, steps=3, samples=24) for one in found]
+
+
+def test_batches_of_different_length_are_no_waiting_for_the_host() -> None:
+    told = padded(random.Random(0), seconds_per_token=4e-5, seconds=0.001)
+    assert StepSeries.of(told) is None
+    assert Measure("tokens").estimate(told).half_width < 0.01
+
+
+def test_steps_that_wait_for_the_host_do_so_with_batches_of_different_length() -> None:
+    series = StepSeries.of(padded(random.Random(0), seconds_per_token=4e-7, seconds=0.1))
+    assert series is not None and series.process_sigma() == MEASUREMENT.waiting_processes
 
 
 def test_few_steps_never_have_an_interval_of_their_own_size() -> None:

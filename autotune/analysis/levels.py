@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from autotune.analysis.compilation import graph
-from autotune.measurement.measure import SAMPLES_PER_SECOND
+from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure
 from autotune.measurement.noise import (
     PRIOR_SIGMA,
     RepeatedRun,
@@ -233,6 +233,7 @@ class Calibration:
         first_runs: int,
         prior_sigma: float | None,
         blocks: Callable[[int], Sequence[StoredBlock]],
+        measure: Measure = SAMPLES_PER_SECOND,
     ) -> None:
         """Plan for a study.
 
@@ -241,8 +242,10 @@ class Calibration:
                 run again.
             prior_sigma: noise that an earlier study found in this environment; None: none did.
             blocks: returns the blocks of an attempt by its id.
+            measure: what the study compares configurations by.
         """
         self._blocks = blocks
+        self._measure = measure
         self._first_runs = first_runs
         self._prior = PRIOR_SIGMA if prior_sigma is None else prior_sigma
 
@@ -293,7 +296,7 @@ class Calibration:
         kept = [block for block in self._blocks(attempt.id) if block.kept]
         freedom = result.block_freedom
         if freedom is None:
-            freedom = SAMPLES_PER_SECOND.estimate(kept).df if kept else math.inf
+            freedom = self._measure.estimate(kept).df if kept else math.inf
         half_width = result.block_half_width or 0.0
         return RepeatedRun(result.throughput or 0.0, half_width, attempt.started, freedom)
 

@@ -15,6 +15,7 @@ from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, duration, share_text, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
+from autotune.measurement.measure import Measure
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.context import StudyContext
@@ -109,6 +110,7 @@ class Tuner:
             self._spec.measurement.baseline_runs,
             context.known_sigma(),
             context.blocks,
+            Measure.of(self._spec),
         )
         before = len(context.attempts())
         last = context.attempts().last

@@ -1,13 +1,15 @@
 """When the baseline runs again, from the records alone."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from autotune.analysis.levels import Calibration
+from autotune.measurement.measure import ENERGY, Measure
 from autotune.measurement.noise import PRIOR_SIGMA
 from search_spaces import defaults
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 from tests.support.records import in_order
 
 BASELINE = defaults()
@@ -139,3 +141,23 @@ def test_noise_is_that_of_the_baseline_alone_and_begins_with_what_is_known():
     found = known.noise(such(*runs, *others))
     assert found.runs == 3
     assert found.sigma_run == pytest.approx(0.071, abs=0.005)
+
+
+def test_exactness_of_an_earlier_version_is_that_of_what_the_study_compares_by():
+    """Its runs have no degrees of freedom of their own: blocks have, here of an energy that drifts."""
+    seconds = [1.0 + 0.01 * (-1) ** index for index in range(12)]
+    blocks = [
+        StoredBlock(
+            index, 4, 16, 0, each, [each], 0.0, 1.0, 0, kept=True, observed={ENERGY: joules}
+        )
+        for index, (each, joules) in enumerate(zip(seconds, range(100, 124, 2), strict=True))
+    ]
+    plan = Calibration(3, None, lambda _: blocks, Measure(of_energy=True))
+
+    def noise(freedom):
+        runs = baseline_and(again(rate=110.0), again(rate=90.0))
+        told = {"block_half_width": 0.1, "block_freedom": freedom}
+        each = [replace(run, result=replace(run.result, **told)) for run in runs]
+        return plan.noise(such(*each))
+
+    assert noise(None) == noise(2.0) != noise(11.0)

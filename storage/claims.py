@@ -224,21 +224,27 @@ class Claims:
             return settled(row, state)
 
     def fail(self, lease: Lease, study_id: int, error: str) -> None:
-        """Record that a study ended in an error; an earlier verdict stays."""
+        """Record that a study ended in an error; an earlier verdict stays.
+
+        Its running attempts are abandoned.
+        """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study_id)
             settled(row, StudyState.FAILED)
             row.error = error
             self._events.add(session, row, EventKind.FAILED, error)
+            abandon(session, row.id, self._transactions.now(session))
 
     def stop(self, lease: Lease, study_id: int) -> StudyState:
-        """Record that a study was stopped on request; return its state.
+        """Record that a study was stopped on request, its running attempts abandoned; return its state.
 
         That is STOPPED, or QUEUED if the study has been resumed since.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study_id)
-            return self._leave(session, row, stopped=not row.resume_requested)
+            state = self._leave(session, row, stopped=not row.resume_requested)
+            abandon(session, row.id, self._transactions.now(session))
+            return state
 
     def put_back(self, lease: Lease, study_id: int, retry: Retry | None = None) -> StudyState:
         """Abandon the running attempts of a study, for a daemon to continue; return its state.

@@ -9,6 +9,7 @@ from autotune.errors import BadInput
 from storage import (
     EVERY_OWNER,
     AttemptResult,
+    Attempts,
     Claim,
     EventKind,
     Lease,
@@ -16,6 +17,7 @@ from storage import (
     Quota,
     Repository,
     Retry,
+    StoredAttempt,
     StoredStudy,
 )
 from storage.holders import user_name
@@ -140,6 +142,14 @@ def run_for_an_hour(repository: Repository, run: Claim, trial: int = 0) -> None:
     repository.attempts.finish(run.lease, attempt.id, done, [])
 
 
+def begin_an_hour_ago(repository: Repository, run: Claim, trial: int = 0) -> StoredAttempt:
+    begun = repository.attempts.begin(run.lease, run.study.id, trial, {})
+    with repository.database.writing() as connection:
+        own = update(AttemptRow).where(AttemptRow.id == begun.id)
+        connection.execute(own.values(started=begun.started - 3600.0))
+    return begun
+
+
 class TestQuotas:
     def test_owner_at_its_number_of_studies_waits_and_others_do_not(
         self, repository: Repository
@@ -212,10 +222,7 @@ class TestQuotas:
         waiting(repository, "ann")
         run = take(repository)
         run_for_an_hour(repository, run)
-        left = repository.attempts.begin(run.lease, run.study.id, 1, {})
-        with repository.database.writing() as connection:
-            running = update(AttemptRow).where(AttemptRow.id == left.id)
-            connection.execute(running.values(started=left.started - 3600.0))
+        begin_an_hour_ago(repository, run, 1)
         repository.leases.release(run.lease)
         repository.studies.move("ann-0", "host:there")
         assert repository.studies.named("ann-0").owner == user_name()
@@ -223,6 +230,40 @@ class TestQuotas:
         repository.quotas.set(Quota(EVERY_OWNER, device_hours=0.0))
         assert "2 of 0 device hours" in repository.quotas.reasons()("ann")
         assert "0 of 0 device hours" in repository.quotas.reasons()(user_name())
+
+    def test_device_hours_of_a_run_that_a_stop_cuts_off_count_for_the_owner_at_that_time(
+        self, repository: Repository
+    ) -> None:
+        waiting(repository, "ann")
+        run = take(repository)
+        left = begin_an_hour_ago(repository, run)
+        repository.claims.stop(run.lease, run.study.id)
+        repository.leases.release(run.lease)
+        [cut_off] = repository.attempts.of(run.study.id)
+        assert cut_off.result.state == "ABANDONED"
+        repository.studies.enqueue("ann-0", queue="host:there")
+        resumed = repository.claims.take("host:there", SECOND)
+        assert resumed is not None
+        repository.quotas.set(Quota(EVERY_OWNER, device_hours=0.0))
+        assert "1 of 0 device hours" in repository.quotas.reasons()("ann")
+        assert "0 of 0 device hours" in repository.quotas.reasons()(user_name())
+        again = repository.attempts.begin(resumed.lease, run.study.id, left.trial, {})
+        known = Attempts(repository.attempts.of(run.study.id), {})
+        assert not known.saw_daemon_die(again)
+        assert known.lost_in_vain(again) == []
+
+    def test_device_hours_of_a_run_that_a_failure_cuts_off_outlive_its_study(
+        self, repository: Repository
+    ) -> None:
+        waiting(repository, "ann")
+        run = take(repository)
+        begin_an_hour_ago(repository, run)
+        repository.claims.fail(run.lease, run.study.id, "why")
+        [cut_off] = repository.attempts.of(run.study.id)
+        assert cut_off.result.state == "ABANDONED"
+        repository.studies.delete("ann-0")
+        repository.quotas.set(Quota("ann", device_hours=0.5))
+        assert "1 of 0.5 device hours" in repository.quotas.reasons()("ann")
 
     def test_device_hours_of_studies_that_several_daemons_run_are_all_counted(
         self, repository: Repository

@@ -1,7 +1,9 @@
 """Free space on the disks that a study writes to."""
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import AutotuneError, DiskFull
@@ -80,9 +82,21 @@ def make(folder: Path) -> None:
         DiskFull: no room is left.
         AutotuneError: making it is not permitted.
     """
-    try:
+    with written(folder):
         make_private(folder)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Raise an error of the operating system as one of ours that names what was to be written.
+
+    Raises:
+        DiskFull: no room is left.
+        AutotuneError: writing is not possible.
+    """
+    try:
+        yield
     except OSError as error:
         if lacks_space(error):
-            raise DiskFull(full(folder)) from None
-        raise AutotuneError(f"{folder} cannot be written: {error.strerror}") from None
+            raise DiskFull(full(path)) from None
+        raise AutotuneError(f"{path} cannot be written: {error.strerror}") from None

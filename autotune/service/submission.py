@@ -24,7 +24,7 @@ from autotune.service.queues import (
 )
 from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
-from storage.disk import is_full, make
+from storage.disk import is_full, make, written
 from storage.holders import user_name
 from storage.urls import check_text
 
@@ -87,14 +87,15 @@ def submit(
         return _new(repository, spec, workdir, where)
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
-    moved = not _is_there(known)
+    moved = not _is_there(known.workdir)
+    queue = _local_queue(known, spec, workdir if moved else Path(known.workdir))
     told = [name for name in changed if name.split(".")[0] not in _UNSAID]
     repository.studies.enqueue(
         spec.name,
         stored,
         str(workdir) if moved else None,
         file=where,
-        queue=_local_queue(known, spec),
+        queue=queue,
         said=f"Goes on with other settings: {_change(told, before, stored)}." if told else "",
     )
     return repository.studies.named(spec.name)
@@ -128,17 +129,17 @@ def _is_blank(repository: Repository, study: StoredStudy) -> bool:
     return all(run.result.throughput is None for run in repository.attempts.of(study.id))
 
 
-def _is_there(study: StoredStudy) -> bool:
+def _is_there(folder: str | Path) -> bool:
     """Return whether the folder of a study is there, or may be: another user's cannot be looked at."""
     try:
-        return Path(study.workdir).is_dir()
+        return Path(folder).is_dir()
     except PermissionError:
         return True
 
 
 def _is_elsewhere(known: StoredStudy, folder: Path) -> bool:
     """Return whether a study has a folder, and it is another one."""
-    if str(folder) == known.workdir or not _is_there(known):
+    if str(folder) == known.workdir or not _is_there(known.workdir):
         return False
     try:
         return not folder.samefile(known.workdir)
@@ -184,7 +185,7 @@ def resume_by_file(repository: Repository, spec: StudySpec, file: Path) -> None:
         BadInput: see `submit`.
     """
     study = repository.studies.named(spec.name)
-    submit(repository, spec, Path(study.workdir) if _is_there(study) else Path.cwd(), file)
+    submit(repository, spec, Path(study.workdir) if _is_there(study.workdir) else Path.cwd(), file)
 
 
 def resume_study(repository: Repository, name: str) -> None:
@@ -192,13 +193,41 @@ def resume_study(repository: Repository, name: str) -> None:
     study = repository.studies.named(name)
     if study.state != StudyState.DONE:
         spec = withheld.as_stored(study.spec)
-        repository.studies.enqueue(name, queue=_local_queue(study, spec))
+        queue = _local_queue(study, spec, Path(study.workdir))
+        repository.studies.enqueue(name, queue=queue)
 
 
-def _local_queue(known: StoredStudy, spec: StudySpec) -> str | None:
-    """Return the caller's queue on the study's host or cluster; None if the caller is elsewhere."""
+def _local_queue(known: StoredStudy, spec: StudySpec, folder: Path) -> str | None:
+    """Return the caller's queue on the study's host or cluster; None if the caller is elsewhere.
+
+    Args:
+        folder: folder in which the study goes on.
+
+    Raises:
+        BadInput: the study is in another queue, and in its folder no daemon of the caller could run.
+    """
     here = queue_for(spec)
-    return here if place_of(here) == place_of(known.queue) else None
+    if place_of(here) != place_of(known.queue):
+        return None
+    if here != known.queue:
+        _check_writable(folder)
+    return here
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a folder in which this user cannot write what a daemon writes there.
+
+    A folder that is gone is refused later, when a daemon is to be started there.
+    """
+    if not _is_there(folder):
+        return
+    log = daemon_log(folder)
+    for path in [path for path in (log.parent, log) if os.access(path, os.F_OK)] or [folder]:
+        if not os.access(path, os.W_OK):
+            raise BadInput(
+                f"{path} is not yours to write to, and a daemon of yours would have to; the study stays "
+                "as it is"
+            )
 
 
 def _check_export(target: Path) -> None:
@@ -268,10 +297,11 @@ def move_to_this_machine(repository: Repository, name: str) -> None:
     """Move a study into the queue of this machine; a study of a cluster keeps its queue.
 
     Raises:
-        BadInput: a daemon elsewhere runs the study.
+        BadInput: a daemon elsewhere runs the study, or its folder is not the caller's to write to.
     """
-    queue, here = repository.studies.named(name).queue, this_queue()
-    if queue.startswith("host:") and queue != here:
+    study, here = repository.studies.named(name), this_queue()
+    if study.queue.startswith("host:") and study.queue != here:
+        _check_writable(Path(study.workdir))
         repository.studies.move(name, here)
 
 
@@ -363,11 +393,21 @@ class DaemonSupervisor:
 
 def _spawn(queue: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
-    make(log.parent)
-    if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
-        log.replace(log.with_name(f"{log.name}.1"))
-    with log.open("ab") as output:
+    with _appended(log) as output:
         return spawn_daemon(place_of(queue), url, folder, _IDLE_SECONDS, output)
+
+
+def _appended(log: Path) -> BinaryIO:
+    """Open a daemon's log, or another one if it is large.
+
+    Raises:
+        AutotuneError: it cannot be written.
+    """
+    make(log.parent)
+    with written(log):
+        if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))
+        return log.open("ab")
 
 
 def spawn_daemon(

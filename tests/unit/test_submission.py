@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from storage import (
     StoredStudy,
 )
 from storage.holders import this_host
+from tests.support import stranger
 from tests.support.steering import ask, processes_in, write_study
 from tests.support.waiting import wait_for
 
@@ -143,6 +145,38 @@ def test_an_export_that_would_replace_what_is_not_ours_is_refused(
     assert repository.studies.all() == []
 
 
+RESUMES = """
+repository = Repository(Database(f"sqlite:///{sys.argv[1]}/autotune.db"))
+try:
+    submission.resume_study(repository, "tiny")
+except BadInput as refused:
+    print(refused)
+"""
+
+
+def test_study_is_not_taken_over_where_no_daemon_of_the_user_could_write() -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        folder.chmod(0o777)
+        repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
+        before = submission.submit(repository, spec(folder), folder)
+        repository.studies.request_stop("tiny")
+        for file in folder.glob("autotune.db*"):
+            file.chmod(0o666)
+        daemon_log(folder).parent.mkdir(mode=0o700)
+        told = stranger.told(
+            "import sys\n"
+            "from autotune.errors import BadInput\n"
+            "from autotune.service import submission\n"
+            "from storage import Database, Repository\n",
+            RESUMES,
+            parent,
+        )
+        assert told.startswith(f"{folder}/.autotune is not yours to write to")
+        after = repository.studies.named("tiny")
+        assert (after.owner, after.queue, after.state) == (before.owner, before.queue, "STOPPED")
+
+
 @pytest.fixture
 def keeper(repository: Repository, tmp_path: Path) -> Iterator[submission.DaemonSupervisor]:
     """Of a study in tmp_path; the daemons that it starts are killed at the end."""
@@ -187,6 +221,14 @@ def test_daemons_that_keep_dying_are_given_up(
     with pytest.raises(AutotuneError, match=r"keeps dying; see .*daemon\.log"):
         wait_for(given_up, "the keeper gives up", 60)
     assert len(died) == 4
+
+
+def test_log_of_daemons_that_cannot_be_written_is_told_of_in_words(
+    keeper: submission.DaemonSupervisor, tmp_path: Path
+) -> None:
+    daemon_log(tmp_path).mkdir(parents=True)
+    with pytest.raises(AutotuneError, match=r"daemon\.log cannot be written: Is a directory"):
+        keeper()
 
 
 def test_the_log_of_daemons_does_not_grow_for_ever(

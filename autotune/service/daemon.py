@@ -338,6 +338,9 @@ class _Heartbeat:
                 self._signals.lease_stale.set()
             except _UNREACHABLE as error:
                 self._outage.tell(error)
+            except Exception:  # without a heartbeat the lease runs out, and another daemon takes it
+                log.exception("study %s: its lease cannot be renewed", self._study.name)
+                self._signals.lease_stale.set()
 
     def _beat(self) -> None:
         self._attend()

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import Requeued
+from autotune.errors import Requeued, StorageError
 from autotune.service import daemon as service
-from autotune.service.daemon import Daemon
+from autotune.service.daemon import Daemon, _Heartbeat
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
+from autotune.study.tuner import Signals
 from launchers import Rival
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Lease, LeaseHolder, Repository
@@ -143,3 +144,24 @@ def test_daemon_that_leaves_by_itself_takes_no_lease_while_it_is_idle(
     played.submit(**SHORT)
     played.serve()
     assert asked == [this_queue()]
+
+
+def test_study_whose_lease_cannot_be_renewed_is_given_up_at_once(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a role has lost a right: another daemon takes the study once the lease has run out."""
+    tried: list[str] = []
+
+    def refused(_: Leases, lease: Lease, seconds: float) -> None:
+        tried.append(lease.key)
+        raise StorageError("permission denied for table autotune_lease")
+
+    played.submit(**SHORT)
+    claim = played.repository.claims.take(this_queue(), LeaseHolder(this_host(), 1, 600.0))
+    assert claim is not None
+    monkeypatch.setattr(Leases, "renew", refused)
+    signals = Signals()
+    beat = _Heartbeat(played.repository, claim.study, claim.lease, signals, lambda: None)
+    beat.run(threading.Event())
+    assert signals.lease_stale.is_set()
+    assert tried == [claim.lease.key]

@@ -10,8 +10,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from search_spaces.knob import KnobValue
 
-HOME = "~/"
-"""Beginning of a path in the user's home, which a shell expands."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -68,7 +66,7 @@ class Section(BaseModel):
 
 def in_home(path: str) -> str:
     """Return a path with the user's home written out, if that is known."""
-    if not path.startswith(HOME):
+    if not path.startswith("~/"):
         return path
     try:
         return str(Path(path).expanduser())

@@ -15,7 +15,6 @@ from autotune.config import document, known, mistakes, own_knobs
 from autotune.config.kinds import AnyWorkload, of_one_kind
 from autotune.config.sections import (
     FREE,
-    HOME,
     BudgetSpec,
     MeasurementSpec,
     ObjectiveSpec,
@@ -407,7 +406,6 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
         problems |= spec.workload.file_problems(spec.taken)
         problems |= known.of_numbers(spec.workload, spec.taken, folders)
-        problems |= _of_home(spec)
         of_launcher = spec.launcher.file_problems()
         problems |= {("launcher", field): text for field, text in of_launcher.items()}
         if not problems:
@@ -421,18 +419,6 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     raise SpecError(
         [f"{written.where(path)}: {mistakes.dotted(path)}: {text}" for path, text in in_order]
     )
-
-
-def _of_home(spec: StudySpec) -> mistakes.Problems:
-    """Return variables and arguments that only a shell would make a path of."""
-    texts: dict[mistakes.FieldPath, str] = {("env", name): text for name, text in spec.env.items()}
-    for place, word in enumerate(spec.workload.arguments):
-        texts["workload", "args", place] = word
-    return {
-        place: f"no shell expands ~; write the path out, got {mistakes.in_yaml(text)}"
-        for place, text in texts.items()
-        if text.startswith(HOME)
-    }
 
 
 def _in_full(given: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from autotune.analysis.wording import counted
 from autotune.config.keeping import granule
-from autotune.config.sections import in_home
 from autotune.errors import BadInput
 from autotune.standalone.budget_section import BUDGET
 from autotune.standalone.launch_command import Launched
@@ -456,8 +455,7 @@ def _word(word: KnobValue) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text as YAML, a home written out; quotes of JSON are valid there."""
-    text = in_home(text)
+    """Return a text as YAML; quotes of JSON are valid there."""
     plain = re.fullmatch(r"([A-Za-z_/]|\.{1,2}/)[A-Za-z0-9_./]*", text)
     reserved = text.lower() in ("true", "false", "null", "yes", "no", "on", "off", "~")
     # As an escape, a character beyond 16 bits would be two invalid ones.

@@ -66,13 +66,6 @@ def test_knob_of_a_variable_that_the_command_sets_is_left_out() -> None:
     assert "# Not here: cpu_threads: the command sets OMP_NUM_THREADS" in text
 
 
-def test_home_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study file that has `~/` there is refused."""
-    monkeypatch.setenv("HOME", "/home/me")
-    _, spec = written({"HF_HOME": "~/hf"})
-    assert spec.env == {"HF_HOME": "/home/me/hf"}
-
-
 def test_batches_that_vary_have_steps_as_their_unit() -> None:
     text, spec = written(varies=True)
     assert spec.unit == "steps/s"

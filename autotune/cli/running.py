@@ -377,8 +377,8 @@ def _prepare(
     Raises:
         BadInput: the port is taken.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: running.shut_down())
+    signal.signal(signal.SIGINT, lambda *_: running.shut_down())
+    _leave_when_told(running)
     if metrics_port is None:
         return
     from autotune.service.queue_metrics import QueueMetrics
@@ -388,6 +388,13 @@ def _prepare(
     except OSError as error:
         raise BadInput(f"--metrics-port {metrics_port}: {error.strerror}") from None
     logging.getLogger(__name__).info("metrics: http://127.0.0.1:%d/metrics and /healthz", found)
+
+
+def _leave_when_told(running: "Daemon | DaemonPool") -> None:
+    """Shut down on SIGTERM, and when the terminal is closed, unless nohup has that ignored."""
+    signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: running.shut_down())
 
 
 def _follow_until_done(
@@ -443,8 +450,8 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.submission import InProcessRunner
 
     running = Daemon(repository, study.queue, only=study.id)
-    signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
     signal.signal(signal.SIGINT, lambda *_: running.stop())
+    _leave_when_told(running)
     return InProcessRunner(repository, study, running)
 
 

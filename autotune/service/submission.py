@@ -1,5 +1,6 @@
 """Submission of studies: into the queue, with a daemon behind the queue."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from autotune.service.queues import (
     this_machine,
     this_queue,
 )
-from autotune.worker.processes import state, without_storage
+from autotune.worker.processes import leave_with, state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make, written
 from storage.holders import user_name
@@ -426,7 +427,7 @@ def spawn_daemon(
             the process list.
         folder: its working directory.
         idle_seconds: time without a study after which it leaves; None: it stays.
-        output: file of its messages; None: that of this process.
+        output: file of its messages; None: that of this process, and it leaves when this one ends.
         options: further options of `autotune daemon`.
 
     Raises:
@@ -443,6 +444,7 @@ def spawn_daemon(
         cwd=folder,
         env=without_storage(os.environ),
         start_new_session=True,
+        preexec_fn=None if output else functools.partial(leave_with, os.getpid()),
     )
     assert process.stdin is not None
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from autotune.worker import starters
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.002
 _PATIENCE_SECONDS = 30.0
@@ -80,6 +81,16 @@ _FOR_MPIRUN = "OMPI_ALLOW_"
 def become_subreaper() -> None:
     """Let the kernel hand orphaned descendants to this process."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def leave_with(parent: int) -> None:
+    """Have the kernel send SIGTERM to this process, just forked, once its parent has ended.
+
+    For the kernel the parent is the thread that has forked it, so that has to be one that stays.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
 
 
 def end_first_without_memory() -> None:

@@ -1,11 +1,14 @@
 """A pool of daemons: real processes that die, leave, or stay."""
 
 import itertools
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from autotune.errors import AutotuneError
 from autotune.service import pool
 from autotune.service.pool import DaemonPool
 from autotune.service.submission import spawn_daemon
+from tests.support.steering import processes_in
 from tests.support.waiting import wait_for
 
 
@@ -118,6 +122,44 @@ def test_daemon_of_a_pool_that_does_not_start_names_no_file(
     with pytest.raises(AutotuneError) as told:
         spawn_daemon("host:here", url, tmp_path, None)
     assert str(tmp_path) not in str(told.value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder; what still works in it at the end is killed."""
+    yield tmp_path
+    for pid in processes_in(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def several_daemons(folder: Path, *before: str) -> subprocess.Popen[bytes]:
+    """The process of `autotune daemon --studies 2`, both of which run."""
+    command = [sys.executable, "-m", "autotune", "daemon", "--studies", "2"]
+    storage = ["--storage", f"sqlite:///{folder}/autotune.db"]
+    process = subprocess.Popen([*before, *command, *storage], cwd=folder, start_new_session=True)
+
+    def both_run() -> bool:
+        assert process.poll() is None
+        return len(processes_in(folder)) == 3
+
+    wait_for(both_run, "both daemons run")
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_no_daemon_outlives_a_pool_that_is_ended(folder: Path, number: signal.Signals) -> None:
+    process = several_daemons(folder)
+    process.send_signal(number)
+    assert process.wait(120) == (-number if number == signal.SIGKILL else 0)
+    wait_for(lambda: not processes_in(folder), "both daemons are gone")
+
+
+def test_pool_under_nohup_outlives_its_terminal(folder: Path) -> None:
+    process = several_daemons(folder, "nohup")
+    [ignored] = re.findall(r"SigIgn:\t(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    process.terminate()
+    assert process.wait(120) == 0
+    assert int(ignored, 16) & 1 << (signal.SIGHUP - 1)
 
 
 def test_systemd_leaves_a_pool_the_time_that_it_gives_its_daemons() -> None:

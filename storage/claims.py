@@ -137,10 +137,14 @@ class Claims:
     def _note_claim(
         self, session: Session, row: StudyRow, lease: LeaseRow, holder: LeaseHolder
     ) -> None:
-        """Record that a study is begun, or taken over from the last holder of its lease."""
+        """Record that a study is begun, or taken over from the last holder of its lease.
+
+        A further try of one that could not run is not recorded: a study may wait for weeks.
+        """
         detail = f"process {holder.pid}"
         if row.state != StudyState.RUNNING:
-            self._events.add(session, row, EventKind.BEGUN, detail)
+            if not row.retries:
+                self._events.add(session, row, EventKind.BEGUN, detail)
             return
         if lease.host:  # else the storage was restored
             detail += f", from process {lease.pid} on {lease.host.partition(' ')[0]}"
@@ -261,18 +265,24 @@ class Claims:
             asked = row.stop_requested or row.resume_requested
             stopped = row.stop_requested and not row.resume_requested
             later = None if asked else retry
-            state = self._leave(session, row, stopped=stopped, why=later.why if later else "")
+            state = self._leave(session, row, stopped=stopped, later=later)
             if later:
                 row.error, row.retries = later.why, later.count
                 row.retry_at = self._transactions.now(session) + later.seconds
             return state
 
     def _leave(
-        self, session: Session, row: StudyRow, *, stopped: bool, why: str = ""
+        self, session: Session, row: StudyRow, *, stopped: bool, later: Retry | None = None
     ) -> StudyState:
-        """Stop a study that ran, or queue it again; return its state."""
+        """Stop a study that ran, or queue it again; return its state.
+
+        A further try that failed for the same reason is not recorded.
+        """
         what = EventKind.STOPPED if stopped else EventKind.REQUEUED
-        self._events.add(session, row, what, why)
+        why = later.why if later else ""
+        is_further = later is not None and later.count > 1
+        if not (is_further and self._events.is_last(session, row, why)):
+            self._events.add(session, row, what, why)
         return settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
 
 

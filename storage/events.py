@@ -55,6 +55,11 @@ class Events:
             )
         )
 
+    def is_last(self, session: Session, study: StudyRow, detail: str) -> bool:
+        """Return whether the last event of a study has this detail."""
+        own = select(EventRow.detail).where(EventRow.study == study.name)
+        return session.scalar(own.order_by(EventRow.id.desc()).limit(1)) == detail[:_MOST_LETTERS]
+
     def of(self, study: str | None = None, last: int | None = None) -> list[StoredEvent]:
         """Return events, oldest first.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, ColumnElement, create_engine, select, update
+from sqlalchemy import URL, ColumnElement, Select, create_engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from storage.attempts import AttemptRecords
@@ -58,11 +58,21 @@ class Messages:
         message: str | NewMessage,
         *,
         kind: MessageKind = MessageKind.SAID,
+        cause: str = "",
     ) -> None:
-        """Store a message for the readers of a study's log."""
+        """Store a message for the readers of a study's log.
+
+        Args:
+            cause: beginning of the message. It takes the place of the last message if that is of this
+                kind and has the same beginning; empty: it is added.
+        """
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
             said = vars(NewMessage.of(message))
+            last = session.scalar(_newest(study_id)) if cause else None
+            if last is not None and last.kind == kind and last.text.startswith(cause):
+                last.at, last.text = at, said["text"]
+                return
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, **said))
 
     def set_status(self, lease: Lease, study_id: int, text: str) -> None:
@@ -88,11 +98,8 @@ class Messages:
 
     def last(self, study_id: int) -> StoredMessage | None:
         """Return the newest message of a study that is no status message; None if there is none."""
-        wanted = select(MessageRow).where(
-            MessageRow.study_id == study_id, MessageRow.kind != MessageKind.DOING
-        )
         with self._transactions.reading() as session:
-            row = session.scalar(wanted.order_by(MessageRow.id.desc()).limit(1))
+            row = session.scalar(_newest(study_id))
             return _message(row) if row else None
 
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
@@ -108,6 +115,12 @@ class Messages:
                 .order_by(MessageRow.id)
             )
             return [_message(row) for row in rows]
+
+
+def _newest(study_id: int) -> Select[MessageRow]:
+    """Return the query for the newest message of a study that is no status message."""
+    own = (MessageRow.study_id == study_id, MessageRow.kind != MessageKind.DOING)
+    return select(MessageRow).where(*own).order_by(MessageRow.id.desc()).limit(1)
 
 
 def _message(row: MessageRow) -> StoredMessage:

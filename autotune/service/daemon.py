@@ -242,7 +242,7 @@ class Daemon:
         retry = retry_after(study.retries, error, ran)
         told = f"{retry.why}; tried again in {duration(retry.seconds)}."
         waiting = MessageKind.WAITING
-        self._repository.messages.say(lease, study.id, told, kind=waiting)
+        self._repository.messages.say(lease, study.id, told, kind=waiting, cause=retry.why)
         state = self._repository.claims.put_back(lease, study.id, retry)
         log.warning("study %s: %s: %s", study.name, state, told)
 

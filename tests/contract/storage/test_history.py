@@ -14,6 +14,7 @@ from storage import (
     EventKind,
     Lease,
     LeaseHolder,
+    MessageKind,
     Quota,
     Repository,
     Retry,
@@ -92,10 +93,32 @@ class TestEvents:
         assert [event.what for event in found] == [
             *(EventKind.SUBMITTED, EventKind.BEGUN, EventKind.STOP_REQUESTED, EventKind.RESUMED),
             *(EventKind.REQUEUED, EventKind.BEGUN, EventKind.TAKEN_OVER, EventKind.REQUEUED),
-            *(EventKind.BEGUN, EventKind.DONE),
+            EventKind.DONE,
         ]
         assert found[6].detail == "process 2, from process 1 on here"
         assert found[7].detail == "no room"
+
+    def test_tries_of_a_study_that_waits_are_recorded_once_for_each_reason(
+        self, repository: Repository
+    ) -> None:
+        submit(repository, "first")
+        waiting = MessageKind.WAITING
+        for number in range(1, 51):
+            claimed = take(repository)
+            why = "no cluster" if number < 50 else "no room"
+            told = f"{why}; tried again in {number} s."
+            repository.messages.say(claimed.lease, claimed.study.id, told, kind=waiting, cause=why)
+            repository.claims.put_back(claimed.lease, claimed.study.id, Retry(why, 0.0, number))
+            repository.leases.release(claimed.lease)
+        assert [(event.what, event.detail) for event in repository.events.of("first")[2:]] == [
+            (EventKind.REQUEUED, "no cluster"),
+            (EventKind.REQUEUED, "no room"),
+        ]
+        found = repository.messages.of(claimed.study.id)
+        assert [message.text for message in found] == [
+            "no cluster; tried again in 49 s.",
+            "no room; tried again in 50 s.",
+        ]
 
     def test_event_tells_account_role_host_and_command(self, repository: Repository) -> None:
         Repository(repository.database, "start").studies.submit("first", CLUSTER, {}, "/w")

@@ -43,8 +43,12 @@ def add(session: Session, study_id: int, at: float, seconds: float) -> None:
 
 
 def recent_hours(session: Session, now: float, days: float = _RECENT_DAYS) -> dict[str, float]:
-    """Return the device hours by owner of attempts that ended in the last days, in whole hours."""
-    since = now / _SECONDS_PER_HOUR - days * _HOURS_PER_DAY
+    """Return the device hours by owner of attempts that ended in the last days, in whole hours.
+
+    Later hours are those of a clock that was ahead, for however long.
+    """
+    hour = now / _SECONDS_PER_HOUR
+    recent = UsageRow.hour.between(hour - days * _HOURS_PER_DAY - 1.0, hour + 1.0)
     wanted = select(UsageRow.owner, func.sum(UsageRow.device_seconds))
-    found = wanted.where(UsageRow.hour > since - 1.0).group_by(UsageRow.owner)
+    found = wanted.where(recent).group_by(UsageRow.owner)
     return {owner: took / _SECONDS_PER_HOUR for owner, took in session.execute(found)}

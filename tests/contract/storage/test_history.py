@@ -22,7 +22,7 @@ from storage import (
     StoredStudy,
 )
 from storage.holders import user_name
-from storage.models import AttemptRow, LeaseRow
+from storage.models import AttemptRow, LeaseRow, UsageRow
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -228,6 +228,17 @@ class TestQuotas:
         assert "4 of 4 device hours of the last 7 days" in repository.quotas.reasons()("ann")
         repository.quotas.set(Quota("ann", device_hours=4.1, days=7.0))
         assert repository.claims.take(CLUSTER, SECOND) is not None
+
+    @pytest.mark.parametrize(("ahead", "counts"), [(0, True), (2, False), (24 * 365, False)])
+    def test_device_hours_of_a_clock_that_was_ahead_do_not_count(
+        self, repository: Repository, ahead: int, counts: bool
+    ) -> None:
+        waiting(repository, "ann")
+        run_for_an_hour(repository, take(repository))
+        with repository.database.writing() as connection:
+            connection.execute(update(UsageRow).values(hour=UsageRow.hour + ahead))
+        repository.quotas.set(Quota("ann", device_hours=0.5))
+        assert bool(repository.quotas.reasons()("ann")) is counts
 
     def test_device_hours_outlive_their_study(self, repository: Repository) -> None:
         waiting(repository, "ann")

@@ -92,8 +92,13 @@ class AttemptRecords:
         blocks: Sequence[StoredBlock],
         environment_id: int | None = None,
         digest: RunDigest = NO_DIGEST,
+        *,
+        again: bool = False,
     ) -> None:
         """Record the result of an attempt with its blocks and their digest, in one transaction.
+
+        Args:
+            again: True if that was tried before: it may be done, and the answer have been lost.
 
         Raises:
             StaleLease: the lease is gone, or the attempt was given up or recorded by another daemon.
@@ -106,6 +111,9 @@ class AttemptRecords:
                 .values(**vars(result), **vars(digest), environment_id=environment_id, ended=ended)
             )
             if recorded.rowcount != 1:
+                kept = select(AttemptRow.state).where(AttemptRow.id == attempt_id)
+                if again and session.scalar(kept) == result.state:
+                    return
                 raise StaleLease(f"attempt {attempt_id} is no longer this daemon's to record")
             session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
             of_attempt = select(AttemptRow.study_id).where(AttemptRow.id == attempt_id)

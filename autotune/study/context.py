@@ -95,15 +95,22 @@ class AttemptCache:
         result: AttemptResult,
         blocks: Sequence[StoredBlock],
         environment_id: int | None,
+        *,
+        again: bool = False,
     ) -> None:
         """Record the result of an attempt.
+
+        Args:
+            again: True if that was tried before.
 
         Raises:
             StaleLease: another daemon has the study.
         """
         self._current = False
         digest = run_digest(blocks)
-        self._records.finish(self._lease, attempt.id, result, blocks, environment_id, digest)
+        self._records.finish(
+            self._lease, attempt.id, result, blocks, environment_id, digest, again=again
+        )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ _MOST_SLOTS = 10_000
 """Most threads; they are started one by one, as runs are."""
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
+_OUTAGE_SECONDS = 60.0
+"""Time for which a result is kept while the storage is away. Then its run is repeated."""
 _TELL_SECONDS = 2.0
 _MOST_TOLD = 3
 """Most running attempts whose progress is shown."""
@@ -185,12 +187,38 @@ class TrialExecutor:
             result = self._pool.with_host(attempt, report, result)
             blocks = [_stored(seen) for seen in monitor.seen]
             environment = self._pool.environment_of(number)
-            self._context.attempt_cache.finish(attempt, result, blocks, environment)
+            self._record(attempt, result, blocks, environment)
             self._context.tidy_up(attempt, result)
             self._audience(1)
             yield Finished(dataclasses.replace(attempt, environment=environment), result)
             if is_last:
                 self._pool.quarantine(number)
+
+    def _record(
+        self,
+        attempt: StoredAttempt,
+        result: AttemptResult,
+        blocks: Sequence[StoredBlock],
+        environment: int | None,
+    ) -> None:
+        """Record a result, also where the storage is away for a moment, as in a fail-over.
+
+        Raises:
+            StorageUnreachable: it stays away.
+        """
+        cache, give_up = self._context.attempt_cache, time.monotonic() + _OUTAGE_SECONDS
+        again = False
+        while True:
+            try:
+                cache.finish(attempt, result, blocks, environment, again=again)
+            except StorageUnreachable:
+                if time.monotonic() >= give_up:
+                    raise
+            else:
+                return
+            self._check()
+            time.sleep(_POLL_SECONDS)
+            again = True
 
     def _tell(self) -> None:
         """Show the progress of what runs, if it has changed."""

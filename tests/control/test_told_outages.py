@@ -6,6 +6,7 @@ import pytest
 
 from autotune.errors import StorageUnreachable
 from autotune.service import daemon as service
+from autotune.study import executor
 from storage.attempts import AttemptRecords
 from tests.control.replayed import Replayed
 
@@ -18,15 +19,15 @@ SHORT: dict[str, Any] = {
 def test_that_it_works_again_is_said_at_once(
     played: Replayed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finish, refusals = AttemptRecords.finish, ["the server is away"]
+    begin, refusals = AttemptRecords.begin, ["the server is away"]
 
     def refusing(*arguments: Any, **options: Any) -> Any:
         if refusals:
             raise StorageUnreachable(refusals.pop())
-        return finish(*arguments, **options)
+        return begin(*arguments, **options)
 
     monkeypatch.setattr(service, "_OUTAGE_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(AttemptRecords, "finish", refusing)
+    monkeypatch.setattr(AttemptRecords, "begin", refusing)
     with caplog.at_level("INFO", service.__name__):
         played.run(**SHORT)
     assert [told.getMessage() for told in caplog.records if told.name == service.__name__] == [
@@ -36,3 +37,44 @@ def test_that_it_works_again_is_said_at_once(
         "waiting no more: it works again",
         "study played: DONE",
     ]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_result_is_recorded_once_where_the_storage_is_away_for_a_moment(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """Whether it went away before the result was written, or before it could say so."""
+    finish, refusals = AttemptRecords.finish, ["the server is away"]
+
+    def refusing(*arguments: Any, **options: Any) -> Any:
+        if refusals and is_written:
+            finish(*arguments, **options)
+        if refusals:
+            raise StorageUnreachable(refusals.pop())
+        return finish(*arguments, **options)
+
+    monkeypatch.setattr(AttemptRecords, "finish", refusing)
+    played.run(**SHORT)
+    assert not refusals
+    played.assert_complete(trials=2)
+    attempts = played.repository.attempts.of(played.study().id)
+    assert {(attempt.attempt, attempt.result.state) for attempt in attempts} == {(1, "COMPLETE")}
+
+
+def test_storage_that_stays_away_ends_the_run(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, refusals = AttemptRecords.finish, ["the server is away"]
+
+    def refusing(*arguments: Any, **options: Any) -> Any:
+        if refusals:
+            raise StorageUnreachable(refusals.pop())
+        return finish(*arguments, **options)
+
+    monkeypatch.setattr(executor, "_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(service, "_OUTAGE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(AttemptRecords, "finish", refusing)
+    played.run(**SHORT)
+    played.assert_complete(trials=2)
+    [first, *_] = played.repository.attempts.of(played.study().id)
+    assert first.result.state == "ABANDONED"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from autotune.worker.effects.compiler_cache import kept_apart
 from autotune.worker.effects.parallel import SHARDING, blocks, repeated
 from autotune.worker.installing import pip_install
 from autotune.worker.protocol import Knobs
@@ -177,6 +178,8 @@ def flash_attention(knobs: Knobs) -> None:
 def attention(knobs: Knobs, *, gives_way: bool = False) -> AbstractContextManager[Any]:
     """Return a context that selects the implementation of attention for forward and backward pass.
 
+    The compiler's caches would give code back that was compiled for another one.
+
     Args:
         knobs: a value for every knob.
         gives_way: whether another one takes what this one refuses, as flash does masks.
@@ -184,9 +187,12 @@ def attention(knobs: Knobs, *, gives_way: bool = False) -> AbstractContextManage
     backend = _ATTENTION.get(knobs["attention"])
     if not backend:
         return nullcontext()
-    if gives_way:
-        return sdpa_kernel([backend, *_TAKE_MORE], set_priority=True)
-    return sdpa_kernel(backend)
+    backends = [backend, *_TAKE_MORE] if gives_way else [backend]
+    selected = sdpa_kernel(backends, set_priority=gives_way)
+    if torch.compiler.is_compiling():  # by the script, around this: the graph has the selection
+        return selected
+    name = f"attention={knobs['attention']}"
+    return kept_apart(f"{name},others" if gives_way else name, selected)
 
 
 def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from autotune.worker.effects.compiler_cache import kept_apart
 from autotune.worker.protocol import Knobs
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,7 +85,13 @@ def float32_matmul(knobs: Knobs) -> Convolutions:
 def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[Any]:
     """Return the context for forward and loss (precision)."""
     dtype = AUTOCAST_DTYPES.get(knobs["precision"])
-    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+    if not dtype:
+        return nullcontext()
+    cast = torch.autocast(device.type, dtype=dtype)
+    if dtype == torch.bfloat16 or torch.compiler.is_compiling():
+        return cast
+    # Older versions of torch give code back that was compiled for either format.
+    return kept_apart(f"precision={knobs['precision']}", cast)
 
 
 def gradient_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:

@@ -6,7 +6,7 @@ from torch import nn
 
 from autotune.analysis.findings import findings
 from autotune.worker import workload
-from autotune.worker.effects.apply import lacking
+from autotune.worker.effects.apply import lacking, targets_in
 from autotune.worker.rank.trace import PARTS
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, Facts, defaults
@@ -61,3 +61,9 @@ def test_findings_and_first_trials_leave_them_out() -> None:
     lacks = findings({**profile, "lacks": targets}, defaults(), facts)[0]
     without = {"channels_last", "cudnn_benchmark", "attention"}
     assert set(everything) - set(lacks.knobs) == without
+
+
+def test_script_whose_root_is_a_linear_layer_has_none_for_float8() -> None:
+    assert "float8 layers" not in targets_in(nn.Linear(16, 16))
+    assert "float8 layers" in targets_in(nn.Sequential(nn.Linear(16, 16)))
+    assert "float8" not in unusable(regression(nn.Linear(16, 16))), "the loop can replace it"

@@ -678,6 +678,18 @@ def test_result_that_the_script_keeps_stays_as_it_is(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
+    ("root", "met"), [(nn.Linear(16, 16), set()), (nn.Sequential(nn.Linear(16, 16)), {"float8"})]
+)
+def test_linear_layer_that_is_the_root_is_not_taken_for_replaced(
+    root: nn.Module, met: set[str]
+) -> None:
+    pytest.importorskip("torchao.float8")
+    changes = RootChanges(knobs(float8="tensorwise"), frozenset({"float8"}))
+    changes.prepare(root, root.forward)
+    assert changes.met() == met
+
+
+@pytest.mark.parametrize(
     ("mode", "is_own"),
     [
         *[("default", False), ("max-autotune-no-cudagraphs", False)],

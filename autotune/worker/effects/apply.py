@@ -267,6 +267,10 @@ def lacking(workload: Workload) -> list[str]:
     return [target for target, there in TARGETS.items() if not there(workload)]
 
 
-def targets_in(model: nn.Module) -> list[str]:
-    """Return the targets that a model has, of those that lie in a model."""
-    return [target for target, there in _OF_MODEL.items() if there(model)]
+def targets_in(root: nn.Module) -> list[str]:
+    """Return the targets that a root of a script has, of those that lie in a model.
+
+    It stays the module that it is: of its layers only those below it can be replaced.
+    """
+    of_root = {**_OF_MODEL, "float8 layers": kernels.has_float8_layers}
+    return [target for target, there in of_root.items() if there(root)]

@@ -415,6 +415,11 @@ def takes_float8(module: nn.Module) -> bool:
     )
 
 
+def has_float8_layers(root: nn.Module) -> bool:
+    """Return whether float8 would replace layers below a module: itself it cannot, in place."""
+    return not takes_float8(root) and any(map(takes_float8, root.modules()))
+
+
 def _torchao() -> ModuleType:
     try:
         import torchao.float8

@@ -18,8 +18,8 @@ from torch import nn
 from autotune.worker.effects import feeding, kernels, precision
 from autotune.worker.effects.kernels import (
     converted_to_float8,
+    has_float8_layers,
     has_image_convolutions,
-    takes_float8,
 )
 from autotune.worker.effects.parallel import blocks
 from autotune.worker.inject.attention import ChosenAttention
@@ -98,7 +98,7 @@ class RootChanges:
         """
         knobs, names = self._knobs, self._names
         sharded, has_blocks = any(map(is_sharded, root.parameters())), bool(blocks(root))
-        if "float8" in names and not sharded and any(map(takes_float8, root.modules())):
+        if "float8" in names and not sharded and has_float8_layers(root):
             converted_to_float8(knobs, root)
             self._met.add("float8")
         with _collected(root) as replaced:

@@ -689,6 +689,63 @@ def test_linear_layer_that_is_the_root_is_not_taken_for_replaced(
     assert changes.met() == met
 
 
+class _Mixing(nn.Module):
+    """Attention of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inside(x)
+        return self.mixed(x) @ x
+
+    def mixed(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.mT).softmax(-1)
+
+
+class _Attending(_Mixing):
+    def mixed(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[None]
+        return nn.functional.scaled_dot_product_attention(x, x, x)[0]
+
+
+class _Recomputing(_Attending):
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+class _AttendingBelow(_Mixing):
+    """Attention without gradients, as in a frozen part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = _Attending.mixed(self, super().forward(x))
+        return x.requires_grad_()
+
+
+def _meets(root: Callable[[], nn.Module], chosen: str, met: set[str]) -> None:
+    model = root()
+    changes = RootChanges(knobs(attention=chosen), frozenset({"attention"}))
+    changes.prepare(model, model.forward)(torch.ones(1, 4, 4, requires_grad=True))
+    assert changes.met() == met
+
+
+@pytest.mark.parametrize("chosen", ["unfused", "flash"])
+@pytest.mark.parametrize(
+    ("root", "attends"),
+    [
+        *[(_Mixing, False), (_Attending, True), (_Recomputing, True), (_AttendingBelow, True)],
+        (functools.partial(nn.TransformerEncoderLayer, 4, 1, 4, 0.0), True),
+    ],
+)
+def test_attention_is_met_by_a_root_that_may_attend(
+    root: Callable[[], nn.Module], attends: bool, chosen: str
+) -> None:
+    met = {"attention"} if attends else set()
+    run_apart(functools.partial(_meets, root, chosen, met))  # where nothing was compiled
+
+
 @pytest.mark.parametrize(
     ("mode", "is_own"),
     [

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 _PRODUCT = re.compile(r"([Mm]m|Linear|Convolution|Attention|Rnn)\w*Backward")
 """Within the name of a node that computes matrix products or convolutions."""
+_ATTENTION = re.compile("Attention|SafeSoftmax|CppFunction")
+"""Within the names of nodes of scaled_dot_product_attention; unfused, it has a softmax of its own.
+
+TorchScript and extensions hide theirs in a function of C++.
+"""
 _MOST_NODES = 50_000
 """Size above which a graph is not evaluated: far more nodes than layers of any model."""
 
@@ -47,6 +54,21 @@ def product_formats(results: Iterable[torch.Tensor]) -> frozenset[torch.dtype]:
             if _PRODUCT.search(type(node).__name__):
                 formats |= {given.dtype for given in node._input_metadata}
     return frozenset(formats)
+
+
+def may_attend(results: Iterable[torch.Tensor], parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether results may come from scaled_dot_product_attention.
+
+    They do not where the graph shows all that was computed. Functions written in Python, as compiled
+    code and reentrant checkpoints have, hide theirs; parameters that are not reached tell of more.
+    """
+    left = set(map(id, parameters))
+    for result in results:
+        for node in _nodes(result.grad_fn):
+            if isinstance(node, BackwardCFunction) or _ATTENTION.search(type(node).__name__):
+                return True
+            left.discard(id(getattr(node, "variable", None)))
+    return bool(left)
 
 
 def _nodes(first: Any) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from autotune.worker.effects.parallel import blocks
 from autotune.worker.inject.attention import ChosenAttention
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
 from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
-from autotune.worker.inject.graph import product_formats
+from autotune.worker.inject.graph import may_attend, product_formats
 from autotune.worker.inject.roots import PLACE, Call, in_training
 from autotune.worker.patches import Arrivals, wrapping
 from autotune.worker.protocol import Knobs
@@ -82,7 +82,7 @@ class RootChanges:
         """Return the knobs that have acted on a root, by what torch does."""
         found = set(self._met)
         if compiled_frames():
-            found |= COMPILATION
+            found |= {*COMPILATION, "attention"}  # of attention there is nothing to be seen in it
         if self._recomputation.seen or self._checkpoints_compiled:
             found.add("activation_checkpointing")
         return found & self._names
@@ -116,9 +116,24 @@ class RootChanges:
             self._met.add("channels_last")
             call = _of_images(call)
         if "attention" in names:
-            self._met.add("attention")
-            call = self._attention.within(call)
+            call = self._attended(root, self._attention.within(call))
         return self._in_format(root, call)
+
+    def _attended(self, root: nn.Module, call: Call) -> Call:
+        """Return a call that takes in, at first, whether the root attends."""
+        looked = False
+
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal looked
+            found = call(*args, **kwargs)
+            if not torch.compiler.is_compiling() and not looked:
+                looked = True
+                if may_attend(tensors(found), root.parameters()):
+                    self._met.add("attention")
+            return found
+
+        return run
 
     def _in_format(self, root: nn.Module, call: Call) -> Call:
         """Return a call whose products are in another format, and its results in fp32 (precision).

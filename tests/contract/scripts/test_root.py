@@ -177,6 +177,17 @@ def test_model_that_is_never_called_is_no_measurement(kinds: Bench) -> None:
     assert "precision: has found nothing to act on" in report.cause
 
 
+@pytest.mark.parametrize("attends", [False, True])
+def test_attention_of_the_scripts_own_is_no_measurement(kinds: Bench, attends: bool) -> None:
+    own = "(x @ x.mT).softmax(-1) @ x"
+    torchs = "nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])"
+    mixed = f"x = self.layers(x); return {torchs if attends else own}"
+    script = kinds.write(loop().replace("return self.layers(x)", mixed))
+    report = run(kinds, script, attention="unfused")
+    idle = "attention: has found nothing to act on" in (report.cause or "")
+    assert idle is not attends, report.cause
+
+
 def test_modules_that_a_method_calls_are_roots(kinds: Bench) -> None:
     """Lightning's training step calls modules inside of the one that has the optimizer."""
     script = kinds.write(loop("model.forward(x)"))

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import types
 import weakref
 
 import pytest
@@ -132,6 +133,41 @@ def test_checkpointing_changes_no_gradient():
 def test_checkpointing_without_blocks_is_refused_with_advice():
     with pytest.raises(ValueError, match=r"has no nn\.ModuleList"):
         training(regression(nn.Linear(16, 16), width=16), activation_checkpointing=1)
+
+
+class Caching(nn.Module):
+    """A model as of transformers before 5.23, whose blocks add to a list as they run."""
+
+    supports_gradient_checkpointing = True
+
+    def __init__(self, *, use_cache):
+        super().__init__()
+        self.config = types.SimpleNamespace(use_cache=use_cache)
+        self.blocks = nn.ModuleList(Keeping() for _ in range(2))
+
+    def forward(self, x):
+        cache = [] if self.config.use_cache else None
+        for block in self.blocks:
+            x = block(x, cache)
+        return x
+
+
+class Keeping(nn.Linear):
+    def __init__(self):
+        super().__init__(16, 16)
+
+    def forward(self, x, cache):
+        y = super().forward(x).tanh()
+        if cache is None:
+            return y
+        cache.append(y)
+        return torch.cat(cache).sum(0, keepdim=True) + y
+
+
+def test_blocks_that_keep_a_cache_are_all_checkpointed_or_none():
+    with pytest.raises(ValueError, match="set use_cache=False in the model's config"):
+        training(regression(Caching(use_cache=True), width=16), activation_checkpointing=2)
+    training(regression(Caching(use_cache=False), width=16), activation_checkpointing=2).step()
 
 
 def test_block_inside_of_a_block_is_none():

@@ -202,7 +202,8 @@ def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
     values again as they are computed anew.
 
     Raises:
-        ValueError: the model has no list of at least two modules of one class.
+        ValueError: the model has no list of at least two modules of one class, or is one of an older
+            transformers that keeps a cache, and only some blocks are to be checkpointed.
     """
     every = knobs["activation_checkpointing"]
     if not every or _checkpoints_itself(model, every):
@@ -220,6 +221,12 @@ def _checkpoints_itself(model: nn.Module, every: int) -> bool:
         enable({"use_reentrant": False}, every_n_layers=every)
     elif every == 1:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    elif getattr(getattr(model, "config", None), "use_cache", False):
+        raise ValueError(
+            f"activation_checkpointing={every}: this transformers checkpoints all blocks of a model "
+            "that caches keys and values, or none; set use_cache=False in the model's config, or "
+            "take the values above 1 out of the search space"
+        )
     else:
         return False
     return True

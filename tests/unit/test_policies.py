@@ -63,6 +63,7 @@ OF_A_LOOP = {
     "_END_AGAIN_SECONDS",
     "_FASTEST_STEP",
     "_MOST_SLOTS",
+    "_OUTAGE_SECONDS",
     "_POLL_SECONDS",
     "_TELL_SECONDS",
 }

@@ -136,7 +136,14 @@ def several_daemons(folder: Path, *before: str) -> subprocess.Popen[bytes]:
     """The process of `autotune daemon --studies 2`, both of which run."""
     command = [sys.executable, "-m", "autotune", "daemon", "--studies", "2"]
     storage = ["--storage", f"sqlite:///{folder}/autotune.db"]
-    process = subprocess.Popen([*before, *command, *storage], cwd=folder, start_new_session=True)
+    process = subprocess.Popen(
+        [*before, *command, *storage],
+        cwd=folder,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGHUP, signal.SIG_DFL
+        ),  # tests may run under nohup
+    )
 
     def both_run() -> bool:
         assert process.poll() is None

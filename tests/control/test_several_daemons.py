@@ -149,7 +149,7 @@ def test_daemon_that_leaves_by_itself_takes_no_lease_while_it_is_idle(
 def test_study_whose_lease_cannot_be_renewed_is_given_up_at_once(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a role has lost a right: another daemon takes the study once the lease has run out."""
+    """A role may have lost a right; another daemon takes the study once the lease has run out."""
     tried: list[str] = []
 
     def refused(_: Leases, lease: Lease, seconds: float) -> None:

@@ -43,7 +43,7 @@ def test_that_it_works_again_is_said_at_once(
 def test_result_is_recorded_once_where_the_storage_is_away_for_a_moment(
     played: Replayed, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
-    """Whether it went away before the result was written, or before it could say so."""
+    """The storage goes away before the result is written, or before it has answered."""
     finish, refusals = AttemptRecords.finish, ["the server is away"]
 
     def refusing(*arguments: Any, **options: Any) -> Any:

@@ -161,7 +161,7 @@ def test_several_nodes_are_for_a_launcher_that_spans_them() -> None:
 def test_job_with_more_nodes_than_the_study_uses_ends(
     programs: Path, tmp_path: Path, launcher: str, nodes: int, code: int
 ) -> None:
-    """As `--gpus=8` may have where a node has four."""
+    """Slurm may give `--gpus=8` two nodes where a node has four."""
     program(programs / "python", "exit 0")
     spec = StudySpec.model_validate({**SPEC.model_dump(mode="json"), "launcher": launcher})
     done = subprocess.run(

@@ -101,7 +101,7 @@ def test_caches_are_kept_apart_inside_of_the_context_and_the_users_tag_stays() -
 
 
 def test_without_a_tag_no_graph_is_taken_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in torch 2.6."""
+    """torch 2.6 has no tag for the key of its caches."""
     import torch._functorch.config as functorch
 
     monkeypatch.setitem(sys.modules, "torch.compiler.config", functorch)

@@ -90,7 +90,7 @@ def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[Any]:
     cast = torch.autocast(device.type, dtype=dtype)
     if dtype == torch.bfloat16 or torch.compiler.is_compiling():
         return cast
-    # Older versions of torch give code back that was compiled for either format.
+    # In older versions of torch the key may hold that there is autocast, and not its format.
     return kept_apart(f"precision={knobs['precision']}", cast)
 
 

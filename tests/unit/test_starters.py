@@ -128,11 +128,13 @@ def test_deepspeed_starts_ranks_elsewhere_where_its_file_has_several_hosts(
 
 def test_deepspeed_on_this_machine_alone_is_ended_as_any_program(tmp_path: Path) -> None:
     program, hosts = tmp_path / "deepspeed", tmp_path / "hosts"
-    program.write_text("#!/bin/sh\nread end\n")
+    program.write_text("#!/bin/sh\necho started\nread end\n")
     program.chmod(0o755)
     hosts.write_text("a\nb\n")
     for options, of_others in ([], False), (["--hostfile", str(hosts)], True):
         command = [str(program), *options, "train.py"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # Popen returns before the command line can be read
             assert starters.among([process.pid]) == ({process.pid} if of_others else set())
             process.kill()

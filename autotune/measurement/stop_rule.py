@@ -223,7 +223,8 @@ class StopRule:
         alone = len(self.seen) == 1 and self.seen[0].block.index == 0
         if self.seen and not self.kept and not (alone and self._limits.proves):
             last = self._last_full()
-            self.seen[last] = replace(self.seen[last], kept=True)
+            disturbed = contended(self.seen[last].block, ())
+            self.seen[last] = replace(self.seen[last], kept=True, contended=disturbed)
 
     def _last_full(self) -> int:
         """Return the place of the last block whose steps do as much as most; never the first of several.
@@ -253,8 +254,13 @@ class StopRule:
 
     def _no_time(self, block: BlockReport) -> bool:
         """Return whether another block like the latest would exceed the time of the trial."""
-        before = sum(s.block.seconds for s in self.seen if s.block is not block)
-        return before + 2 * block.seconds > self._limits.limit.soft
+        limit = self._limits.limit
+        blocks = [*(s.block for s in self.seen if s.block is not block), block]
+        taken = limit.charged(
+            sum(each.seconds for each in blocks), sum(map(seconds_of_compilation, blocks))
+        )
+        following = limit.charged(block.seconds, seconds_of_compilation(block))
+        return taken + following > limit.soft
 
     def _long_enough(self, block: BlockReport) -> bool:
         """Return whether another block would exceed the time after the warm-up."""
@@ -305,7 +311,7 @@ class StopRule:
             return True
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
-        compiling = [s for s in self.seen if s.block.observed.get("compilations")]
+        compiling = [s for s in self.seen if seconds_of_compilation(s.block)]
         spared = compiling[
             : MEASUREMENT.most_compiling
         ]  # with changing shapes compilation may never end
@@ -315,8 +321,10 @@ class StopRule:
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
-        compiled = sum(seen.block.seconds for seen in spared)
-        longest = min(longest, MEASUREMENT.warm_up_share * (self._limits.limit.soft - compiled))
+        limit, compiled = self._limits.limit, sum(seen.block.seconds for seen in spared)
+        longest = min(
+            longest, MEASUREMENT.warm_up_share * (limit.soft - limit.charged(compiled, compiled))
+        )
         return sum(block.seconds for block in charged) < longest
 
     def _steady(self) -> bool:
@@ -327,6 +335,11 @@ class StopRule:
             b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last
         )
         return not settling and steady([b.seconds / b.steps for b in blocks])
+
+
+def seconds_of_compilation(block: BlockReport) -> float:
+    """Return the seconds of a block in which something was compiled; 0 for any other."""
+    return block.seconds if block.observed.get("compilations") else 0.0
 
 
 def unusable(block: BlockReport) -> str | None:

@@ -19,6 +19,7 @@ from autotune.measurement.stop_rule import (
     STEPS_FOR_PROOF,
     Limits,
     StopRule,
+    seconds_of_compilation,
 )
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
@@ -68,6 +69,8 @@ class InterleavedSchedule:
         self.at_once = at_once
         self._limits = limits[0]
         self._whole = sum(each.limit.soft for each in limits)
+        self._compiling = max(each.limit.compiling for each in limits)
+        """Seconds that are left for compilation beside the others."""
         self._rules = [StopRule(each) for each in limits]
         self.monitors: list[MemberMonitor] = [
             self._monitor(number, each) for number, each in enumerate(limits)
@@ -94,13 +97,19 @@ class InterleavedSchedule:
     def trained(self, member: int, block: BlockReport) -> None:
         """Take in the block of a turn."""
         rule = self._rules[member]
-        self._spent += block.seconds + block.observed.get("left_out_seconds", 0.0)
+        self._spent += self._charged(block) + block.observed.get("left_out_seconds", 0.0)
         if rule.warming_up:
             rule(block)
         else:
             rule.take(block)
         if rule.problem or rule.hopeless:
             self.lost(member)
+
+    def _charged(self, block: BlockReport) -> float:
+        """Return what a block takes of the time, without what there is for compilation."""
+        spared = min(seconds_of_compilation(block), self._compiling)
+        self._compiling -= spared
+        return block.seconds - spared
 
     def lost(self, member: int) -> None:
         """Drop a member that has failed or is over."""

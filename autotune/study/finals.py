@@ -315,8 +315,8 @@ class Finals:
         """Return whether there is time for a round, and for all rounds that prove something.
 
         The first round needs time for a proof with slow launches; later rounds need time for usual
-        launches. A round beyond those that prove something is begun only if it may be about as long as
-        they were: it counts like them, and short runs would make doubtful what they show.
+        launches. A round that counts like others before it is begun only if it, and those that have to
+        follow it, may be about as long: short runs would make doubtful what the others show.
         """
         prices, rounds = self._runner.prices, max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
@@ -324,7 +324,7 @@ class Finals:
             one_by_one = replace(prices, at_once=False)
             return self._time.may_end(one_by_one.usual_round(knobs))
         usual = prices.usual_round(knobs)
-        if self._is_further(confirmation) and not self._may_be_long_enough(knobs):
+        if _counts_like_others(confirmation) and not self._may_be_long_enough(knobs, rounds):
             return False
         if confirmation.proven:
             return usual <= self._time.left
@@ -332,28 +332,23 @@ class Finals:
             return self._time.may_end(prices.rounds(knobs, rounds))
         return self._time.may_end(rounds * usual)
 
-    def _may_be_long_enough(self, members: Sequence[Knobs]) -> bool:
-        """Return whether a further round may be about as long as those before."""
+    def _may_be_long_enough(self, members: Sequence[Knobs], rounds: int) -> bool:
+        """Return whether so many rounds may be about as long as those before."""
         least = PROOF.least_further * self._runner.prices.recorded_round(members)
-        return least <= self._time.left
-
-    def _is_further(self, confirmation: Confirmation) -> bool:
-        """Return whether the next round is beyond those that prove something, and counts like them.
-
-        Where the spread between processes is known, the steps of a run tell how much it counts.
-        """
-        return not confirmation.to_prove and confirmation.processes is None
+        return rounds * least <= self._time.left
 
     def _enough(self, confirmation: Confirmation, members: Sequence[Knobs]) -> float:
-        """Return seconds with which a further round tells as much as those before; 0 for these.
+        """Return seconds with which a round tells as much as those that it counts like.
 
-        It has all that is left, where another one could not follow it.
+        They are 0 where there are none. Where no other could follow those that have to be measured,
+        these share all that is left.
         """
-        if not self._time.limited or not self._is_further(confirmation):
+        if not self._time.limited or not _counts_like_others(confirmation):
             return 0.0
+        rounds = max(1, confirmation.to_prove)
         before, left = self._runner.prices.recorded_round(members), max(0.0, self._time.left)
-        follows = left - before >= PROOF.least_further * before
-        return before if follows else left
+        follows = left - rounds * before >= PROOF.least_further * before
+        return before if follows else left / rounds
 
     def _enough_alone(
         self, confirmation: Confirmation, knobs: Knobs, missing: Sequence[int]
@@ -397,6 +392,15 @@ class Finals:
                 return
             attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
             self._runner.run_monitored(attempt, ProfileMonitor())
+
+
+def _counts_like_others(confirmation: Confirmation) -> bool:
+    """Return whether the next round counts like others before it, by which one is chosen or proven.
+
+    Where the spread between processes is known, the steps of a run tell how much it counts.
+    """
+    proven = confirmation.chosen is not None or not confirmation.to_prove
+    return proven and confirmation.processes is None
 
 
 def _monitor(check: gate.Check) -> RunMonitor:

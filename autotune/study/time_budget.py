@@ -150,10 +150,13 @@ class TimeBudget:
             compiling: seconds that the run compiles, which it has beyond its share.
         """
         free, shortest = self._for_search(proof), proof.costs.shortest(self._baseline)
-        wanted = max(share * free, shortest) + compiling
-        shortest += compiling
-        most = max(MEASUREMENT.overrun * wanted, MEASUREMENT.longer_launch * shortest)
-        return TimeLimit(min(wanted, free), max(0.0, min(most, free)))
+        wanted = max(share * free, shortest)
+        most = max(
+            MEASUREMENT.overrun * (wanted + compiling),
+            MEASUREMENT.longer_launch * (shortest + compiling),
+        )
+        soft = max(0.0, min(wanted, free - compiling))
+        return TimeLimit(soft, max(0.0, min(most, free)), compiling)
 
     def affordable(self, attempts: Attempts) -> Callable[[Knobs], bool]:
         """Return the function that tells whether there is time to compile and prove a configuration.

@@ -98,18 +98,28 @@ class TimeLimit:
     Attributes:
         soft: time after which the run is to be over; it begins no block that would end later.
         hard: time after which the run is ended, whatever it does.
+        compiling: time beyond `soft` that is for blocks in which something is compiled, and no others.
     """
 
     soft: float = math.inf
     hard: float = math.inf
+    compiling: float = 0.0
 
     def shared(self, count: int) -> "TimeLimit":
         """Return the limit of each of several interleaved runs, which have this time together."""
-        return TimeLimit(self.soft / count, self.hard)
+        return dataclasses.replace(self, soft=self.soft / count)
 
     def after_launch(self, seconds: float) -> "TimeLimit":
         """Return the limit whose soft part counts from the first step, after a launch of so long."""
-        return TimeLimit(max(0.0, self.soft - seconds), self.hard)
+        return dataclasses.replace(self, soft=max(0.0, self.soft - seconds))
+
+    def charged(self, seconds: float, compiled: float) -> float:
+        """Return what counts against `soft` of so many seconds of blocks.
+
+        Args:
+            compiled: seconds of those blocks in which something was compiled.
+        """
+        return seconds - min(compiled, self.compiling)
 
 
 NO_LIMIT = TimeLimit()

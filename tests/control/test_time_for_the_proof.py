@@ -266,13 +266,37 @@ def test_at_most_the_last_round_is_much_shorter_than_those_before(
 
     restless = noisy(quick, run=0.02, block=0.08)
     run(played.on(restless, seed=seed, variation=SpeedVariation(0.3, 5.0)), 240)
+    seconds = seconds_by_round(played)
+    usual = statistics.median(seconds[number] for number in (1, 2, 3))
+    assert len(seconds) > 3
+    short = [number for number, each in seconds.items() if each < 0.75 * usual]
+    assert short in ([], [max(seconds)])
+
+
+def seconds_by_round(played: Replayed) -> dict[int, float]:
+    """Return the mean seconds of a run in each round."""
     seconds: dict[int, list[float]] = {}
     for one in played.recorded("confirm"):
         seconds.setdefault(one.round, []).append(one.result.wall_seconds)
-    usual = statistics.median(statistics.mean(seconds[number]) for number in (1, 2, 3))
-    assert len(seconds) > 3
-    short = [number for number, runs in seconds.items() if statistics.mean(runs) < 0.75 * usual]
-    assert short in ([], [max(seconds)])
+    return {number: statistics.mean(runs) for number, runs in seconds.items()}
+
+
+@pytest.mark.parametrize(("wall_time", "seed"), [(100, 0), (120, 1)])
+def test_fresh_rounds_are_not_much_shorter_than_those_that_chose(
+    played: Replayed, wall_time: int, seed: int
+) -> None:
+    """Rounds of a step or two would make the gain doubtful that the others have shown."""
+    faster = {2: 1.0, 4: 1.15, 8: 1.17}
+
+    def quick(launch: Launch) -> Answer:
+        rate = 1500.0 * faster[launch.knobs["micro_batch"]]
+        return Answer(rate=rate, startup=launch.draw.uniform(0.4, 0.7), stays=False)
+
+    restless = noisy(quick, run=0.03, block=0.1)
+    found = run(played.on(restless, seed=seed, variation=SpeedVariation(0.15, 5.0)), wall_time)
+    seconds = seconds_by_round(played)
+    assert found["kind"] == "better"
+    assert min(seconds.values()) >= PROOF.least_further * statistics.median(seconds.values())
 
 
 @pytest.mark.parametrize("wall_time", [170, 190])

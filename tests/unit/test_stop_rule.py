@@ -225,6 +225,27 @@ def test_compilation_takes_nothing_from_the_time_that_counts():
     assert len(rule.kept) >= 4
 
 
+@pytest.mark.parametrize(("compiles", "longest"), [(False, 1.0), (True, 5.0)])
+def test_only_compilation_has_the_time_that_there_is_for_it(compiles: bool, longest: float) -> None:
+    limit = TimeLimit(soft=5.0, compiling=60.0)
+    rule = StopRule(dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, limit=limit))
+    observed = Observed(compilations=1) if compiles else Observed()
+    blocks = [dataclasses.replace(block(0, 4.0), observed=observed)]
+    blocks += [block(index, 0.4 + 0.1 * (index % 2)) for index in range(1, 50)]
+    ended = [rule(each) for each in blocks].index(True)
+    later = sum(each.seconds for each in blocks[1 : ended + 1])
+    assert longest - 0.5 <= later <= longest
+
+
+def test_disturbance_of_a_block_that_counts_for_want_of_others_is_told() -> None:
+    rule = StopRule(LIMITS)
+    busy = Observed(idle_cpu=0.0, foreign_cpu=0.2)
+    rule(block(0, 1.0))
+    rule(dataclasses.replace(block(1, 1.0), observed=busy))
+    rule.close()
+    assert rule.contended
+
+
 @pytest.mark.parametrize(("proves", "kept"), [(True, 0), (False, 1)])
 def test_first_step_of_a_run_that_was_cut_proves_nothing(proves: bool, kept: int) -> None:
     watch = StopRule(dataclasses.replace(LIMITS, limit=TimeLimit(0.0), proves=proves))

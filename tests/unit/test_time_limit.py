@@ -18,6 +18,13 @@ def test_limit_after_launch_is_never_negative() -> None:
     assert LIMIT.after_launch(40.0) == TimeLimit(0.0, 37.5)
 
 
+def test_limit_charges_what_compilation_takes_beyond_its_own_time() -> None:
+    limit = TimeLimit(soft=30.0, compiling=20.0).after_launch(4.0).shared(2)
+    assert limit.charged(25.0, compiled=15.0) == 10.0
+    assert limit.charged(40.0, compiled=35.0) == 20.0
+    assert LIMIT.charged(25.0, compiled=15.0) == 25.0
+
+
 def test_no_limit_stays_unlimited() -> None:
     assert NO_LIMIT.shared(3).after_launch(4.0) == NO_LIMIT == TimeLimit(math.inf, math.inf)
 

@@ -223,7 +223,7 @@ class Session:
         if self.lost_agent:
             self.end()
         elif member is None:
-            self._enough()
+            self._finish()
         else:
             self._give(member)
 
@@ -263,7 +263,7 @@ class Session:
     def _on_block(self, member: int) -> OnBlock:
         return functools.partial(self._take, member)
 
-    def _enough(self) -> None:
+    def _finish(self) -> None:
         """End all trials, or let their ranks wait as warm workers."""
         self._over = True
         for run in self._runs.values():

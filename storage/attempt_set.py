@@ -98,6 +98,10 @@ class Attempts:
         """Return the attempts of this trial."""
         return self._where(lambda attempt: attempt.trial == trial)
 
+    def with_seed(self, seed: int) -> "Attempts":
+        """Return runs of the numerics gate with a seed, which is recorded as their round."""
+        return self.in_round(seed)
+
     def in_round(self, number: int) -> "Attempts":
         """Return the attempts of this round."""
         return self._where(lambda attempt: attempt.round == number)

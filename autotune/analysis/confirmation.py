@@ -202,7 +202,7 @@ class Confirmation:
 
         It is that of the choice by its fresh rounds, if there are enough.
         """
-        if self.alone and self.alone.enough:
+        if self.alone and self.alone.has_enough_rounds:
             return math.log(self.gain(self.alone.chosen).high)
         return self.choosing.most_gain()
 
@@ -246,7 +246,7 @@ class Confirmation:
     @property
     def measured_alone(self) -> bool:
         """True if fresh rounds are enough to tell by how much the choice is faster."""
-        return self.alone is not None and self.alone.enough
+        return self.alone is not None and self.alone.has_enough_rounds
 
     @property
     def fresh_count(self) -> bool:
@@ -287,7 +287,7 @@ class Confirmation:
         if self.alone and trial == self.alone.chosen:
             if joint := self.joint_gain:
                 return joint
-            if self.alone.enough:
+            if self.alone.has_enough_rounds:
                 return self.alone.gain()
         return self.choosing.gain(trial)
 
@@ -316,7 +316,7 @@ class Confirmation:
         dropped = self.choosing.dropped
         fails = baseline is None or baseline in dropped or not self.rates(baseline)
         stays = choice == baseline and not fails
-        contradicts = stays and self.alone is not None and not self.alone.enough
+        contradicts = stays and self.alone is not None and not self.alone.has_enough_rounds
         now = {} if self.chosen is None else self.candidates[self.chosen].knobs
         return ConfirmationResult(
             choice=choice,

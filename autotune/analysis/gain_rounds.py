@@ -37,7 +37,7 @@ class GainRounds:
     rounds: Rounds = field(default_factory=dict)
 
     @property
-    def enough(self) -> bool:
+    def has_enough_rounds(self) -> bool:
         """True if there are enough rounds to tell by how much the choice is faster."""
         return len(self.rounds) >= max(1, min(self.least, self.wanted))
 
@@ -69,7 +69,7 @@ class GainRounds:
 
         Enough of them do not show it faster than the baseline, or the few so far show it slower.
         """
-        if self.enough:
+        if self.has_enough_rounds:
             return not self.gain().faster
         both = zip(self.rates(self.chosen), self.rates(self.baseline), strict=True)
         return bool(self.rounds) and math.fsum(math.log(c / b) for c, b in both) <= 0
@@ -82,7 +82,7 @@ class GainRounds:
     @property
     def precise(self) -> bool:
         """Return whether the gain is known as exactly as is wanted where each arm has a variance."""
-        if self.processes is None or not self.enough:
+        if self.processes is None or not self.has_enough_rounds:
             return False
         gain = self.gain()
         most = PROOF.coarsest if self.waits else PROOF.finest
@@ -92,7 +92,7 @@ class GainRounds:
     @property
     def vain(self) -> bool:
         """Return whether the rounds leave no gain that is worth more runs."""
-        return self.enough and math.log(self.gain().high) <= PROOF.no_gain
+        return self.has_enough_rounds and math.log(self.gain().high) <= PROOF.no_gain
 
     @property
     def _knows_rate(self) -> bool:

@@ -118,7 +118,7 @@ def _lacks_rounding(
     Convolutional networks with normalisation amplify rounding, by as much as weights and batch
     decide. Without gradients the run cannot tell.
     """
-    done = attempts.of(Purpose.AUTOCAST).in_round(check.seed).conclusive()
+    done = attempts.of(Purpose.AUTOCAST).with_seed(check.seed).conclusive()
     if check.purpose is not Purpose.NUMERICS or done.with_knobs(reference.knobs):
         return False
     seen = [block.observed for block in blocks(reference.id)]
@@ -133,10 +133,10 @@ def _rounding(
     Studies of earlier versions know it for the first seed alone, which then stands for all.
     """
     runs = attempts.of(Purpose.AUTOCAST).complete().with_knobs(safe)
-    run = runs.in_round(seed).first or runs.first
+    run = runs.with_seed(seed).first or runs.first
     if run is None:
         return ()
-    references = attempts.of(Purpose.REFERENCE).in_round(run.round).complete()
+    references = attempts.of(Purpose.REFERENCE).with_seed(run.round).complete()
     reference = references.with_knobs(safe).first
     if reference is None:
         return ()
@@ -153,7 +153,7 @@ def _next_seed(
     if done and not _is_open(done[-1], attempts, blocks):
         return None
     for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):
-        references = attempts.of(Purpose.REFERENCE).in_round(seed).conclusive().with_knobs(safe)
+        references = attempts.of(Purpose.REFERENCE).with_seed(seed).conclusive().with_knobs(safe)
         if not references:
             return Check(Purpose.REFERENCE, trial, safe, seed)
         if (reference := references.complete().first) is not None:
@@ -402,7 +402,7 @@ def _pair(
     # By what is trained alone: the rest of a reference is the same throughout a study.
     earlier = [
         a
-        for a in attempts.of(Purpose.REFERENCE).in_round(attempt.round).complete()
+        for a in attempts.of(Purpose.REFERENCE).with_seed(attempt.round).complete()
         if a.id < attempt.id and _trained(a.knobs) == _trained(attempt.knobs)
     ]
     pair = (trajectory(blocks(attempt.id)), trajectory(blocks(earlier[-1].id)))
@@ -449,7 +449,7 @@ def _trained(knobs: Knobs) -> dict[str, Any]:
 
 def _references(attempts: Attempts) -> Attempts:
     """Return the references with the first seed that have run for as long as they had to."""
-    return attempts.of(Purpose.REFERENCE).in_round(0).conclusive()
+    return attempts.of(Purpose.REFERENCE).with_seed(0).conclusive()
 
 
 def _checkable(

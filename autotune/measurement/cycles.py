@@ -25,7 +25,7 @@ class TurnBlock(NamedTuple):
         turn: number of the turn, in order of time over all members.
         work: number of samples, tokens or steps.
         cost: seconds or joules of the block.
-        stepwise: True if each step was timed by the device, so that a slow one is the
+        device_timed: True if each step was timed by the device, so that a slow one is the
             configuration's own and a long run has it, too.
         contended: True if other processes took much of the machine meanwhile.
     """
@@ -33,7 +33,7 @@ class TurnBlock(NamedTuple):
     turn: int
     work: float
     cost: float
-    stepwise: bool = False
+    device_timed: bool = False
     contended: bool = False
 
 
@@ -90,7 +90,7 @@ def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
     if not whole:
         return None
     plain = [_mean_rate(own) for own in members]
-    if all(block.stepwise for own in members for block in own):
+    if all(block.device_timed for own in members for block in own):
         return plain
     level = math.fsum(map(math.log, plain)) / len(members)
     quiet = [cycle for cycle in whole if not any(b.contended for own in cycle for b in own)]

@@ -102,7 +102,7 @@ class Limits:
     power: PowerLimit | None = None
 
     @property
-    def enough(self) -> float:
+    def target_half_width(self) -> float:
         """Relative half-width of the blocks' interval below which more blocks change nothing."""
         of_runs = total_half_width(0.0, self.sigma_run)
         return max(self.precision, MEASUREMENT.blocks_beside_runs * of_runs)
@@ -176,7 +176,7 @@ class StopRule:
         now, limits = self.estimate(), replace(self._limits, sigma_run=self.sigma_run)
         total = limits.doubt(now.half_width)
         self.hopeless = now.rate * (1 + total) < HOPELESS * limits.incumbent_low
-        exact = now.half_width <= limits.enough and self._several
+        exact = now.half_width <= limits.target_half_width and self._several
         return self.hopeless or exact or last
 
     @property

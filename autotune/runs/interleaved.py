@@ -89,7 +89,7 @@ class InterleavedSchedule:
             return cold[0]
         if not self._order:
             latest, self._at_cycle = self._spent - self._at_cycle, self._spent
-            if not members or self._enough(members, latest):
+            if not members or self._is_done(members, latest):
                 return None
             self._order = cycles.abba_order(members)
         return self._order.pop(0)
@@ -143,7 +143,7 @@ class InterleavedSchedule:
         """Return the seconds that each member may train after this many cycles."""
         return self._limits.longest
 
-    def _enough(self, members: list[int], latest: float) -> bool:
+    def _is_done(self, members: list[int], latest: float) -> bool:
         """Return whether another cycle is not needed, or would take too long.
 
         Another cycle is expected to take as long as the latest.
@@ -168,8 +168,8 @@ class InterleavedSchedule:
         steps = [self._rules[n].steps for n in members]
         if any(count is not None and count < STEPS_FOR_PROOF for count in steps):
             return False
-        stepwise = None not in steps
-        return cycles.half_width(found, correlated=stepwise) <= self._precision(members)
+        device_timed = None not in steps
+        return cycles.half_width(found, correlated=device_timed) <= self._precision(members)
 
     def _precision(self, members: list[int]) -> float:
         """Return the half-width of a ratio below which more cycles change nothing.
@@ -178,7 +178,7 @@ class InterleavedSchedule:
         """
         told = [self._rules[n].process_sigma for n in members]
         limits = (replace(self._limits, sigma_run=sigma) for sigma in told if sigma is not None)
-        return max((limit.enough for limit in limits), default=self._limits.precision)
+        return max((limit.target_half_width for limit in limits), default=self._limits.precision)
 
 
 def turn_blocks(

@@ -369,7 +369,7 @@ def on_longest(asked: TrialRequest) -> TrialRequest:
     return dataclasses.replace(few_steps(asked), knobs=knobs, longest=True)
 
 
-def step_by_step(asked: TrialRequest) -> TrialRequest:
+def reporting_each_step(asked: TrialRequest) -> TrialRequest:
     """Return the trial with a report of each of its steps.
 
     A command decides on its reports itself: it gets few blocks.
@@ -393,7 +393,7 @@ def surveyed(asked: TrialRequest) -> TrialRequest:
     return dataclasses.replace(asked, script=script)
 
 
-def stepwise(asked: TrialRequest) -> TrialRequest:
+def as_trajectory(asked: TrialRequest) -> TrialRequest:
     """Return the trial as a loss trajectory instead of timed.
 
     Where dropout comes back after the first steps, compiled code is compiled anew: any step may
@@ -406,7 +406,9 @@ def stepwise(asked: TrialRequest) -> TrialRequest:
 
 def under_autocast(asked: TrialRequest) -> TrialRequest:
     """Return the first steps of the trial's loss trajectory, under torch.autocast in bf16."""
-    return dataclasses.replace(stepwise(asked), trajectory=STEPS_WITHOUT_DROPOUT, autocast=True)
+    return dataclasses.replace(
+        as_trajectory(asked), trajectory=STEPS_WITHOUT_DROPOUT, autocast=True
+    )
 
 
 def facts_of(site: Site) -> Facts:

@@ -20,7 +20,7 @@ from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken, StorageError
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
-from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
+from autotune.runs.plan import Plan, launcher_of, reporting_each_step, surveyed
 from autotune.standalone import process_comparison
 from autotune.standalone.own_options import shows
 from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks
@@ -232,7 +232,7 @@ def _one_rank(folder: str) -> Launcher:
 
 
 def baseline_of(
-    one_off: OneOffRuns, judge: FitMonitor | None = None, shape: Shape = step_by_step
+    one_off: OneOffRuns, judge: FitMonitor | None = None, shape: Shape = reporting_each_step
 ) -> CheckResult:
     """Check that the baseline of a study trains.
 
@@ -361,7 +361,7 @@ def _takes(one_off: OneOffRuns, name: str, knobs: dict[str, Any], *, settles: bo
     """
     value = knobs[name]
     judge = FitMonitor()
-    result = one_off.run(f"doctor-{name}", knobs, judge, step_by_step)
+    result = one_off.run(f"doctor-{name}", knobs, judge, reporting_each_step)
     if why_not(result):
         if split := _held(one_off.plan, name, value):
             return _takes_together(one_off, name, split)

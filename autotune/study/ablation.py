@@ -105,7 +105,7 @@ class Ablation:
                     return
                 share = 1 / (len(missing) - index + after)
                 limit = self._time.share(share, self._context.costs().shortest(knobs))
-                attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number)
+                attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, round=number)
                 self._runner.run_timed(attempt, limit)
 
     def _attribute_in_turn(
@@ -122,7 +122,9 @@ class Ablation:
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         needed = max(known, default=0) * len(missing)
         limit = self._time.share(len(missing) / (len(missing) + after))
-        members = [PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number) for knobs in missing]
+        members = [
+            PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, round=number) for knobs in missing
+        ]
         self._runner.run_interleaved(members, limit, needed)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:

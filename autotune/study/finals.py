@@ -186,7 +186,7 @@ class Finals:
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
-        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, check.seed)
+        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, round=check.seed)
         price = self._context.costs().check(*check.run)
         limit = self._time.share(1.0, at_least=price)
         self._runner.run_monitored(attempt, _monitor(check), limit)
@@ -260,9 +260,9 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                least = max(shortest, self._enough_alone(confirmation, knobs, missing))
+                least = max(shortest, self._seconds_alone(confirmation, knobs, missing))
                 limit = self._time.for_proof(1 / runs, least, others)
-                attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
+                attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, round=number)
                 self._runner.run_timed(attempt, limit)
         return True
 
@@ -299,13 +299,15 @@ class Finals:
         if not self._has_time(confirmation, order):
             return False
         chosen = [confirmation.candidates[trial] for trial in order]
-        members = [PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, number) for one in chosen]
+        members = [
+            PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, round=number) for one in chosen
+        ]
         knobs = [one.knobs for one in chosen]
         # A few rounds in turn tell more than many one by one.
         to_come = confirmation.runs_to_come(PROOF.fewest_rounds)
         least = self._runner.prices.round(knobs)
         others = self._needed(confirmation, order) - least
-        least = max(least, self._enough(confirmation, knobs))
+        least = max(least, self._seconds_like_before(confirmation, knobs))
         limit = self._time.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
         peak_bytes = sum(one.peak_bytes for one in chosen)
         self._runner.run_interleaved(members, limit, peak_bytes)
@@ -337,7 +339,7 @@ class Finals:
         least = PROOF.least_further * self._runner.prices.recorded_round(members)
         return rounds * least <= self._time.left
 
-    def _enough(self, confirmation: Confirmation, members: Sequence[Knobs]) -> float:
+    def _seconds_like_before(self, confirmation: Confirmation, members: Sequence[Knobs]) -> float:
         """Return seconds with which a round tells as much as those that it counts like.
 
         They are 0 where there are none. Where no other could follow those that have to be measured,
@@ -350,7 +352,7 @@ class Finals:
         follows = left - rounds * before >= PROOF.least_further * before
         return before if follows else left / rounds
 
-    def _enough_alone(
+    def _seconds_alone(
         self, confirmation: Confirmation, knobs: Knobs, missing: Sequence[int]
     ) -> float:
         """Return the seconds of one member, where those of a further round run one by one.
@@ -361,7 +363,7 @@ class Finals:
         several = [confirmation.candidates[trial].knobs for trial in missing]
         prices = self._runner.prices
         share = prices.recorded_round([knobs]) / prices.recorded_round(several)
-        return share * self._enough(confirmation, several)
+        return share * self._seconds_like_before(confirmation, several)
 
     def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
         """Return seconds of the shortest runs without which the round, and those before, prove nothing.

@@ -16,11 +16,11 @@ from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, inter
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
 from autotune.runs.plan import (
+    as_trajectory,
     few_steps,
     in_short_epochs,
     on_longest,
     profiled,
-    stepwise,
     under_autocast,
     within,
 )
@@ -34,9 +34,9 @@ from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
 _OTHER_ROWS = (*TRAJECTORIES, Purpose.CONFIRM, Purpose.ATTRIBUTE)
 """Purposes whose rounds have a seed each."""
 _SHAPES: dict[Purpose, Shape] = {
-    Purpose.REFERENCE: stepwise,
+    Purpose.REFERENCE: as_trajectory,
     Purpose.AUTOCAST: under_autocast,
-    Purpose.NUMERICS: stepwise,
+    Purpose.NUMERICS: as_trajectory,
     Purpose.PROFILE: profiled,
     Purpose.FIT: few_steps,
     Purpose.LONGEST: on_longest,
@@ -55,7 +55,12 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class PlannedAttempt:
-    """Attempt that a run makes."""
+    """Attempt that a run makes.
+
+    Attributes:
+        round: round of a comparison, seed of a check, or trial beside which the baseline runs, as it is
+            recorded.
+    """
 
     trial: int
     knobs: dict[str, Any]
@@ -208,7 +213,7 @@ class RunPlanner:
             low: lower bound of the best rate so far.
         """
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
-        beside = PlannedAttempt(BASELINE, self._context.plan.baseline, Purpose.PAIRED, trial)
+        beside = PlannedAttempt(BASELINE, self._context.plan.baseline, Purpose.PAIRED, round=trial)
         slot = self._choose(attempt)
         live = self._pool.can_take_over(slot, knobs, interleaved=True)
         each = self._shared(limit, 2, live=live)

@@ -66,7 +66,7 @@ def with_slow_block() -> list[list[TurnBlock]]:
     return [steady, [*uneven[:3], slow, *uneven[4:]]]
 
 
-@pytest.mark.parametrize("timed", [{"stepwise": True, "contended": True}, {}])
+@pytest.mark.parametrize("timed", [{"device_timed": True, "contended": True}, {}])
 def test_slow_steps_of_its_own_count_in_the_ratio_as_in_a_long_run(timed: dict[str, bool]) -> None:
     found = cycles.rates([[b._replace(**timed) for b in own] for own in with_slow_block()])
     assert found is not None

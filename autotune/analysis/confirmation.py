@@ -166,8 +166,11 @@ class Confirmation:
         return GainRounds(chosen, today, most, wanted, least, self.processes)
 
     def end(self) -> None:
-        """Take the rounds so far for all that there are, where the time for more is over."""
-        self.choosing.last_look = True
+        """Take the rounds so far for all that there are, where the time for more is over.
+
+        Rounds that ended because they were decided have had their last look.
+        """
+        self.choosing.last_look = not self.decided()
 
     def take_back(self, knobs: Mapping[str, Any]) -> None:
         """Have the choice measured alone without the changes that bring nothing."""

@@ -276,7 +276,7 @@ def _nothing_shown(
         return agreed.unproven
     references = attempts.of(Purpose.REFERENCE).conclusive().with_knobs(safe)
     failed = [one for one in references if one.result.state != AttemptState.COMPLETE]
-    what = "one seed tells too little, and the reference with another"
+    what = "the seeds so far tell too little, and the reference with another"
     return _ended(failed[-1], what) if failed else ""
 
 

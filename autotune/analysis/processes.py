@@ -112,6 +112,15 @@ def _counting(attempts: Attempts) -> list[StoredAttempt]:
     return [one for one in runs if one.id > search.id and one.environment == last.environment]
 
 
+def repeats_made(attempts: Attempts) -> int:
+    """Return how often the baseline has run again between rounds that count, whatever came of it."""
+    search, last = attempts.of(Purpose.SEARCH).last, attempts.of(Purpose.CONFIRM).recorded().last
+    if search is None or last is None:
+        return 0
+    since = [one for one in attempts.of(Purpose.REPEAT) if one.id > search.id]
+    return sum(one.environment in (None, last.environment) for one in since)
+
+
 def _rates(runs: Iterable[StoredAttempt]) -> tuple[float, ...]:
     rates = (one.result.throughput for one in runs)
     return tuple(rate for rate in rates if rate is not None)

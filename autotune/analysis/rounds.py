@@ -67,13 +67,16 @@ class _Standing:
     so_far: Mapping[int, Ratio] = field(default_factory=dict)
 
 
-def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round]:
+def rounds_of(
+    attempts: Attempts, spec: StudySpec, blocks: Blocks, *, ended: bool = False
+) -> list[Round]:
     """Return all rounds in which a run has ended, in order.
 
     Args:
         attempts: of a study.
         spec: its settings.
         blocks: blocks of an attempt.
+        ended: True if the study is done, so that the last round is looked at for the last time.
     """
     runs = attempts.of(Purpose.CONFIRM).recorded()
     if not runs:
@@ -87,6 +90,9 @@ def rounds_of(attempts: Attempts, spec: StudySpec, blocks: Blocks) -> list[Round
     standings = {
         number: _standing(confirmation) for number in closed_rounds(confirmation, attempts)
     }
+    if ended and standings:
+        confirmation.end()
+        standings[max(standings)] = _standing(confirmation)
     basis = _basis(confirmation)
     standings = {
         number: found if found.stage in basis else _Standing(found.stage)

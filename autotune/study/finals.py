@@ -13,6 +13,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import tells_longest
+from autotune.analysis.processes import repeats_made
 from autotune.analysis.rounds import replay
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
@@ -271,12 +272,12 @@ class Finals:
 
         Return whether it ran.
         """
-        baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
+        baseline, again = confirmation.baseline, repeats_made(self._context.attempts())
         if baseline is None or not confirmation.waits or confirmation.to_prove:
             return False
-        if confirmation.settled or len(again) >= PROOF.most_repeats:
+        if confirmation.settled or again >= PROOF.most_repeats:
             return False
-        rounds_first = len(again) >= PROOF.repeats_if_unsteady and not confirmation.decided()
+        rounds_first = again >= PROOF.repeats_if_unsteady and not confirmation.decided()
         if rounds_first and self._has_time(confirmation, confirmation.members()):
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()

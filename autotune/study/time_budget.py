@@ -224,9 +224,10 @@ class TimeBudget:
         """
         if self._wall_time is None or not self._no_time(attempts):
             return None
-        runs = attempts.of(*_OF_SEARCH).of_baseline().complete()
+        own = attempts.of(*_OF_SEARCH).of_baseline().recorded()
+        runs, allowed = own.complete(), self._context.plan.spec.measurement.baseline_runs
         most_undisturbed = 2 * sum(run.result.contended for run in runs) < len(runs)
-        if not runs or most_undisturbed or len(runs) >= SEARCH.disturbed_runs:
+        if not runs or most_undisturbed or len(own) >= min(SEARCH.disturbed_runs, allowed):
             return None
         proof = self.proof(attempts)
         shortest = proof.costs.shortest(self._baseline)

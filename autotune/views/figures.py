@@ -387,7 +387,9 @@ class _Collector:
 
     @cached_property
     def _rounds(self) -> tuple[Round, ...]:
-        return tuple(rounds_of(self._attempts, self._spec, self._repository.attempts.blocks))
+        ended = self._study.state == StudyState.DONE
+        blocks = self._repository.attempts.blocks
+        return tuple(rounds_of(self._attempts, self._spec, blocks, ended=ended))
 
     @cached_property
     def _trials(self) -> tuple[TrialFigures, ...]:

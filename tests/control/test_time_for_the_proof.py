@@ -10,7 +10,7 @@ from sqlalchemy import update
 from autotune.analysis.wording import duration
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import Outcome
-from launchers.replay import Answer, Launch, SpeedVariation
+from launchers.replay import Answer, Behaviour, Launch, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at, where
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
@@ -45,14 +45,26 @@ def of_script(launch: Launch) -> Answer:
 SCRIPT = noisy(of_script, run=0.02, block=0.03)
 
 
-def run(played: Replayed, wall_time: float, *, rounds: int = 10, **changes: Any) -> dict[str, Any]:
+def run(
+    played: Replayed,
+    wall_time: float,
+    *,
+    rounds: int = 10,
+    baseline_runs: int = 3,
+    **changes: Any,
+) -> dict[str, Any]:
     (played.folder / "train.py").write_text("")
     given = {"search_space": SPACE, "baseline": BASELINE, "sampler": "model", **changes}
-    measurement = {"warmup": 20.0, "longest": 30.0, "rounds": rounds, "baseline_runs": 3}
+    measurement = {"warmup": 20.0, "longest": 30.0, "rounds": rounds}
     return played.run(
         workload=WORKLOAD,
         objective={"global_batch": "keep"},
-        measurement={**measurement, "finalists": 3, "attribution": 3},
+        measurement={
+            **measurement,
+            "baseline_runs": baseline_runs,
+            "finalists": 3,
+            "attribution": 3,
+        },
         budget={"trials": None, "wall_time": f"{wall_time}s"},
         **given,
     )
@@ -358,23 +370,33 @@ def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(
     assert len(played.attempts("search")) > before
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
-def test_baseline_whose_disturbed_run_leaves_no_time_runs_again(
-    played: Replayed, seed: int
-) -> None:
-    """Other processes made its first run ten times as slow, in its launch and in its steps."""
+def disturbed_at_first() -> Behaviour:
+    """Return a script whose first run others made ten times as slow, in its launch and its steps."""
     seen: list[Launch] = []
 
     def first_timed(launch: Launch) -> bool:
         seen.append(launch)
         return len(seen) == 2  # the first one is the profile
 
-    slow = where(SCRIPT, first_timed, rate=1.5, startup=15.0, foreign_cpu=0.6)
-    verdict = run(played.on(slow, seed=seed), 220)
+    return where(SCRIPT, first_timed, rate=1.5, startup=15.0, foreign_cpu=0.6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_baseline_whose_disturbed_run_leaves_no_time_runs_again(
+    played: Replayed, seed: int
+) -> None:
+    verdict = run(played.on(disturbed_at_first(), seed=seed), 220)
     assert played.attempts("calibrate")
     assert verdict["kind"] == "better"
     assert played.seconds > 150
+
+
+def test_baseline_that_is_to_run_once_does_not_run_again_after_a_disturbed_run(
+    played: Replayed,
+) -> None:
+    run(played.on(disturbed_at_first()), 220, baseline_runs=1)
+    assert played.attempts("calibrate") == []
 
 
 def test_baseline_whose_undisturbed_run_leaves_no_time_does_not_run_again(

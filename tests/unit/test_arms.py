@@ -9,7 +9,7 @@ import pytest
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gain_rounds import GainRounds
-from autotune.analysis.processes import Processes
+from autotune.analysis.processes import Processes, repeats_made
 from autotune.analysis.rounds import replay
 from autotune.measurement.contrasts import ONE_SIDED, Arm, Variance, welch_contrast
 from autotune.worker.observers.moments import StepMoments
@@ -237,6 +237,7 @@ def test_baseline_between_rounds_counts_where_the_last_round_ran() -> None:
     confirmed(records, range(2, 3), THERE, 108.0)
     records.run(Purpose.REPEAT, 109.0, THERE)
     assert records.processes().repeats == (109.0,)
+    assert repeats_made(records.attempts()) == 1
 
 
 def test_baseline_between_rounds_from_before_the_search_went_on_does_not_count() -> None:
@@ -246,6 +247,7 @@ def test_baseline_between_rounds_from_before_the_search_went_on_does_not_count()
     records.run(Purpose.SEARCH, 100.0, HERE, trial=2)
     confirmed(records, range(2, 3), HERE, 100.0)
     assert records.processes().repeats == ()
+    assert repeats_made(records.attempts()) == 0
 
 
 @pytest.mark.parametrize("how", [{"contended": True}, {"steady": False}])

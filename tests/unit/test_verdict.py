@@ -137,6 +137,21 @@ def test_last_look_spends_the_error_that_later_looks_would_have_had(ends, kind):
         assert 1.0 < found.speedup.low < 1.5
 
 
+def test_rounds_that_are_decided_have_no_further_look():
+    """They show within one round in two that 0.5 % is the most, and not that 0.2 % is a gain."""
+    draw, stopped = np.random.default_rng(0), 0
+    for _ in range(40):
+        confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 10)
+        while not confirmation.decided():
+            own, its = 100 * np.exp(0.0008 * draw.standard_normal(2))
+            confirmation.close_round({0: own, 1: 1.002 * its})
+        if confirmation.chosen is None and confirmation.rounds_left:
+            stopped += 1
+            confirmation.end()
+            assert confirmation.choice() == 0
+    assert stopped > 10
+
+
 def test_last_look_of_equal_configurations_rarely_calls_one_better():
     draw, called = np.random.default_rng(1), 0
     for _ in range(400):

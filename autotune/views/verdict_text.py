@@ -44,7 +44,7 @@ def text_of(verdict: Verdict) -> str:
         return verdict.told
     text = _answer(verdict)
     if verdict.provisional and verdict.trials:
-        rounds = verdict.chosen_in or verdict.rounds
+        rounds = verdict.chosen_in + verdict.rounds
         after = f"{rounds} rounds of confirmation" if verdict.confirmed else ""
         text = f"Provisional, after {after or counted(verdict.trials, 'trial')}: {text}"
     return text + _memory(verdict.memory) + _outgrown(verdict)
@@ -134,7 +134,8 @@ def _undecided(verdict: Verdict) -> str:
 
 def _open(verdict: Verdict, contender: Contender) -> str:
     """Return what the rounds say of the contender; a vague figure is not printed."""
-    rounds = counted(verdict.chosen_in or verdict.rounds, "round")
+    rounds = counted(verdict.rounds, "round")
+    besides = f" after the {verdict.chosen_in} that chose it" if verdict.chosen_in else ""
     changed, ratio = difference(contender.knobs, verdict.baseline_knobs), contender.gain
     terms = _terms(verdict)
     said, energy = terms.said(ratio), " the energy per sample" if terms.of_energy else ""
@@ -144,9 +145,9 @@ def _open(verdict: Verdict, contender: Contender) -> str:
         since = counted(contender.contradicted_by, "round")
         return f"{measured} in the rounds that chose it, and {no_gain} than yours in {since} after that"
     if not ratio.vague:
-        return f"{measured} in {rounds}, but the {CI} is {bounds_text(said)}"
+        return f"{measured} in {rounds}{besides}, but the {CI} is {bounds_text(said)}"
     known = "nothing" if not math.isfinite(ratio.high) else "too little"
-    return f"{rounds} of {changed} against yours tell {known}"
+    return f"{rounds} of {changed} against yours{besides} tell {known}"
 
 
 def _no_baseline(verdict: Verdict) -> str:

@@ -251,6 +251,28 @@ def test_text_of_an_undecided_study_names_the_contender(contender, told):
     )
 
 
+@pytest.mark.parametrize(
+    ("gain", "told"),
+    [
+        (Ratio(1.3, 0.5, 3.0), "10 rounds of bucket_cap_mb=5 against yours after the 5 that chose it"),
+        (Ratio(1.02, 0.99, 1.05), "1.02x in 10 rounds after the 5 that chose it, but"),
+    ],
+    ids=["vague", "interval"],
+)
+def test_text_of_an_undecided_study_counts_the_rounds_that_tell_its_figure(gain, told):
+    contender = Contender(1, knobs(bucket_cap_mb=5), gain)
+    found = dataclasses.replace(
+        KEPT, kind=Kind.UNDECIDED, contender=contender, chosen_in=5, rounds=10
+    )
+    assert told in text_of(found)
+    assert text_of(found).endswith("`measurement.rounds` above 10 would tell more.")
+
+
+def test_text_of_a_provisional_answer_counts_all_rounds():
+    found = dataclasses.replace(BETTER, provisional=True, chosen_in=5, rounds=3)
+    assert text_of(found).startswith("Provisional, after 8 rounds of confirmation: ")
+
+
 def test_text_of_a_baseline_that_does_not_run():
     found = dataclasses.replace(
         BETTER,

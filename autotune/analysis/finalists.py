@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from autotune.analysis.levels import error_of, levelled
+from autotune.analysis.levels import error_of, levelled, pooled_baseline
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
@@ -275,12 +275,13 @@ def _error(attempt: StoredAttempt) -> float:
 def expected_gains(attempts: Attempts) -> dict[int, Ratio]:
     """Return the ratio over the baseline that the model expects of the trials that it ranks, by number.
 
-    The interval is the model's own. It is without bounds where the baseline is not among them.
+    The interval is the model's own. It is without bounds where the baseline is not among them. All runs
+    of the baseline in the search count.
     """
-    own, timed = attempts.baseline(), timed_trials(attempts)
+    own, timed = pooled_baseline(attempts), timed_trials(attempts)
     if own is None or len(timed) < 2:
         return {}
-    close, model = _expected(timed)
+    close, model = _expected(own if one.trial == own.trial else one for one in timed)
     place = next((n for n, one in enumerate(close) if one.trial == own.trial), None)
     if place is None:
         today = own.result.throughput

@@ -197,6 +197,24 @@ def _levelled(attempts: Attempts) -> Attempts:
     return Levels.of(attempts).applied(attempts)
 
 
+def pooled_baseline(attempts: Attempts) -> StoredAttempt | None:
+    """Return the baseline's own trial at the mean rate of all of its runs in the search.
+
+    Its error is that of the mean. Where trials were paired, the trial is returned as it is: its rate is
+    what theirs are told by.
+    """
+    level = levelled(attempts)
+    own = level.baseline()
+    runs = list(level.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete().measured())
+    if own is None or len(runs) < 2 or attempts.of(Purpose.PAIRED):
+        return own
+    rate, error = math.exp(_mean_log(runs)), _error_of_mean(runs)
+    mean = dataclasses.replace(
+        own.result, throughput=rate, block_half_width=0.0, block_freedom=None, sigma_run=error
+    )
+    return dataclasses.replace(own, result=mean)
+
+
 def _level(here: Sequence[StoredAttempt], there: Sequence[StoredAttempt]) -> Level:
     """Return the level by the mean log rates of both nodes, drawn towards 1."""
     error = math.hypot(_error_of_mean(here), _error_of_mean(there))

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from autotune.analysis.conclusion import StudyFacts, build_verdict
-from autotune.analysis.levels import AT_HOME, Level, Levels
+from autotune.analysis.finalists import expected_gains
+from autotune.analysis.levels import AT_HOME, Level, Levels, pooled_baseline
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms, quantity
 from autotune.study.context import StudyContext
+from search_spaces import KnobValue
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt, TrialLedger
 
 _THROUGHPUT, _EFFICIENCY = "throughput over ", "samples per joule over "
@@ -80,9 +82,31 @@ class ObjectiveValues:
             return f"{quantity(value)} {self._unit}"
         return f"{value:.2f}x {self._ledger.objective.removeprefix(self._over)}"
 
+    def expected(self, value: float, knobs: Mapping[str, KnobValue], attempts: Attempts) -> float:
+        """Return what is expected of a configuration, over all runs of the user's own in the search.
+
+        Of one that was tried it is what is said of finalists. Values over another trial stay.
+
+        Args:
+            value: what the sampler's model expects.
+            knobs: a value for every knob.
+            attempts: of the study.
+        """
+        own, mean = attempts.baseline(), pooled_baseline(attempts)
+        if not self._are_over_yours or own is None or mean is None:
+            return value
+        gains, tried = expected_gains(attempts), attempts.searched().with_knobs(knobs).first
+        if tried is not None and tried.trial in gains:
+            return gains[tried.trial].value
+        return value * (own.result.throughput or 0.0) / (mean.result.throughput or math.inf)
+
+    @property
+    def _are_over_yours(self) -> bool:
+        return self._ledger.objective == self._over + _YOURS
+
     def is_no_gain(self, value: float) -> bool:
         """Return True for a ratio to the user's own configuration that is at most 1."""
-        return self._ledger.objective == self._over + _YOURS and value <= 1
+        return self._are_over_yours and value <= 1
 
     def _name(self, attempts: Attempts) -> None:
         trial, _ = _first(attempts)

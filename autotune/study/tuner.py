@@ -386,20 +386,22 @@ class Tuner:
 
     def _expectation(self) -> Iterator[NewMessage]:
         """Yield what the sampler's model expects by now, if it has one."""
-        self._inform_sampler(self._context.attempts())
+        attempts = self._context.attempts()
+        self._inform_sampler(attempts)
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
             changed = difference(knobs, self._plan.baseline)
-            reaches = f"{changed} for the best, with {self._values.text(expected.value)}"
+            value = self._values.expected(expected.value, knobs, attempts)
+            reaches = f"{changed} for the best, with {self._values.text(value)}"
             if knobs == self._plan.baseline:  # its own value is a ratio to its first run
                 reaches = "your configuration for the best"
-            elif self._values.is_no_gain(expected.value):
+            elif self._values.is_no_gain(value):
                 reaches = f"your configuration for the best ({changed} is next)"
             text = (
                 f"The model takes {reaches}, "
                 f"and expects one more trial to bring {share_text(expected.gain, _FINEST_GAIN)}."
             )
-            data = {"knobs": knobs, "value": expected.value, "gain": expected.gain}
+            data = {"knobs": knobs, "value": value, "gain": expected.gain}
             yield NewMessage(text, MessageCode.EXPECTATION, data)
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:

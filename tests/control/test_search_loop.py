@@ -1,6 +1,7 @@
 """The search of a whole study: opening, calibration, racing, failures, memory, budgets."""
 
 import dataclasses
+import re
 import threading
 from pathlib import Path
 
@@ -157,6 +158,26 @@ def test_the_baseline_runs_again_in_the_processes_of_the_trial_before(played: Re
     look, *launched = [a for a in played.attempts() if a.purpose != "confirm"][:8]
     assert [a.purpose for a in launched] == [*["search"] * 4, *["calibrate"] * 2, "search"]
     assert {a.result.resident_of for a in launched} == {look.id}
+
+
+def test_best_configuration_has_one_expected_figure_over_all_runs_of_the_baseline(
+    played: Replayed,
+) -> None:
+    def own_trial(launch: Launch) -> bool:
+        return is_baseline(launch) and launch.number <= 2
+
+    slow_at_first = where(PLAIN, own_trial, rate=0.9 * rate({**BASELINE, "accumulation_steps": 1}))
+    played.on(noisy(slow_at_first, run=0.01, block=0.005)).run(
+        budget={"trials": 8}, measurement={"baseline_runs": 3}, sampler="model"
+    )
+    said = played.said()
+    best = re.search(r"The model takes (.*) for the best, with ([\d.]+)x yours", said)
+    first = re.search(r"Measured again with yours: trial (\d+) \(expected ([\d.]+)x\)", said)
+    assert best and first
+    assert best[2] == first[2]
+    assert float(first[2]) < 1.05 * rate(played.attempts("search")[int(first[1])].knobs) / rate(
+        {**BASELINE, "accumulation_steps": 1}
+    )
 
 
 @pytest.mark.long

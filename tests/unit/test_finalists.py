@@ -4,7 +4,13 @@ import dataclasses
 
 import pytest
 
-from autotune.analysis.finalists import Selection, candidates, may_be_faster, most_promising_first
+from autotune.analysis.finalists import (
+    Selection,
+    candidates,
+    expected_gains,
+    may_be_faster,
+    most_promising_first,
+)
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -75,6 +81,23 @@ def test_trial_far_below_the_baseline_may_not_be_faster():
     today = trial(0, 100.0, half_width=0.02)
     assert not may_be_faster(trial(1, 48.0, half_width=0.02, precision="bf16"), today)
     assert may_be_faster(trial(2, 97.0, half_width=0.05), today)
+
+
+def test_expected_gain_is_over_all_runs_of_the_baseline_in_the_search():
+    own, again = trial(0, 8856.0), [trial(0, 9401.0), trial(0, 9490.0)]
+    runs = [
+        dataclasses.replace(run, id=10 + place, purpose=Purpose.CALIBRATE)
+        for place, run in enumerate(again)
+    ]
+    fast = trial(1, 11396.0, precision="bf16")
+    ratio = 11396.0 / (8856.0 * 9401.0 * 9490.0) ** (1 / 3)
+    found = expected_gains(Attempts([own, fast, *runs], defaults()))[1]
+    by_one_run = expected_gains(Attempts([own, fast], defaults()))[1]
+    assert 1 < found.value < ratio * 1.03
+    assert found.value < by_one_run.value
+    paired = dataclasses.replace(own, id=20, purpose=Purpose.PAIRED, round=1)
+    told = expected_gains(Attempts([own, fast, *runs, paired], defaults()))[1]
+    assert told == by_one_run, "its rate is a ratio to the first run"
 
 
 def in_first_round(number, rate, state="COMPLETE", **knobs):

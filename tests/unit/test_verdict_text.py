@@ -254,7 +254,10 @@ def test_text_of_an_undecided_study_names_the_contender(contender, told):
 @pytest.mark.parametrize(
     ("gain", "told"),
     [
-        (Ratio(1.3, 0.5, 3.0), "10 rounds of bucket_cap_mb=5 against yours after the 5 that chose it"),
+        (
+            Ratio(1.3, 0.5, 3.0),
+            "10 rounds of bucket_cap_mb=5 against yours after the 5 that chose it",
+        ),
         (Ratio(1.02, 0.99, 1.05), "1.02x in 10 rounds after the 5 that chose it, but"),
     ],
     ids=["vague", "interval"],

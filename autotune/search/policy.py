@@ -200,6 +200,9 @@ class SearchPolicy:
         "four times those that show it by errors",
     )
     cores_for_loading: int = judgement(2, "cores per rank", "from which on one is free for loading")
+    cores_for_steps: int = judgement(
+        1, "cores per rank", "that no process that loads is proposed for", "the step needs one"
+    )
     most_growth: int = judgement(
         4, "factor", "of the micro-batch at once, unless the memory is known to hold more"
     )

@@ -1,8 +1,9 @@
 """Suggestions that follow from what the first trials have shown.
 
-What has to be compiled is tried on top of the best configuration, as far as there is time for it. A
-bundle of changes that failed is split, until the change that fails is known; a part that is bound to
-run out of memory is split without a trial. Of a bundle that a check refuses, the rest is tried.
+All that is favoured is tried without an answer to the bottleneck that has shown to be slower. What has
+to be compiled is tried on top of the best configuration, as far as there is time for it. A bundle of
+changes that failed is split, until the change that fails is known; a part that is bound to run out of
+memory is split without a trial. Of a bundle that a check refuses, the rest is tried.
 """
 
 import math
@@ -19,11 +20,11 @@ from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.initial_trials import (
     DEAR,
-    Room,
+    FAVOURED,
+    Experts,
     Suggestion,
     changes,
     compiled_values,
-    experts,
     halves,
     with_compilation,
 )
@@ -49,6 +50,7 @@ class FollowUps:
     ) -> None:
         self._context = context
         self._space = space
+        self._experts = Experts(context, space)
         self._time = time
         self._ledger = ledger
         self._goes_on = len(context.attempts().searched()) > 1
@@ -89,19 +91,23 @@ class FollowUps:
         self, trials: Sequence[FrozenTrial], attempts: Attempts, proof: Proof
     ) -> Iterator[Suggestion]:
         yield from self._parts(trials, attempts)
-        yield from self._bundle(attempts)
+        yield from self._bundle(trials, attempts)
         yield from self._rest(trials, proof.barred)
         tried = [attempt.knobs for attempt in attempts.of(Purpose.SEARCH)]
         found = with_compilation(self._space, _best(attempts, proof), tried)
         if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
 
-    def _bundle(self, attempts: Attempts) -> Iterator[Suggestion]:
-        """Yield what experience favours, on a device whose study began without a look."""
-        memory, own = self._context.plan.memory_of_rank(), attempts.baseline()
-        if memory is not None and own is not None and not attempts.of(Purpose.PROFILE):
-            room = Room(memory, own.result.peak_bytes)
-            yield from experts(self._space, self._context.plan.baseline, [], room=room)
+    def _bundle(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
+        """Yield what experience favours, unless it was tried.
+
+        It has waited for the answer to what holds the baseline back, or, on a device whose study began
+        without a look, for the memory that the baseline takes.
+        """
+        if any(t.user_attrs.get(SUGGESTED_BY, "").startswith(FAVOURED) for t in trials):
+            return
+        if favoured := self._experts.bundle(attempts):
+            yield favoured
 
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
         suggested = {t.number: t.params for t in trials if SUGGESTED_BY in t.user_attrs}

@@ -1,21 +1,26 @@
 """The first trials of a study: a profile of the baseline, then what an expert would try, and why."""
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.finalists import rivals
 from autotune.analysis.findings import Finding, findings
+from autotune.analysis.levels import levelled
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.policy import SEARCH
 from autotune.search.space import MICRO_BATCH, Space
-from autotune.study.context import BASELINE
+from autotune.study.context import BASELINE, StudyContext
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from launchers.site import device_names
 from search_spaces import CATALOGUE, KnobValue
-from storage import AttemptState, Purpose, Recommended, StoredAttempt, TrialLedger
+from storage import Attempts, AttemptState, Purpose, Recommended, StoredAttempt, TrialLedger
 
+FAVOURED = "what experience favours"
+"""Beginning of the reason for the bundle of all that is favoured."""
 DEAR = {
     "compile": "default",
     "float8": "tensorwise",
@@ -125,6 +130,7 @@ def experts(
     found: Sequence[Finding],
     unusable: Container[str] = (),
     room: "Room | None" = None,
+    cores: float = math.inf,
 ) -> list[Suggestion]:
     """Return at most two: an answer to what holds the baseline back most, and all that is favoured.
 
@@ -136,8 +142,13 @@ def experts(
         found: findings of the baseline.
         unusable: knobs that have nothing to act on in the workload.
         room: on a device where launches are dear: it makes one trial of both; None: elsewhere.
+        cores: processors of a rank.
     """
     growth = room.growth if room else SEARCH.most_growth
+    most = {
+        MICRO_BATCH: growth * int(baseline[MICRO_BATCH]),
+        "loader_workers": max(1.0, cores - SEARCH.cores_for_steps),
+    }
     favoured = [name for name in CATALOGUE if name not in unusable and name not in DEAR]
     answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
     suggestions = []
@@ -150,9 +161,10 @@ def experts(
                 baseline,
                 [name for name in first.knobs if name not in DEAR],
                 f"it answers what holds the baseline back{share}: {first.text}",
+                most,
             )
         )
-    suggestions.append(_suggestion(space, baseline, favoured, "what experience favours", growth))
+    suggestions.append(_suggestion(space, baseline, favoured, FAVOURED, most))
     unique = {tuple(sorted(s.params.items())): s for s in reversed(suggestions) if s is not None}
     return list(reversed(unique.values()))
 
@@ -162,12 +174,17 @@ def _suggestion(
     baseline: Mapping[str, KnobValue],
     knobs: Sequence[str],
     why: str,
-    growth: int = SEARCH.most_growth,
+    most: Mapping[str, float],
 ) -> Suggestion | None:
-    """Return the baseline with these knobs at their promising values; None if that is nothing new."""
+    """Return the baseline with these knobs at their promising values; None if that is nothing new.
+
+    Args:
+        why: what all of them are for.
+        most: largest value of a knob.
+    """
     params = {name: baseline[name] for name in space.distributions()}
     reasons = []
-    for name, value in _promising(space, baseline, knobs, growth):
+    for name, value in _promising(space, baseline, knobs, most):
         if space.problems({**params, name: value}):
             continue
         params[name] = value
@@ -178,16 +195,15 @@ def _suggestion(
 
 
 def _promising(
-    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str], growth: int
+    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str], most: Mapping[str, float]
 ) -> Iterator[tuple[str, KnobValue]]:
     for name in knobs:
         wanted: Any = CATALOGUE[name].promising
         if name not in space.distributions() or wanted is None:
             continue
-        if name == MICRO_BATCH:
-            value = space.largest(name, growth * int(baseline[name]))
-        else:
-            value = space.nearest(name, wanted)
+        value = space.nearest(name, wanted)
+        if name in most and (value is None or float(value) > most[name]):
+            value = space.largest(name, most[name])
         if value is not None and value != baseline[name]:
             yield name, value
 
@@ -256,6 +272,78 @@ def changes(
     return [n for n, value in params.items() if other[n] == value != baseline[n]]
 
 
+class Experts:
+    """What an expert would try in one study, by the look at its baseline."""
+
+    def __init__(self, context: StudyContext, space: Space) -> None:
+        self._context = context
+        self._plan = context.plan
+        self._space = space
+
+    @property
+    def profile(self) -> StoredAttempt | None:
+        """Profile of the baseline; None before it is taken."""
+        return self._context.attempts().of(Purpose.PROFILE).recorded().first
+
+    @property
+    def seen(self) -> dict[str, Any] | None:
+        """What the profile shows: nothing of steps too long for one; None if the baseline fails."""
+        profile = self.profile
+        if profile is None or profile.result.state == AttemptState.PRUNED:
+            return {}
+        blocks = self._context.blocks(profile.id)
+        return blocks[0].observed if blocks else None
+
+    def opening(self, seen: dict[str, Any] | None) -> list[Suggestion]:
+        """Return what is tried before anything is measured.
+
+        Where trials follow each other, the bundle waits for the answer to what holds the baseline back.
+        """
+        every = self._suggestions(seen)
+        return every[:1] if len(self._plan.launcher.slots) == 1 else every
+
+    def bundle(self, attempts: Attempts) -> Suggestion | None:
+        """Return all that is favoured, without an answer that was tried and is slower.
+
+        The memory that the baseline's own trial takes is known where its profile was not taken.
+        """
+        seen, own = self.seen, attempts.baseline()
+        if own is not None and self.profile is None:
+            seen = {"peaks": [own.result.peak_bytes]}
+        answers = self._suggestions(seen)[:1]
+        slower = [name for one in answers for name in self._slower(one, attempts)]
+        return next(iter(self._suggestions(seen, slower)[::-1]), None)
+
+    def _slower(self, answer: Suggestion, attempts: Attempts) -> list[str]:
+        """Return the changes of an answer that is probably no faster than the baseline."""
+        level, knobs = levelled(attempts), self._space.complete(answer.params)
+        its, own = level.searched().measured().with_knobs(knobs).first, level.baseline()
+        if its is None or own is None or its in rivals([own, its], margin=0.0):
+            return []
+        return changes(answer.params, self._plan.baseline)
+
+    def _suggestions(
+        self, seen: dict[str, Any] | None, slower: Iterable[str] = ()
+    ) -> list[Suggestion]:
+        """Return what an expert would try; nothing on top of a baseline that does not run."""
+        if seen is None:
+            return []
+        room = self._room(seen)
+        if room and not room.peak_bytes:
+            return []  # once the baseline has shown what memory it takes
+        baseline, cores = self._plan.baseline, self._plan.launcher.site.cores_of_rank
+        found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
+        unusable = {*seen.get("unusable", ()), *slower}
+        if cores < SEARCH.cores_for_loading:
+            unusable.add("loader_workers")  # unless it is loading that holds the step back
+        return experts(self._space, baseline, found, unusable, room, cores)
+
+    def _room(self, seen: dict[str, Any]) -> Room | None:
+        """Return the memory that is left on a device; None on processors, where a launch is cheap."""
+        memory = self._plan.memory_of_rank()
+        return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
+
+
 class InitialTrials:
     """Opening of a study, which goes on from wherever the records stand."""
 
@@ -264,12 +352,13 @@ class InitialTrials:
         self._context = runner.context
         self._plan = runner.context.plan
         self._space = space
+        self._experts = Experts(runner.context, space)
 
     def run(self, ledger: TrialLedger) -> list[Suggestion]:
         """Enqueue what is to be tried before the sampler is asked; return what is new of it."""
         if self._context.attempts().of(Purpose.SEARCH):
             return []
-        suggestions = self._experts(self._look())
+        suggestions = self._experts.opening(self._look())
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._plan.spec.budget.trials
@@ -277,25 +366,6 @@ class InitialTrials:
         for suggestion in kept:
             ledger.enqueue(suggestion.params, suggestion.reason)
         return kept
-
-    def _experts(self, seen: dict[str, Any] | None) -> list[Suggestion]:
-        """Return what an expert would try; nothing on top of a baseline that does not run."""
-        if seen is None:
-            return []
-        room = self._room(seen)
-        if room and not room.peak_bytes:
-            return []  # once the baseline has shown what memory it takes
-        baseline = self._plan.baseline
-        found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
-        unusable = {*seen.get("unusable", ())}
-        if self._plan.launcher.site.cores_of_rank < SEARCH.cores_for_loading:
-            unusable.add("loader_workers")  # unless it is loading that holds the step back
-        return experts(self._space, baseline, found, unusable, room)
-
-    def _room(self, seen: dict[str, Any]) -> Room | None:
-        """Return the memory that is left on a device; None on processors, where a launch is cheap."""
-        memory = self._plan.memory_of_rank()
-        return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
 
     def _look(self) -> dict[str, Any] | None:
         """Return what is observed of the baseline's profile; None if it does not run.
@@ -306,27 +376,18 @@ class InitialTrials:
         if not (self._plan.spec.workload.observable and time.pays_to_look()):
             return {}
         limit = time.for_opening()
-        while (profile := self._profile()) is None:
+        while self._experts.profile is None:
             baseline = PlannedAttempt(BASELINE, self._plan.baseline, Purpose.PROFILE)
             self._runner.run_monitored(baseline, ProfileMonitor(), limit)
-        if profile.result.state == AttemptState.PRUNED:
-            return {}  # its steps are too long for a look
-        return self._observed(profile)
+        return self._experts.seen
 
     def parts(self) -> dict[str, float]:
         """Return the shares of the baseline's step by part; empty if it was not profiled."""
-        profile = self._profile()
+        profile = self._experts.profile
         if profile is None or profile.result.state != AttemptState.COMPLETE:
             return {}
-        told = (self._observed(profile) or {}).get("parts")
+        told = (self._experts.seen or {}).get("parts")
         return breakdown(told) if told else {}
-
-    def _observed(self, profile: StoredAttempt) -> dict[str, Any] | None:
-        blocks = self._context.blocks(profile.id)
-        return blocks[0].observed if blocks else None
-
-    def _profile(self) -> StoredAttempt | None:
-        return self._context.attempts().of(Purpose.PROFILE).recorded().first
 
     def _remembered(self) -> Suggestion | None:
         site = self._plan.launcher.site

@@ -10,7 +10,7 @@ from optuna.samplers import RandomSampler
 
 from autotune.config import load
 from autotune.service.submission import submit
-from autotune.worker.protocol import Outcome
+from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import Behaviour, noisy, running_at, where, within_memory
 from launchers.replay.launcher import ENVIRONMENT
@@ -131,6 +131,44 @@ def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
     played.run(budget={"trials": 3}, search_space=space)
     reasons = [line for line in played.said().splitlines() if "what experience favours" in line]
     assert ("loader_workers" in "".join(reasons)) == favoured
+
+
+SWITCHES = {"precision": ["fp32", "bf16"], "log_interval": [1, 10, 100], "freeze_gc": [False, True]}
+
+
+def of_precision(factor: float) -> Behaviour:
+    """Return runs whose step computes all the time, with the speed of bf16."""
+
+    def speed(knobs: Knobs) -> float:
+        return 100.0 * (factor if knobs["precision"] == "bf16" else 1.0)
+
+    return where(running_at(speed), lambda _: True, parts={"compute": 1.0})
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.8, "fp32"), (1.2, "bf16")])
+def test_bundle_leaves_out_an_answer_that_is_slower(
+    played: Replayed, factor: float, kept: str
+) -> None:
+    asked = {"search_space": SWITCHES, "baseline": {"log_interval": 1, "freeze_gc": False}}
+    played.on(noisy(of_precision(factor), block=0.005)).run(budget={"trials": 3}, **asked)
+    _, answer, bundle = played.attempts("search")
+    assert (answer.knobs["precision"], answer.knobs["log_interval"]) == ("bf16", 1)
+    assert (bundle.knobs["precision"], bundle.knobs["log_interval"]) == (kept, 100)
+    assert played.said().count("what experience favours") == 1
+
+
+def test_bundle_of_nothing_but_a_slower_answer_is_not_tried(played: Replayed) -> None:
+    played.on(noisy(of_precision(0.8), block=0.005))
+    played.run(budget={"trials": 5}, search_space={"precision": ["fp32", "bf16"]}, baseline={})
+    assert len(played.attempts("search")) == 2
+    assert "what experience favours" not in played.said()
+
+
+def test_bundle_waits_for_no_answer_where_trials_run_side_by_side(played: Replayed) -> None:
+    asked = {"search_space": SWITCHES, "baseline": {"log_interval": 1, "freeze_gc": False}}
+    played.on(of_precision(0.8), slots=2).run(budget={"trials": 3}, **asked)
+    assert "To be tried first: what experience favours" in played.said()
+    assert [a.knobs["precision"] for a in played.attempts("search")] == ["fp32", "bf16", "bf16"]
 
 
 @pytest.mark.long

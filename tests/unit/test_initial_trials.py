@@ -36,6 +36,13 @@ def test_the_answer_to_the_bottleneck_comes_first():
     assert "half the bytes" in second.reason
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(1.0, 1), (2.0, 1), (2.5, 1), (16.0, 2)])
+def test_processes_that_load_leave_a_core_to_the_step(cores, workers):
+    values = {"loader_workers": [0, 1, 2, 4]}
+    (only,) = experts(space(**values), defaults(), [], cores=cores)
+    assert only.params == {"loader_workers": workers}
+
+
 def test_what_answers_copies_is_what_acts_on_copies():
     on_a_device = Facts("cuda", 2, (8, 0))
     first = findings(profile(copies=0.7), defaults(), on_a_device)[0]

@@ -7,6 +7,7 @@ of a round.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.analysis.gate import compared
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present, StoredStanding, basis_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
@@ -16,6 +17,7 @@ from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
 from autotune.views.outlook import outlook
 from storage import (
+    TRAJECTORIES,
     UNTIMED,
     AttemptFeed,
     Attempts,
@@ -116,7 +118,8 @@ class ProgressLines:
         trials = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
         for one in ended:
             if one.purpose not in (Purpose.PAIRED, Purpose.CONFIRM):  # they have lines below
-                yield one.ended or 0.0, one.id, self._line(one, ratios, trials.get(one.trial, {}))
+                line = self._line(one, attempts, ratios, trials.get(one.trial, {}))
+                yield one.ended or 0.0, one.id, line
         if any(a.purpose == Purpose.CONFIRM for a in ended):
             yield from self._of_rounds(attempts)
 
@@ -153,14 +156,14 @@ class ProgressLines:
     def _line(
         self,
         attempt: StoredAttempt,
+        attempts: Attempts,
         ratios: Mapping[int, TrialRatio],
         trial: Mapping[str, Any],
     ) -> str:
         head, what = self._label(attempt, trial)
         result = attempt.result
         if attempt.purpose in UNTIMED:
-            state = _CHECKED.get(result.state, result.state)
-            return f"{head}  {what}  {state}  {result.cause}".rstrip()
+            return f"{head}  {what}  {self._state(attempt, attempts)}  {result.cause}".rstrip()
         if result.rate is None:
             return f"{head}  {what}{result.state}  {result.cause}".rstrip()
         rate = f"{quantity(result.rate)} {self._unit}"
@@ -174,6 +177,15 @@ class ProgressLines:
         early = "  ended early" if result.state == AttemptState.PRUNED else ""
         changed = difference(attempt.knobs, self._baseline)
         return f"{head}  {compared}  {rate}  {memory}{early}  {changed}"
+
+    def _state(self, untimed: StoredAttempt, attempts: Attempts) -> str:
+        """Return what an attempt that is not timed has come to."""
+        state = untimed.result.state
+        if untimed.purpose is Purpose.NUMERICS and state is AttemptState.COMPLETE:
+            found = compared(untimed, attempts, self._repository.attempts.blocks)
+            if found.open:
+                return "open: another seed is needed"
+        return _CHECKED.get(state, state)
 
     @staticmethod
     def _label(attempt: StoredAttempt, searched: Mapping[str, Any]) -> tuple[str, str]:
@@ -190,7 +202,8 @@ class ProgressLines:
         if purpose == Purpose.FIT:
             return f"{'check':8} {trial:>3}", f"micro-batch {attempt.knobs['micro_batch']}"
         if purpose in _CHECKS:
-            return f"{'check':8} {trial:>3}", _CHECKS[purpose]
+            seed = f", seed {round_ + 1}" if purpose in TRAJECTORIES and round_ else ""
+            return f"{'check':8} {trial:>3}", f"{_CHECKS[purpose]}{seed}"
         return f"{'trial':8} {trial:>3}", ""
 
     @staticmethod

@@ -11,6 +11,7 @@ from autotune.export.best import read
 from autotune.views import paper
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
+from autotune.views.progress import ProgressLines
 from autotune.views.recompute import recomputed_verdict
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome
@@ -122,6 +123,23 @@ def test_each_seed_of_a_convolutional_model_is_compared_with_its_own_plain_autoc
     assert len(checked) > 1
     assert {a.round for a in played.recorded("autocast")} == checked
     assert not any("gradient" in a.result.cause for a in played.recorded("numerics"))
+
+
+def test_line_of_a_check_that_leaves_the_loss_open_says_so_and_which_seed_follows(
+    played: Replayed,
+) -> None:
+    played.on(where(FASTER, lambda one: purpose(one, "numerics"), loss=1.031))
+    played.run(search_space=PRECISION)
+    told = [
+        line.split(maxsplit=3)[3] for line in ProgressLines(played.repository, played.study()).new()
+    ]
+    own = [line for line in told if line.startswith("numerics: ")]
+    assert own[:3] == [
+        "numerics: fp32 reference  ok",
+        "numerics: loss against fp32  open: another seed is needed",
+        "numerics: fp32 reference, seed 2  ok",
+    ]
+    assert own[3].startswith("numerics: loss against fp32, seed 2  ")
 
 
 def test_no_run_under_autocast_where_rounding_is_not_amplified(played: Replayed) -> None:

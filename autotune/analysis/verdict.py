@@ -229,6 +229,13 @@ class Verdict:
         """True if rounds of the confirmation support the answer, and not only trials of the search."""
         return not self.provisional or self.rounds >= PROOF.fewest_rounds
 
+    @property
+    def told_by_choice(self) -> bool:
+        """True if rounds that chose one of several finalists are among those that tell the speed-up."""
+        several = sum(not one.baseline for one in self.finalists) > 1
+        better = self.kind is Kind.BETTER and not self.provisional
+        return better and several and not self.chosen_in
+
     def telling(self, finalist: Finalist) -> tuple[float, ...]:
         """Return a finalist's throughput in the rounds that the figures rest on.
 

@@ -22,6 +22,7 @@ from autotune.views.figure_text import (
 )
 from autotune.views.running import EnergyUse
 from autotune.views.trial_figures import TrialFigures
+from autotune.views.verdict_text import by_choice
 from storage import SearchEndCause, StoredAttempt
 
 RESTLESS = 1.2
@@ -141,7 +142,7 @@ def _in_turn(known: Evidence) -> Point | None:
     verdict = known.verdict
     if not verdict.confirmed or not verdict.rounds or len(verdict.finalists) < 2:
         return None
-    text = f"{counted(verdict.rounds, 'round')} in turn with yours."
+    text = f"{counted(verdict.rounds, 'round')} in turn with yours.{by_choice(verdict)}"
     if verdict.chosen_in:
         text = (
             f"Selected in {counted(verdict.chosen_in, 'round')}; the figure comes from "

@@ -74,6 +74,7 @@ def _better(verdict: Verdict) -> str:
         f"{_over_yours(verdict.speedup, verdict)}: {changed}, {_how_often(verdict)}, "
         f"at {_rate(verdict)}."
         + _of_several(verdict)
+        + by_choice(verdict)
         + _failed(verdict)
         + _reverted(verdict)
         + _batch(verdict, verdict.batch, verdict.speedup)
@@ -285,7 +286,7 @@ def remarks(verdict: Verdict) -> list[str]:
     batch = verdict.batch if verdict.batch and verdict.batch.compared else None
     compared = _batch(verdict, batch, verdict.speedup)
     found = [
-        *(_of_several(verdict), _failed(verdict), _reverted(verdict)),
+        *(_of_several(verdict), by_choice(verdict), _failed(verdict), _reverted(verdict)),
         *(compared, _training(verdict), _refused(verdict)),
         *(_outgrown(verdict), _unchecked(verdict)),
     ]
@@ -315,6 +316,16 @@ def _of_several(verdict: Verdict) -> str:
         return f" None of the finalists is {_terms(verdict).better}."
     most, worse = _at_most(verdict.behind), _terms(verdict).worse
     return f" It is at most {most} {worse} than the best of the finalists."
+
+
+def by_choice(verdict: Verdict) -> str:
+    """Return that the rounds that chose tell the speed-up as well; empty where they do not."""
+    if not verdict.told_by_choice:
+        return ""
+    return (
+        " The rounds that chose it count for the figure, as later ones were too few or too restless; "
+        "the interval allows for that."
+    )
 
 
 def _at_most(share: float) -> str:

@@ -21,7 +21,7 @@ from autotune.analysis.verdict import (
     Verdict,
 )
 from autotune.measurement.estimate import Ratio
-from autotune.views.verdict_text import memory_lines, shown, text_of
+from autotune.views.verdict_text import memory_lines, remarks, shown, text_of
 from search_spaces import defaults
 from storage import AttemptState
 
@@ -156,6 +156,29 @@ def test_text_of_a_choice_by_earlier_rounds_names_both():
         "measured again 5 times in turn with yours",
         "measured 5 times in turn with yours, besides the 3 rounds that selected it",
     )
+
+
+THREE = (*BETTER.finalists, finalist(2, micro_batch=32))
+BY_CHOICE = (
+    "The rounds that chose it count for the figure, as later ones were too few or too restless; the "
+    "interval allows for that."
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"finalists": THREE}, True),
+        ({"finalists": THREE, "chosen_in": 3}, False),
+        ({"finalists": THREE, "provisional": True}, False),
+        ({}, False),
+    ],
+    ids=["no later ones", "later ones", "goes on", "no choice"],
+)
+def test_text_says_that_the_rounds_that_chose_tell_the_figure(changes, says):
+    found = dataclasses.replace(BETTER, **changes)
+    assert (BY_CHOICE in text_of(found)) == says
+    assert (BY_CHOICE in remarks(found)) == says
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Self
 from optuna.trial import FrozenTrial, TrialState
 from scipy import special
 
+from autotune.analysis.wording import share_text
 from autotune.config import BudgetSpec, StudySpec
 from autotune.search.observations import NORMAL_95, value_of
 from autotune.search.performance_model import Prediction
@@ -25,6 +26,8 @@ from storage import Attempts, AttemptState, Purpose, SearchEndCause
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """Prediction of the sampler's model from trials; None without a model, or with too few trials."""
 
+FINEST_GAIN = 0.0001
+"""Least expected gain that is told by a figure."""
 _SECONDS_PER_HOUR = 3600.0
 _FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
 
@@ -202,8 +205,8 @@ class ExpectedGainStopping:
             return ""
         worth, tolerable = self._limits(seconds, sigma)
         return (
-            f"another trial is expected to bring {found.gain:.2%}, less than the {worth:.2%} that "
-            f"are worth it ({self._economics.told(seconds, sigma)}), and with "
+            f"another trial is expected to bring {share_text(found.gain, FINEST_GAIN)}, less than the "
+            f"{worth:.2%} that are worth it ({self._economics.told(seconds, sigma)}), and with "
             f"{1 - found.chance_of_more(tolerable):.0%} nothing is better than the finalists by more "
             f"than {tolerable:.0%}"
         )
@@ -238,7 +241,7 @@ class ExpectedGainStopping:
         worth = max(later * each, self._economics.visible(sigma))
         if best > early * (1 + worth):
             return ""
-        brought = f"{best / early - 1:.2%}" if early else "nothing"
+        brought = share_text(best / early - 1, FINEST_GAIN) if early else "nothing"
         return (
             f"the last {later} of {len(ended)} trials brought {brought}, where {worth:.2%} would be "
             f"worth it ({self._economics.told(seconds, sigma)})"

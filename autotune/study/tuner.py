@@ -28,6 +28,7 @@ from autotune.study.run_planner import RunPlanner
 from autotune.study.runner import Runner
 from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import (
+    FINEST_GAIN,
     Budget,
     ExpectedGainStopping,
     SearchEnd,
@@ -51,8 +52,6 @@ from storage import (
 from storage.trials import asked_before
 
 _POLL_SECONDS = 0.2
-_FINEST_GAIN = 0.0001
-"""Least expected gain that is told by a figure."""
 _PROOF_FIRST = SearchEnd(
     SearchEndCause.PROOF_BEGUN, "the proof that had begun is brought to its end first"
 )
@@ -399,7 +398,7 @@ class Tuner:
                 reaches = f"your configuration for the best ({changed} is next)"
             text = (
                 f"The model takes {reaches}, "
-                f"and expects one more trial to bring {share_text(expected.gain, _FINEST_GAIN)}."
+                f"and expects one more trial to bring {share_text(expected.gain, FINEST_GAIN)}."
             )
             data = {"knobs": knobs, "value": value, "gain": expected.gain}
             yield NewMessage(text, MessageCode.EXPECTATION, data)

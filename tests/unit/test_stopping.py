@@ -108,6 +108,11 @@ def test_who_wants_large_gains_only_is_content_sooner():
     assert "are worth it (budget.least_gain 30.00%" in reasons(large, least_gain=0.3)[-1]
 
 
+def test_gain_that_is_next_to_nothing_is_told_as_less_than_the_finest_figure():
+    told = reasons([expecting(gain=0.00001)] * 2)[-1]
+    assert told.startswith("another trial is expected to bring less than 0.01%, less than the ")
+
+
 def test_a_trial_has_to_pay_for_itself_within_the_job():
     twice = [expecting(gain=0.01)] * 2
     minutes = 10 * 60.0  # of a day they are 0.7 %

@@ -42,10 +42,10 @@ CONSTANTS = {
 }
 """Numbers that are no choice: of mathematics, units, the machine and the records."""
 OF_A_MESSAGE = {
+    "FINEST_GAIN",
     "_COUNTED",
     "_DRAWN",
     "_DRAWN_PER_VALUE",
-    "_FINEST_GAIN",
     "_HIGH",
     "_MOST_TOLD",
     "_NOISE_DIGITS",

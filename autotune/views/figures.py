@@ -39,6 +39,7 @@ from autotune.views.running import Conditions, EnergyUse, Racing, Running, racin
 from autotune.views.trial_figures import TrialFigures, trial_figures
 from autotune.views.trust import Evidence, Point, points
 from autotune.views.verdict_text import text_of
+from autotune.views.waiting import waiting_now
 from search_spaces.constraints import global_batch
 from storage import (
     Attempts,
@@ -214,11 +215,21 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class Standstill:
+    """Reason why an unfinished study makes no progress, in a word or two and in a sentence."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
 class StudyFigures:
     """All figures of a study.
 
     Attributes:
         version: of this layout.
+        served: True if a daemon runs the study, or serves the queue that it waits in.
+        waiting: reason why the study waits, though a daemon could run it; None if it does not.
         saving: of time, or of energy where that is the objective; None before rounds support it.
         energy: of both configurations; None where it was not read.
         measured: when the first timed run began and the last one ended, in seconds since the epoch; None
@@ -241,6 +252,8 @@ class StudyFigures:
     study: str
     state: str
     error: str | None
+    served: bool
+    waiting: str | None
     created: float
     elapsed: float
     measured: tuple[float, float] | None
@@ -279,6 +292,19 @@ class StudyFigures:
     def earlier(self) -> bool:
         """True if the answer is a verdict from before the study went on."""
         return self.state != StudyState.DONE and not self.provisional
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """Why an unfinished study makes no progress; None if it has ended, or nothing hinders it."""
+        if self.state not in (StudyState.RUNNING, StudyState.QUEUED):
+            return None
+        if self.waiting and (self.served or self.state == StudyState.QUEUED):
+            return Standstill("waits", f"The study waits: {self.waiting.removesuffix('.')}.")
+        if self.served:
+            return None
+        return Standstill(
+            "no daemon", f"No daemon runs it: `autotune resume {self.study}` starts one."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the data for JSON."""
@@ -355,6 +381,8 @@ class _Collector:
             study=study.name,
             state=study.state.value,
             error=study.error if study.state.ended else None,
+            served=self._repository.leases.serving(study) is not None,
+            waiting=waiting_now(self._repository, study),
             created=study.created,
             elapsed=study.elapsed,
             measured=self._measured(),

@@ -1,7 +1,6 @@
 """Status of studies, for people and for scripts."""
 
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +15,14 @@ from autotune.views.figures import as_json, gain_as_json
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import present
 from autotune.views.verdict_text import shown
+from autotune.views.waiting import waiting_of
 from storage import (
     LeaseState,
-    MessageKind,
     Repository,
     SlotHealth,
     StoredStudy,
     StudyState,
 )
-from storage.disk import full, is_full
 
 _NO_SIGNS = {"progress_seconds": None, "slots": None}
 """Signs of a study that does not run."""
@@ -134,33 +132,6 @@ def _figures_of(study: StoredStudy, spec: StudySpec, now: Standing) -> dict[str,
         **gain,
         "verdict": {**shown(verdict), **gain} if verdict else None,
     }
-
-
-def waiting_of(repository: Repository, study: StoredStudy, quota: str, now: float) -> str | None:
-    """Return why a study waits, although it has a daemon or could have one; None if it does not.
-
-    Args:
-        quota: quota of its owner that is exhausted; empty: none.
-        now: seconds since the epoch, by the database's clock.
-    """
-    disk = repository.database.folder
-    if disk and is_full(disk) and not study.state.ended:
-        return f"{full(disk)}, and nothing can be recorded before there is some."
-    last = repository.messages.last(study.id) if study.state == StudyState.RUNNING else None
-    waits = last is not None and last.kind == MessageKind.WAITING
-    return last.text if last and waits else _postponed(study, quota, now)
-
-
-def _postponed(study: StoredStudy, quota: str, now: float) -> str | None:
-    """Return why a queued study is not begun, or tried again later, and when; None if neither."""
-    if study.held:
-        return f"held; autotune release {study.name}"
-    left = 0.0 if study.retry_at is None else study.retry_at - now
-    if left <= 0:
-        return (quota or None) if study.state == StudyState.QUEUED else None
-    at = time.strftime("%H:%M:%S", time.gmtime(time.time() + left))
-    again = f"tried again at {at} UTC, in {duration(left)}"
-    return f"{study.error}; {again}; autotune resume {study.name}: at once"
 
 
 def _outlook(

@@ -153,6 +153,8 @@ def _header(figures: StudyFigures) -> str:
         f"<b>{escaped(figures.study)}</b>",
         f'<span class="pill {"ok" if done else "warn"}">{escaped(figures.state.lower())}</span>',
     ]
+    if stands := figures.standstill:
+        parts.append(f'<span class="pill warn">{stands.title}</span>')
     if figures.provisional and (figures.error is None or figures.answer.better):
         parts.append('<span class="pill warn">provisional: every figure may change</span>')
     if figures.earlier:
@@ -165,6 +167,16 @@ def _header(figures: StudyFigures) -> str:
 
 
 def _answer(figures: StudyFigures, exported: str) -> str:
+    return _standstill(figures) + _found(figures, exported)
+
+
+def _standstill(figures: StudyFigures) -> str:
+    """Return why the study makes no progress, as the first paragraph; empty if nothing hinders it."""
+    stands = figures.standstill
+    return f'<p class="lead wide">{_marked(stands.text)}</p>' if stands else ""
+
+
+def _found(figures: StudyFigures, exported: str) -> str:
     if not figures.answer.better:
         return _no_recommendation(figures)
     box = f'<div class="box">{_diff(figures)}{_use(figures, exported)}</div>'

@@ -100,6 +100,8 @@ def _heading(figures: StudyFigures) -> Iterator[str]:
         return
     yield ""
     yield f"The study is {figures.state}" + (f": {figures.error}" if figures.error else ".")
+    if figures.standstill:
+        yield figures.standstill.text
     if figures.state in ("STOPPED", "FAILED"):
         yield f"`autotune resume {figures.study}` goes on."
     if figures.earlier:

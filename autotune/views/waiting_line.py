@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.wording import duration
-from autotune.views.overview import waiting_of
+from autotune.views.waiting import waiting_of
 from storage import LeaseState, Quota, Repository, StoredStudy, StudyState
 from storage.leases import key_of
 

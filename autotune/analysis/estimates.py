@@ -4,7 +4,7 @@ Each has the interval that the noise between runs leaves. It is printed and over
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.batches import batch_change
@@ -64,6 +64,10 @@ def leader(
     chosen = baseline if baseline and kind != Kind.BETTER else others[0]
     shown = [*([baseline] if baseline else []), *others]
     fastest = others[0] if ahead and chosen is baseline else None
+
+    def ratio_of(one: StoredAttempt) -> Ratio:
+        return ratios[one.trial].ratio if baseline else _ratio(one, chosen, df)
+
     return Verdict(
         kind,
         trial=chosen.trial,
@@ -75,7 +79,7 @@ def leader(
         refused=checks.refused,
         baseline_failure=None if baseline else baseline_failure(attempts),
         contender=Contender(fastest.trial, fastest.knobs, ahead) if fastest and ahead else None,
-        unchecked=_unchecked(ranked, chosen, baseline or chosen, today, checks),
+        unchecked=_unchecked(ranked, chosen, today, checks, ratio_of),
         **(_of_change(chosen, today, checks, world_size) if kind == Kind.BETTER else {}),
     )
 
@@ -160,15 +164,15 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
 def _unchecked(
     ranked: Sequence[StoredAttempt],
     chosen: StoredAttempt,
-    base: StoredAttempt,
     today: Mapping[str, Any],
     checks: GateRecord,
+    ratio_of: Callable[[StoredAttempt], Ratio],
 ) -> Unchecked | None:
     """Return the fastest trial that is ahead of the choice and may compute something else."""
     for one in ranked:
         names = tuple(touched(one.knobs, today, checks.harmless))
         if _speed(one) > _speed(chosen) and names and one.trial not in checks.passed:
-            return Unchecked(one.knobs, _speed(one) / _speed(base), names)
+            return Unchecked(one.knobs, ratio_of(one), names)
     return None
 
 

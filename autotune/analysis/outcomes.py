@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.levels import levelled
+from autotune.analysis.trial_ratios import trial_ratios
+from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import MEASUREMENT
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 
 ENDED_WELL = (AttemptState.COMPLETE, AttemptState.PRUNED)
 """Ends that are no failure."""
@@ -84,26 +86,29 @@ class SearchBest:
         complete: True if any trial completed.
         knobs: its configuration; None if it or the baseline is not known.
         rate: throughput of the baseline, per second; None likewise.
-        ratio: throughput of the trial over the baseline's; 1 for the baseline itself.
+        ratio: of the trial over the baseline, as the tables of trials have it; None likewise.
     """
 
     complete: bool
     knobs: dict[str, Any] | None = None
     rate: float | None = None
-    ratio: float = 1.0
+    ratio: Ratio | None = None
 
     @classmethod
-    def of(cls, attempts: Attempts) -> Self:
-        """Return the fastest trial, as if all had run on one node."""
-        attempts = levelled(attempts)
-        today = attempts.baseline()
-        complete = attempts.searched().complete()
+    def of(cls, attempts: Attempts, noise: StoredNoise | None) -> Self:
+        """Return the fastest trial, as if all had run on one node.
+
+        Args:
+            attempts: of a study.
+            noise: newest run-to-run noise that the study has found; None: as recorded with each run.
+        """
+        level, ratios = levelled(attempts), trial_ratios(attempts, noise)
+        today = level.baseline()
+        complete = level.searched().complete()
         best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
-        if today is None or best is None:
+        if today is None or best is None or best.trial not in ratios:
             return cls(complete=bool(complete))
-        ratio = (best.result.throughput or 0.0) / (today.result.throughput or 1.0)
-        same = best.knobs == today.knobs
-        return cls(True, best.knobs, today.result.throughput or 0.0, 1.0 if same else ratio)
+        return cls(True, best.knobs, today.result.throughput or 0.0, ratios[best.trial].ratio)
 
 
 def baseline_failure(attempts: Attempts) -> Failure | None:

@@ -105,12 +105,13 @@ class Unchecked:
     """Configuration that the search saw faster than the answer, and that may compute something else.
 
     Attributes:
-        ratio: its throughput over the baseline's, or over the answer's if that is unknown.
+        ratio: its speed-up over the baseline, as the tables of trials have it; over the answer if the
+            baseline has no rate.
         touched: names of the knobs that may change the loss.
     """
 
     knobs: dict[str, Any]
-    ratio: float
+    ratio: Ratio
     touched: tuple[str, ...]
 
 
@@ -273,6 +274,14 @@ def _ratio(body: Mapping[str, float | None]) -> Ratio:
     return Ratio(**{name: math.inf if value is None else value for name, value in known.items()})
 
 
+def _search_best(body: Mapping[str, Any]) -> SearchBest:
+    """Return the fastest trial; an earlier version stored its ratio without an interval."""
+    ratio = body["ratio"]
+    if isinstance(ratio, float | int):
+        ratio = {"value": ratio, "low": 0.0, "high": None}
+    return SearchBest(**{**body, "ratio": _ratio(ratio) if ratio is not None else None})
+
+
 def _finalist(body: Mapping[str, Any]) -> Finalist:
     ratio = body["ratio_to_recommended"]
     known = _ratio(ratio) if ratio is not None else None
@@ -302,9 +311,11 @@ _READERS: dict[str, Any] = {
     "long_failure": lambda part: Failure(**part),
     "outgrown": lambda part: Outgrown(**part),
     "outcomes": lambda part: Outcomes.from_dict(part),
-    "search_best": lambda part: SearchBest(**part),
+    "search_best": _search_best,
     "left_out": lambda part: Contender(**{**part, "gain": _ratio(part["gain"])}),
-    "unchecked": lambda part: Unchecked(**{**part, "touched": tuple(part["touched"])}),
+    "unchecked": lambda part: Unchecked(
+        part["knobs"], _ratio(part["ratio"]), tuple(part["touched"])
+    ),
 }
 """Field of a stored verdict -> function that restores its value from JSON."""
 

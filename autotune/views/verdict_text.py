@@ -191,9 +191,8 @@ def _not_enough_time(verdict: Verdict) -> str:
         seen += f", and nothing was seen to be {_terms(verdict).better}"
     else:
         changed = difference(best.knobs, verdict.baseline_knobs)
-        seen = f"{changed} ran {best.ratio:.2f} times as fast as yours, once"
-        if _terms(verdict).of_energy:
-            seen = f"{changed} took {1 / best.ratio:.2f} times the energy of yours, once"
+        assert best.ratio is not None
+        seen = f"by one run of it, {changed} is {claim(best.ratio, terms=_terms(verdict))}"
     if verdict.missing_seconds:
         return (
             f"Not enough time: {seen}. About {verdict.missing_seconds:.0f} s more would do to prove "
@@ -411,11 +410,9 @@ def _unchecked(verdict: Verdict) -> str:
     found = verdict.unchecked
     if found is None:
         return ""
-    terms = _terms(verdict)
-    how, ratio = terms.better.capitalize(), 1 / found.ratio if terms.of_energy else found.ratio
-    energy = " the energy" if terms.of_energy else ""
+    gain = claim(found.ratio, "yours" if verdict.baseline else "that one", _terms(verdict))
     return (
-        f" {how}, at {ratio:.2f}x{energy}, but not an answer before {', '.join(found.touched)} has been "
+        f" Seen ahead: {gain}, but not an answer before {', '.join(found.touched)} has been "
         f"checked against fp32: {difference(found.knobs, verdict.baseline_knobs)}."
     )
 

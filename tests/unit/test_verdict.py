@@ -13,12 +13,13 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.estimates import leader
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.outcomes import Failure, Outcomes
+from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
 from autotune.analysis.proof import Shortfall, rounds_missing
 from autotune.analysis.rounds import replay
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
+from autotune.measurement.estimate import Ratio
 from autotune.views.notes import study_note
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
@@ -567,6 +568,23 @@ def test_provisional_speedup_is_that_of_the_trial_table(noise):
     table = trial_ratios(Attempts(attempts, defaults()), noise)
     found = provisionally(*attempts, noise=noise)
     assert (found.trial, found.speedup) == (1, table[1].ratio)
+    assert SearchBest.of(Attempts(attempts, defaults()), noise).ratio == table[1].ratio
+
+
+def test_ratio_of_what_is_unchecked_is_that_of_the_trial_table():
+    attempts = (
+        noisy_run(1, "search", 0, 100.0, 0.02),
+        noisy_run(2, "search", 1, 150.0, 0.02, precision="bf16"),
+        noisy_run(3, "calibrate", 0, 110.0, 0.02),
+    )
+    table = trial_ratios(Attempts(attempts, defaults()), None)
+    assert provisionally(*attempts).unchecked.ratio == table[1].ratio
+
+
+def test_ratio_that_an_earlier_version_stored_without_an_interval_was_seen_once():
+    best = {"complete": True, "knobs": defaults(), "rate": 100.0, "ratio": 1.125}
+    found = Verdict.from_dict({"kind": "not_enough_time", "search_best": best})
+    assert found.search_best.ratio == Ratio(1.125, 0.0, math.inf)
 
 
 def test_what_cannot_change_numerics_is_not_called_unchecked():

@@ -400,7 +400,7 @@ def test_text_of_a_study_without_a_result(outcomes, text):
     assert text_of(dataclasses.replace(EMPTY, outcomes=outcomes)) == text
 
 
-SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, 1.125)
+SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, Ratio(1.125, 1.04, 1.21))
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,8 @@ SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, 1.125)
     [
         (
             {"search_best": SEEN, "missing_seconds": 90.0},
-            "Not enough time: micro_batch=64 ran 1.12 times as fast as yours, once. About 90 s more "
-            "would "
-            f"do to prove something ({MORE}).",
+            "Not enough time: by one run of it, micro_batch=64 is 1.12x yours (1.04 to 1.21, "
+            f"95 % CI). About 90 s more would do to prove something ({MORE}).",
         ),
         (
             {"search_best": SearchBest(True, TODAY, 100.0)},
@@ -425,15 +424,13 @@ SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, 1.125)
         ),
         (
             {"search_best": SEEN, "hindrance": Failure(1, AttemptState.COMPLETE, "it outgrows")},
-            "Nothing is proved: micro_batch=64 ran 1.12 times as fast as yours, once; more time "
-            "would not "
-            "help, as it outgrows.",
+            "Nothing is proved: by one run of it, micro_batch=64 is 1.12x yours (1.04 to 1.21, "
+            "95 % CI); more time would not help, as it outgrows.",
         ),
         (
             {"search_best": SEEN, "hindrance": Failure(2, AttemptState.OOM, "full")},
-            "Nothing is proved: micro_batch=64 ran 1.12 times as fast as yours, once; more time "
-            "would not "
-            "help, as what was tried failed: trial 2, OOM: full.",
+            "Nothing is proved: by one run of it, micro_batch=64 is 1.12x yours (1.04 to 1.21, "
+            "95 % CI); more time would not help, as what was tried failed: trial 2, OOM: full.",
         ),
     ],
     ids=["missing", "baseline", "nothing", "barred", "failed"],
@@ -482,13 +479,13 @@ def test_text_of_a_provisional_answer_that_keeps_the_baseline():
         "it with yet."
     )
     contender = Contender(1, knobs(micro_batch=64), Ratio(1.05, 0.99, 1.11))
-    unchecked = Unchecked(knobs(precision="bf16"), 1.3, ("precision",))
+    unchecked = Unchecked(knobs(precision="bf16"), Ratio(1.3, 1.2, 1.4), ("precision",))
     found = dataclasses.replace(kept, contender=contender, unchecked=unchecked, trials=3)
     assert text_of(found) == (
         f"Provisional, after 3 trials: keep your configuration, which ran at {RATE}: nothing is surely "
         "faster; next comes micro_batch=64: not distinguishable from your configuration (0.99 to "
-        "1.11, 95 % CI). Faster, at 1.30x, but not an answer before precision has been checked against "
-        "fp32: precision=bf16."
+        "1.11, 95 % CI). Seen ahead: 1.30x yours (1.20 to 1.40, 95 % CI), but not an answer before "
+        "precision has been checked against fp32: precision=bf16."
     )
 
 

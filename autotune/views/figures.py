@@ -89,7 +89,8 @@ class StudyAnswer:
         chosen_in: number of earlier rounds, which chose.
         won: rounds that count in which the recommended configuration was the faster one, out of
             `compared`.
-        rates: lowest and highest rate of the recommended configuration in its rounds.
+        rates: lowest and highest rate of the recommended configuration in its rounds; None before they
+            support the answer.
         baseline_rates: those of the baseline.
         changes: knobs that differ from the baseline.
         confirmed: True if rounds support it, and not only trials that were seen once.
@@ -536,6 +537,8 @@ class _Collector:
         trial = verdict.trial if verdict.trial is not None else _NO_TRIAL
         ratios = [r.ratios[trial] for r in self._rounds if r.counts and trial in r.ratios]
         rates = {one.trial: verdict.telling(one) for one in verdict.finalists}
+        if not verdict.confirmed:  # the figure rests on a trial, and on no round
+            ratios, rates = [], {}
         today = next((one.trial for one in verdict.finalists if one.baseline), own and own.trial)
         changed = changed_knobs(verdict.knobs or {}, verdict.baseline_knobs or self._baseline)
         return StudyAnswer(

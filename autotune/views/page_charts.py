@@ -67,7 +67,8 @@ def interval_strip(figures: StudyFigures) -> str:
     ratio = figures.answer.speedup
     assert ratio is not None
     terms = Terms.of(figures.unit)
-    told = [one for one in complete_rounds(figures) if one.counts]
+    rests = figures.answer.confirmed
+    told = [one for one in complete_rounds(figures) if one.counts and rests]
     seen = [_ratio(one, figures) for one in told]
     if terms.of_energy:
         ratio, seen = terms.said(ratio), [1 / value for value in seen]
@@ -127,19 +128,18 @@ def _rates_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, spli
 
 
 def _ratios_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, split: int) -> str:
-    ratio = figures.answer.speedup
-    assert ratio is not None
+    ratio = figures.answer.speedup if figures.answer.confirmed else None
     seen = [_ratio(one, figures) for one in several]
-    low = min([*seen, ratio.low, 1]) - 0.04
-    high = max([*seen, min(ratio.high, 2 * max(seen))]) + 0.04
+    ends = [ratio.low, min(ratio.high, 2 * max(seen))] if ratio else []
+    low, high = min([*seen, *ends, 1]) - 0.04, max([*seen, *ends, 1]) + 0.04
     up = upwards(low, high, _RATIOS)
     marks = [band(0, x(split + 0.5), 0, _RATIOS, "early")] if split else []
     start = x(split + 0.5)
-    marks += [
-        band(start, 100 - start, up(ratio.high), up(ratio.low) - up(ratio.high), "iv"),
-        line(0, up(1), 100, up(1), "ref"),
-        line(start, up(ratio.value), 100, up(ratio.value), "mid"),
-    ]
+    if ratio:
+        whole = up(ratio.low) - up(ratio.high)
+        marks.append(band(start, 100 - start, up(ratio.high), whole, "iv"))
+        marks.append(line(start, up(ratio.value), 100, up(ratio.value), "mid"))
+    marks.append(line(0, up(1), 100, up(1), "ref"))
     for number, (one, value) in enumerate(zip(several, seen, strict=True), 1):
         css = "pt rec lost" if value < 1 else "pt rec"
         marks.append(line(x(number), up(1), x(number), up(value), "stem"))

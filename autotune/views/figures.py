@@ -487,6 +487,7 @@ class _Collector:
             nodes=nodes_of(self._environments[0]) if self._environments else 1,
             device=str((self._study.facts or {}).get("device", "")),
             watchable=workload.observable and workload.run_words is not None,
+            state=self._study.state,
         )
 
     def _refused(self) -> set[int]:

@@ -156,7 +156,8 @@ def _header(figures: StudyFigures) -> str:
     if stands := figures.standstill:
         parts.append(f'<span class="pill warn">{stands.title}</span>')
     if figures.provisional and (figures.error is None or figures.answer.better):
-        parts.append('<span class="pill warn">provisional: every figure may change</span>')
+        why = "its proof has not ended" if _over(figures) else "every figure may change"
+        parts.append(f'<span class="pill warn">provisional: {why}</span>')
     if figures.earlier:
         parts.append('<span class="pill warn">the verdict is from before it went on</span>')
     found = figures.environments
@@ -186,6 +187,16 @@ def _found(figures: StudyFigures, exported: str) -> str:
     return f'<p class="kicker">{_ended_in(figures)}</p>{_error(figures.error)}{hero}'
 
 
+def _over(figures: StudyFigures) -> bool:
+    """Return whether a study was stopped or has failed."""
+    return figures.state in ("STOPPED", "FAILED")
+
+
+def _so_far(figures: StudyFigures) -> str:
+    """Return the title of a provisional answer."""
+    return "Before it ended" if _over(figures) else "So far"
+
+
 def _ended_in(figures: StudyFigures) -> str:
     return escaped(f"Study {figures.state.lower()}")
 
@@ -195,7 +206,7 @@ def _error(text: str) -> str:
 
 
 def _no_recommendation(figures: StudyFigures) -> str:
-    kicker = "So far" if figures.provisional else f"Verdict{_since(figures)}"
+    kicker = _so_far(figures) if figures.provisional else f"Verdict{_since(figures)}"
     title = _title(figures)
     texts = [f'<p class="lead wide">{_marked(figures.answer.text)}</p>']
     if error := figures.error:
@@ -210,7 +221,7 @@ def _claim(figures: StudyFigures) -> str:
     assert ratio is not None
     kicker = f"Recommended, over yours{_since(figures)}"
     if figures.provisional:
-        kicker = "So far, over yours" if answer.confirmed else "So far, over yours; not confirmed"
+        kicker = f"{_so_far(figures)}, over yours{'' if answer.confirmed else '; not confirmed'}"
     terms, batch = Terms.of(figures.unit), _batch(figures.job)
     said = terms.said(ratio)
     interval = f'<span class="ci">({bounds_text(said)}, {CI})</span>'

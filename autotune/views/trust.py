@@ -23,7 +23,7 @@ from autotune.views.figure_text import (
 from autotune.views.running import EnergyUse
 from autotune.views.trial_figures import TrialFigures
 from autotune.views.verdict_text import by_choice
-from storage import SearchEndCause, StoredAttempt
+from storage import SearchEndCause, StoredAttempt, StudyState
 
 RESTLESS = 1.2
 """Highest over lowest rate of the baseline from which on its rates are no promise (judgement)."""
@@ -83,6 +83,7 @@ class Evidence:
         nodes: machines of the environment.
         device: 'cpu' or 'cuda'; empty if that was not recorded.
         watchable: whether `autotune run --watch` can watch the job.
+        state: of the study.
     """
 
     verdict: Verdict
@@ -103,6 +104,7 @@ class Evidence:
     nodes: int = 1
     device: str = ""
     watchable: bool = False
+    state: StudyState = StudyState.RUNNING
 
     @property
     def better(self) -> bool:
@@ -239,8 +241,13 @@ def _provisional(known: Evidence) -> Point | None:
     if not known.verdict.provisional:
         return None
     text = "The study goes on; every figure may change."
+    if known.state.ended:
+        how = "was stopped" if known.state is StudyState.STOPPED else "failed"
+        resume = f"`autotune resume {known.verdict.study}` goes on"
+        text = f"The study {how} before its proof ended; {resume}."
     if not known.verdict.confirmed:
-        text = "Nothing is confirmed: whichever of many trials comes first owes a part to luck."
+        luck = "Nothing is confirmed: whichever of many trials comes first owes a part to luck."
+        text = f"{luck} {text}" if known.state.ended else luck
     return Point(Trust.CARE, "provisional", "Provisional", text)
 
 

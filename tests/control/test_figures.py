@@ -646,8 +646,8 @@ def test_page_of_a_failed_study_says_why_before_what_leads(played: Replayed) -> 
         figures, state="FAILED", error="the disk was full: `df` tells", answer=answer
     )
     text = words(page(failed))
-    assert "provisional: every figure may change" in text
-    assert text.index("The disk was full:") < text.index("So far, over yours")
+    assert "provisional: its proof has not ended" in text
+    assert text.index("The disk was full:") < text.index("Before it ended, over yours")
 
 
 def test_verdict_of_a_study_that_goes_on_is_told_as_one_from_before(played: Replayed) -> None:

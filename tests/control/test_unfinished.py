@@ -11,6 +11,7 @@ from autotune.views.page import page
 from autotune.views.page_charts import interval_strip, proof_charts
 from autotune.views.paper import report_of
 from launchers.replay import Answer, Launch
+from launchers.replay.behaviours import noisy
 from storage import StudyState
 from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Replayed
@@ -52,14 +53,15 @@ _ROUNDS: dict[str, Any] = {
 
 
 def _in_its_proof(played: Replayed, rounds: int) -> StudyFigures:
-    """Return the figures of a study that is stopped after so many rounds of its proof."""
+    """Return the figures of a study during its proof, after so many rounds of it; it then fails."""
     found: list[StudyFigures] = []
+    behaviour = noisy(PLAIN, run=0.05, block=0.02)
 
     def look(launch: Launch) -> Answer:
-        if not found and len([a for a in played.recorded("confirm") if a.trial == 0]) >= rounds:
+        if len([a for a in played.recorded("confirm") if a.trial == 0]) >= rounds:
             found.append(_figures(played))
-            played.repository.studies.request_stop(played.name)
-        return PLAIN(launch)
+            raise RuntimeError("the launcher is gone")
+        return behaviour(launch)
 
     played.on(look).run_until_it_fails(**_ROUNDS)
     return found[0]
@@ -75,3 +77,21 @@ def test_figure_of_a_trial_is_shown_without_rounds_that_it_does_not_rest_on(
     assert "Rates are no promise" not in words(page(figures))
     assert "round" not in interval_strip(figures)
     assert not re.search(r'class="(iv|mid)"', proof_charts(figures))
+
+
+@pytest.mark.parametrize(
+    ("state", "how"), [(StudyState.FAILED, "failed"), (StudyState.STOPPED, "was stopped")]
+)
+def test_study_that_ended_in_its_proof_is_not_said_to_go_on(
+    played: Replayed, state: StudyState, how: str
+) -> None:
+    assert "The study goes on" in report_of(_in_its_proof(played, 3))
+    with played.repository.database.writing() as connection:
+        connection.execute(update(StudyRow).values(state=state))
+    figures = _figures(played)
+    assert figures.provisional
+    for shown in (words(page(figures)), report_of(figures)):
+        assert f"The study {how} before its proof ended;" in shown
+        assert "The study goes on" not in shown
+    assert "provisional: its proof has not ended" in page(figures)
+    assert "So far" not in page(figures)

@@ -127,7 +127,7 @@ def _settings(first: StudyFigures, second: StudyFigures) -> Iterator[Difference]
         ("rates", first.unit, second.unit),
         ("workload", first.job.workload, second.job.workload),
         ("arguments", first.job.arguments, second.job.arguments),
-        ("ranks", str(first.job.world_size), str(second.job.world_size)),
+        ("ranks", str(first.job.world_size or "?"), str(second.job.world_size or "?")),
         ("global batch", _global_batch(first), _global_batch(second)),
         ("yours", _baseline_changes(first, second), _baseline_changes(second, first)),
         ("recommended", _recommended(first), _recommended(second)),

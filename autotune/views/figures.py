@@ -179,8 +179,10 @@ class Job:
 
     Attributes:
         arguments: of the workload, in words.
+        world_size: ranks of a run; None before they are known.
         device: 'cpu' or 'cuda'; empty if that was not recorded.
-        batch_before: global batch of the baseline; None where a script has its own, which is not known.
+        batch_before: global batch of the baseline; None where a script has its own, which is not known,
+            and before the ranks are.
         batch_after: that of the recommended configuration; None likewise.
         hours_assumed: True if the length of the job is the default.
         run_words: words behind the file in `autotune run FILE`; None if the job loads it in its code.
@@ -188,7 +190,7 @@ class Job:
 
     workload: str
     arguments: str
-    world_size: int
+    world_size: int | None
     device: str
     backend: str
     batch_before: int | None
@@ -202,7 +204,9 @@ class Job:
 
     @property
     def ranks(self) -> str:
-        """Ranks in words, with what they run on: '2 ranks on the CPU'."""
+        """Ranks in words, with what they run on: '2 ranks on the CPU'; empty if they are not known."""
+        if self.world_size is None:
+            return ""
         where = {"cpu": " on the CPU", "cuda": " on a GPU" if self.world_size == 1 else " on GPUs"}
         return f"{counted(self.world_size, 'rank')}{where.get(self.device, '')}"
 
@@ -526,11 +530,19 @@ class _Collector:
         return found
 
     @cached_property
-    def _world_size(self) -> int:
+    def _known_world_size(self) -> int | None:
+        """Return the ranks of a run: as seen, or as the study file has them; None if unknown."""
         if self._study.facts:
             return int(self._study.facts["world_size"])
         first = self._attempts.measured().first
-        return self._repository.attempts.blocks(first.id)[0].world_size if first else 1
+        if first is None:
+            return self._spec.resources.known_workers
+        return self._repository.attempts.blocks(first.id)[0].world_size
+
+    @property
+    def _world_size(self) -> int:
+        """The ranks of a run; 1 before anything of them is known, so that there is nothing to count."""
+        return self._known_world_size or 1
 
     @cached_property
     def _answer(self) -> StudyAnswer:
@@ -572,15 +584,15 @@ class _Collector:
         told = [f"{k}={v}" for k, v in given.items()] if isinstance(given, dict) else given
         after = self._verdict.knobs or self._baseline
         default = ObjectiveSpec.model_fields["job_hours"].default
-        known = self._spec.batch_known
+        known, ranks = self._spec.batch_known, self._known_world_size
         return Job(
             workload=workload.label,
             arguments=" ".join(map(str, told)),
-            world_size=self._world_size,
+            world_size=ranks,
             device=str(facts.get("device", "")),
             backend=str(facts.get("backend", "")),
-            batch_before=global_batch(self._baseline, self._world_size) if known else None,
-            batch_after=global_batch(after, self._world_size) if known else None,
+            batch_before=global_batch(self._baseline, ranks) if known and ranks else None,
+            batch_after=global_batch(after, ranks) if known and ranks else None,
             hours_assumed=self._spec.objective.job_hours == default,
             run_words=workload.run_words,
         )

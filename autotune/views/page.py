@@ -714,7 +714,8 @@ def _how(figures: StudyFigures) -> str:
     facts = list(_machine(figures))
     job = figures.job
     facts.append(("Job", f"{job.workload} {job.arguments}".strip()))
-    facts.append(("Ranks", f"{job.ranks}{f', {job.backend}' if job.backend else ''}"))
+    if job.ranks:
+        facts.append(("Ranks", f"{job.ranks}{f', {job.backend}' if job.backend else ''}"))
     if figures.noise and figures.noise.runs > 1:
         noise = f"{figures.noise.sigma_run:.1%} (by {counted(figures.noise.runs, 'run')} of yours)"
         facts.append(("Equal runs differ by", noise))

@@ -95,3 +95,15 @@ def test_study_that_ended_in_its_proof_is_not_said_to_go_on(
         assert "The study goes on" not in shown
     assert "provisional: its proof has not ended" in page(figures)
     assert "So far" not in page(figures)
+
+
+@pytest.mark.parametrize(("workers", "ranks", "batch"), [(8, "8 ranks", 16), ("auto", "", None)])
+def test_queued_study_is_shown_with_the_ranks_of_its_file(
+    played: Replayed, workers: int | str, ranks: str, batch: int | None
+) -> None:
+    played.submit(resources={"workers": workers})
+    job = _figures(played).job
+    assert (job.ranks, job.batch_before) == (ranks, batch)
+    text = words(page(_figures(played)))
+    assert ("8 ranks" in text) == bool(ranks)
+    assert "1 rank" not in text

@@ -30,6 +30,8 @@ _LEAST_GAIN = 0.001
 """Gain below which its figure tells nothing."""
 _SMALL = 0.01
 """Difference from 1 below which a ratio has a decimal more."""
+_MORE_DECIMALS = 2
+"""Most decimals that a bound has more where it would else be told as no difference."""
 _WIDEST = 100
 """Factor between the bounds of an interval from which on they tell nothing."""
 _FINEST_LOSS = 0.0001
@@ -93,11 +95,23 @@ def percent_form(share: float) -> Form:
 
 
 def _percent(digits: int, value: float, rounding: Rounding = Rounding.NEAREST) -> str:
-    return fixed(100 * value, digits, rounding)
+    return _apart(100 * value, 0.0, digits, rounding)
 
 
 def _fixed(digits: int, value: float, rounding: Rounding = Rounding.NEAREST) -> str:
-    return fixed(value, digits, rounding)
+    return _apart(value, 1.0, digits, rounding)
+
+
+def _apart(value: float, nothing: float, digits: int, rounding: Rounding) -> str:
+    """Return a figure that is not told as the one for no difference, if need be with more decimals.
+
+    An interval that excludes `nothing` would else seem to contain it, as bounds are rounded outwards.
+    """
+    for more in range(digits, digits + _MORE_DECIMALS):
+        text = fixed(value, more, rounding)
+        if value == nothing or text != fixed(nothing, more):
+            return text
+    return fixed(value, digits + _MORE_DECIMALS, rounding)
 
 
 def signed_percent(ratio: float, rounding: Rounding = Rounding.NEAREST) -> str:

@@ -102,7 +102,7 @@ def test_bounds_are_rounded_outwards() -> None:
         ),
         (
             Ratio(1.9, 1.004, 3.8),
-            "1.90x yours (1.00 to 3.80, 95 % CI)",
+            "1.90x yours (1.004 to 3.80, 95 % CI)",
             "That it is faster is sure, by how much is not.",
         ),
         (
@@ -140,6 +140,24 @@ def test_small_difference_that_is_sure_is_told_with_a_decimal_more() -> None:
     assert ratio_text(Ratio(1.014, 1.012, 1.016)) == "1.01x (1.01 to 1.02)"
     form = percent_form(0.004)
     assert [form(value, Rounding.NEAREST) for value in (0.004, 0.002)] == ["0.4", "0.2"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text", "share"),
+    [
+        (Ratio(1.05, 1.009, 1.093), "1.05x (1.009 to 1.10)", "0.9 to 10"),
+        (Ratio(0.97, 0.945, 0.997), "0.97x (0.94 to 0.997)", "-6 to -0.3"),
+        (Ratio(1.05, 1.0004, 1.093), "1.05x (1.0004 to 1.10)", "0.04 to 10"),
+        (Ratio(1.05, 1.01, 1.093), "1.05x (1.01 to 1.10)", "1 to 10"),
+        (Ratio(1500.0, 1200.0, 1900.0), "1,500.00x (1,200.00 to 1,900.00)", "119,900 to 189,900"),
+    ],
+)
+def test_interval_of_a_proven_difference_is_not_told_as_one_with_none_in_it(
+    ratio: Ratio, text: str, share: str
+) -> None:
+    assert ratio_text(ratio) == text
+    gain = Ratio(ratio.value - 1, ratio.low - 1, ratio.high - 1)
+    assert bounds_text(gain, percent_form(gain.value)) == share
 
 
 def test_nothing_is_told_as_less_than_zero_that_is_rounded_to_it() -> None:

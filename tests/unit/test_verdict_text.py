@@ -197,7 +197,7 @@ def test_text_says_that_the_rounds_that_chose_tell_the_figure(changes, says):
         ),
         (
             {"speedup": Ratio(1.5, 1.001, 2.2), "exhausted": False},
-            "1.50x your configuration (1.00 to 2.20, 95 % CI)",
+            "1.50x your configuration (1.001 to 2.20, 95 % CI)",
             " That it is faster is sure, by how much is not. By how much it is faster, no number of "
             "rounds that the study may have would tell: its runs lie too far apart.",
         ),

@@ -1,7 +1,7 @@
 """Present work of a study, what comes next, and about how long that takes. Pure, over records."""
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.standing import Present
@@ -59,24 +59,28 @@ def outlook(
         now: seconds since the epoch, by the database's clock.
         health: what is known of the study's slots; None: nothing is.
     """
-    spent = present.standing.seconds + sum(_seconds_of_runs(present.running, now))
+    runs = _runs_of(present.running)
+    spent = present.standing.seconds + sum(_seconds_of(run, now) for run in runs)
     slots = max(1, health.alive) if health else 1
     workers = (study.facts or {}).get("world_size", 1)
     usual = present.standing.usual
     return Outlook(
         spent * workers / _SECONDS_PER_HOUR,
-        tuple(_doing(a, usual.get(a.purpose), now) for a in present.running[:_MOST_SHOWN]),
+        tuple(_doing(run, usual, now) for run in runs[:_MOST_SHOWN]),
         _next(present, spec, study.elapsed, slots),
     )
 
 
-def _seconds_of_runs(running: Sequence[StoredAttempt], now: float) -> Iterable[float]:
-    """Return the seconds of each run so far; attempts that take turns in one are one run."""
-    runs: dict[Hashable, float] = {}
+def _runs_of(running: Iterable[StoredAttempt]) -> list[list[StoredAttempt]]:
+    """Return the attempts of each run; those that take turns in one are of one run."""
+    runs: dict[Hashable, list[StoredAttempt]] = {}
     for one in running:
-        seconds = max(0.0, now - one.started)
-        runs[_run_of(one)] = max(runs.get(_run_of(one), 0.0), seconds)
-    return runs.values()
+        runs.setdefault(_run_of(one), []).append(one)
+    return list(runs.values())
+
+
+def _seconds_of(run: Iterable[StoredAttempt], now: float) -> float:
+    return max(max(0.0, now - one.started) for one in run)
 
 
 def _run_of(one: StoredAttempt) -> Hashable:
@@ -88,13 +92,21 @@ def _run_of(one: StoredAttempt) -> Hashable:
     return one.purpose, one.round if one.purpose in _IN_TURN else -one.id
 
 
-def _doing(attempt: StoredAttempt, usual: float | None, now: float) -> str:
-    what = f"{_PHASES[attempt.purpose]}, "
-    paired = attempt.purpose == Purpose.PAIRED
-    what += f"round {attempt.round}, " if attempt.round and not paired else ""
-    takes = f", usually {duration(usual)}" if usual else ""
-    trial = attempt.round if paired else attempt.trial
-    return f"{what}trial {trial}, since {duration(now - attempt.started)}{takes}"
+def _doing(run: Sequence[StoredAttempt], usual: Mapping[str, float], now: float) -> str:
+    """Return what a run does, since when, and how long the turns of its attempts usually take."""
+    paired = any(one.purpose == Purpose.PAIRED for one in run)
+    one = run[0]
+    what = _PHASES[Purpose.PAIRED if paired else one.purpose]
+    round_ = f"round {one.round}, " if one.round and not paired else ""
+    takes = sum(usual.get(each.purpose, 0.0) for each in run)
+    usually = f", usually {duration(takes)}" if takes else ""
+    return f"{what}, {round_}{_trials(run)}, since {duration(_seconds_of(run, now))}{usually}"
+
+
+def _trials(run: Iterable[StoredAttempt]) -> str:
+    """Return the trials of a run, as 'trial 3' or 'trials 0, 3'."""
+    found = sorted({one.round if one.purpose == Purpose.PAIRED else one.trial for one in run})
+    return f"trial{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
 
 def _next(present: Present, spec: StudySpec, elapsed: float, slots: int) -> str:

@@ -15,7 +15,10 @@ NOW, HOUR = 1_000_000.0, 3600.0
 
 
 def looked(
-    played: Replayed, running: list[StoredAttempt], slots: SlotHealth | None = None
+    played: Replayed,
+    running: list[StoredAttempt],
+    slots: SlotHealth | None = None,
+    usual: dict[str, float] | None = None,
 ) -> Outlook:
     """Return the outlook of a study of which this runs; before it one trial took a minute."""
     study = played.study()
@@ -24,7 +27,7 @@ def looked(
         present(played.repository, study, spec).standing,
         seconds=0.0,
         launched=4,
-        usual={},
+        usual=usual or {},
         usual_trial=60.0,
         last=(Purpose.SEARCH, 0),
     )
@@ -74,3 +77,26 @@ def test_attempts_that_take_turns_are_one_run(
     found = looked(played, [running(played, *one) for one in several])
     ranks = (played.study().facts or {})["world_size"]
     assert found.device_hours == pytest.approx(runs * ranks)
+
+
+@pytest.mark.parametrize(
+    ("several", "told"),
+    [
+        (
+            [(Purpose.CONFIRM, 0, 2), (Purpose.CONFIRM, 3, 2)],
+            "confirming, round 2, trials 0, 3, since 40 s, usually 14 s",
+        ),
+        (
+            [(Purpose.SEARCH, 3, 0), (Purpose.PAIRED, 0, 3)],
+            "searching, beside the baseline, trial 3, since 40 s, usually 9 s",
+        ),
+    ],
+    ids=["round", "pair"],
+)
+def test_run_in_turns_is_named_once_and_takes_the_turns_of_all(
+    played: Replayed, several: list[tuple[Purpose, int, int]], told: str
+) -> None:
+    played.on(PLAIN, workers=2).run(budget={"trials": 2})
+    usual = {Purpose.CONFIRM: 7.0, Purpose.SEARCH: 5.0, Purpose.PAIRED: 4.0}
+    members = [running(played, *one, since=40.0) for one in several]
+    assert looked(played, members, usual=dict(usual)).running == (told,)

@@ -8,6 +8,7 @@ import webbrowser
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna_dashboard
@@ -15,7 +16,7 @@ import optuna_dashboard
 from autotune.errors import AutotuneError, BadInput, StorageUnreachable
 from autotune.views.admission import App, Environ, Invited, StartResponse, ThisMachine, answer
 from autotune.views.figures import figures_of
-from autotune.views.page import REFRESH, page
+from autotune.views.page import REFRESH, STILL, page
 from autotune.worker.files import make_private
 from storage import Database, Repository, StoredStudy
 
@@ -69,7 +70,8 @@ class _WithPage:
             figures = figures_of(self._repository, study)
         except AutotuneError as error:
             return _failed(start, error)
-        text = page(figures, trials=self._trials, exported=self._exported(study))
+        still = STILL in parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        text = page(figures, trials=self._trials, exported=self._exported(study), still=still)
         return answer(start, "200 OK", text)
 
 

@@ -67,6 +67,11 @@ _MESSAGES = 200
 _NEAREST = Rounding.NEAREST
 REFRESH = '<meta http-equiv="refresh" content="10">'
 """Element by which a browser loads a page again, after so many seconds."""
+STILL = "still"
+"""Name in the query of the page's address with which the page does not load itself again."""
+_HOLD = f'<a href="?{STILL}=1">hold still to read</a>'
+_FOLLOW = '<a href="?">follow again</a>'
+"""Links by which a page that loads itself again, and closes what was opened, stops and goes on."""
 _CODE = re.compile(r"`([^`]+)`")
 _MARKS = {Trust.MEASURED: "✓", Trust.CARE: "!", Trust.OPEN: "?"}
 _TITLES = {
@@ -99,7 +104,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Nothing may be loaded or run, should a text ever not be inert."""
 
 
-def page(figures: StudyFigures, *, trials: str = "", exported: str = "") -> str:
+def page(
+    figures: StudyFigures, *, trials: str = "", exported: str = "", still: bool = False
+) -> str:
     """Return the page of a study as HTML.
 
     Args:
@@ -107,6 +114,7 @@ def page(figures: StudyFigures, *, trials: str = "", exported: str = "") -> str:
         exported: path of the study's best.yaml; empty if there is none.
         trials: address of its trials in optuna-dashboard, where the page is served; it then loads
             itself again while the study runs.
+        still: whether it stays as it is, so that it can be read, until its reader has it go on.
     """
     sections = [("answer", "", _answer(figures, exported))]
     sections += [(name, title, make(figures)) for name, title, make in _SECTIONS]
@@ -114,7 +122,9 @@ def page(figures: StudyFigures, *, trials: str = "", exported: str = "") -> str:
     nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title, _ in made if title)
     if trials:
         nav += f' <a href="{escaped(trials)}">all trials in optuna-dashboard</a>'
-    again = REFRESH if trials and figures.state in ("RUNNING", "QUEUED") else ""
+    goes_on = bool(trials) and figures.state in ("RUNNING", "QUEUED")
+    again = REFRESH if goes_on and not still else ""
+    nav += f" {_FOLLOW if still else _HOLD}" if goes_on else ""
     style = resources.files("autotune.views").joinpath("page.css").read_text("utf-8")
     body = "\n".join(f'<section id="{name}">{body}</section>' for name, _, body in made)
     title = f"{figures.study}: {_short(figures)} · autotune"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from autotune.views.dashboard import _WithPage
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.page import page
 from autotune.views.page_charts import interval_strip, proof_charts
@@ -107,3 +108,20 @@ def test_queued_study_is_shown_with_the_ranks_of_its_file(
     text = words(page(_figures(played)))
     assert ("8 ranks" in text) == bool(ranks)
     assert "1 rank" not in text
+
+
+def _answered(app: _WithPage, query: str) -> str:
+    """Return the page at an address with this query."""
+    found = app({"PATH_INFO": "/report", "QUERY_STRING": query}, lambda *_: None)
+    return b"".join(found).decode()
+
+
+def test_page_that_is_held_still_does_not_load_itself_again(played: Replayed) -> None:
+    played.submit()
+    app = _WithPage(lambda *_: [], played.repository, played.name, "/dashboard/", lambda _: "")
+    following, still = (_answered(app, query) for query in ("", "still=1"))
+    assert 'http-equiv="refresh"' in following and 'http-equiv="refresh"' not in still
+    assert '<a href="?still=1">hold still to read</a>' in following
+    assert '<a href="?">follow again</a>' in still
+    written = page(_figures(played), still=True)
+    assert "follow again" not in written, "a file follows nothing"

@@ -6,6 +6,7 @@ Renderers choose and format. Whatever is computed, is computed here or in the an
 import dataclasses
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -166,7 +167,12 @@ class Failed:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs for one purpose."""
+    """Runs for one purpose.
+
+    Attributes:
+        count: of those with a result, each of one configuration: a round has several.
+        seconds: of all, those that were lost among them.
+    """
 
     purpose: str
     count: int
@@ -200,7 +206,11 @@ class Job:
 
     def run_with(self, file: str) -> str:
         """Return the command that runs it with a recommendation; empty if it loads that itself."""
-        return "" if self.run_words is None else " ".join(("autotune run", file, *self.run_words))
+        return (
+            ""
+            if self.run_words is None
+            else " ".join(("autotune run", shlex.quote(file), *self.run_words))
+        )
 
     @property
     def ranks(self) -> str:
@@ -659,7 +669,8 @@ class _Collector:
             by_purpose.setdefault(attempt.purpose, []).append(attempt)
         for purpose, several in by_purpose.items():
             seconds = sum(a.result.wall_seconds for a in several)
-            yield Runs(purpose.value, len(several), seconds)
+            if count := sum(a.recorded for a in several):
+                yield Runs(purpose.value, count, seconds)
 
     @cached_property
     def _environments(self) -> tuple[Mapping[str, Any], ...]:

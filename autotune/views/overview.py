@@ -194,8 +194,8 @@ def _of(count: int | None, most: int | None) -> str:
 
 def _of_time(status: dict[str, Any]) -> str:
     wall_time, hours = status["budget"]["wall_time"], status["device_hours"]
-    text = f"{status['elapsed_seconds']:.0f}"
-    text += f" of {wall_time:.0f} s" if wall_time is not None else " s"
+    text = duration(status["elapsed_seconds"])
+    text += f" of {duration(wall_time)}" if wall_time is not None else ""
     if hours is None:
         return text
     most = status["budget"]["device_hours"]

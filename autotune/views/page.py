@@ -82,6 +82,8 @@ _TITLES = {
     Kind.NOT_ENOUGH_TIME: "The time was over before anything was confirmed",
 }
 """Title of an answer without a recommendation."""
+_CONTRADICTED = "Keep what you have: later rounds do not bear out what was seen"
+"""Title of an answer whose contender was not better in the rounds after those that chose it."""
 _TITLES_SO_FAR = {
     Kind.NOTHING_BETTER: "Nothing is surely better than yours yet",
     Kind.UNDECIDED: "Nothing is surely better than yours yet",
@@ -150,6 +152,9 @@ def _title(figures: StudyFigures) -> str:
     """Return the title of an answer without a recommendation."""
     kind = figures.answer.kind
     fails = kind is Kind.NO_BASELINE and figures.verdict.baseline_failure is not None
+    contender = figures.verdict.contender
+    if kind is Kind.UNDECIDED and contender and contender.contradicted_by:
+        return _CONTRADICTED
     so_far = figures.provisional and figures.error is None and not fails
     return {**_TITLES, **(_TITLES_SO_FAR if so_far else {})}.get(kind, "No answer")
 
@@ -489,7 +494,8 @@ def _step(figures: StudyFigures) -> str:
     return (
         "<h2>Where a step's time goes</h2>"
         f"{bars}<table class='list'><thead><tr><th>ms of a step</th><th class=n>yours</th>{heads}</tr>"
-        f"</thead><tbody>{rows}{total}</tbody></table><p class='note'>{step_note(made, figures.job)}</p>"
+        f"</thead><tbody>{rows}{total}</tbody></table>"
+        f"<p class='note'>{step_note(made, figures.job, kept=kept)}</p>"
     )
 
 
@@ -624,7 +630,10 @@ def _trial_tables(figures: StudyFigures) -> str:
     more = len(several) - _MOST
     tables = _trial_table(figures, several[:_SHOWN])
     if rest:
-        told = f"{len(rest)} more trials" + (f"; {more} others are in the CSV" if more > 0 else "")
+        told = counted(len(rest), "more trial")
+        if more > 0:
+            command = f"autotune export {figures.study} --trials FILE"
+            told += f"; all are in the table that <code>{escaped(command)}</code> writes"
         tables += f"<details><summary>{told}</summary>{_trial_table(figures, rest)}</details>"
     return tables
 

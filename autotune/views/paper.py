@@ -59,7 +59,7 @@ PURPOSES = {
     "reference": "numerics: the fp32 reference",
     "autocast": "numerics: rounding of bf16",
     "numerics": "numerics: losses against it",
-    "confirm": "rounds",
+    "confirm": "runs of the rounds",
     "repeat": "yours in more processes",
     "long": "runs for minutes",
     "attribute": "one change taken back",
@@ -200,7 +200,7 @@ def _step(figures: StudyFigures) -> Iterator[str]:
         more = "" if kept else f" {quantity(after)} | {_change(after - before)} |"
         yield f"| {label} | {quantity(before)} |{more}"
     yield ""
-    yield step_note(made, figures.job)
+    yield step_note(made, figures.job, kept=kept)
     if figures.traces:
         yield "Traces for https://ui.perfetto.dev:"
         yield from (f"- `{path}`" for path in figures.traces)
@@ -211,13 +211,17 @@ def _change(value: float) -> str:
     return size if size == "0" else f"{'-' if value < 0 else '+'}{size}"
 
 
-def step_note(made: StepMade, job: Job) -> str:
-    """Return what the parts of a step rest on, and what a step is where the two differ in it."""
+def step_note(made: StepMade, job: Job, *, kept: bool) -> str:
+    """Return what the parts of a step rest on, and what a step is where the two differ in it.
+
+    Args:
+        kept: whether the baseline is kept, so that there is but one look.
+    """
     before, after = job.batch_before, job.batch_after
     other = (
         "" if before == after else f" A tuned step trains {after} samples, one of yours {before}."
     )
-    looks = " and ".join(counted(steps, "step") for steps in made.looks)
+    looks = " and ".join(counted(steps, "step") for steps in made.looks[: 1 if kept else 2])
     return (
         f"Shares of one look under the profiler ({looks}), times the confirmed time of a step. A look "
         f"has no interval: differences of a few per cent may be chance.{other}"

@@ -157,6 +157,8 @@ def chart(height: float, body: Iterable[str], title: str, y: Axis, x: Axis = Axi
     grid = [line(0, at, 100, at, "grid") for at, _ in y.labels]
     return (
         f'<div class="chart"><div class="ytitle">{escaped(y.title)}</div>'
-        f'<div class="ys" style="height:{height:.0f}px">{ys}</div>{area(height, [*grid, *body], title)}'
-        f'<div class="xs">{xs}</div><div class="xtitle">{escaped(x.title)}</div></div>'
+        f'<div class="ys" aria-hidden="true" style="height:{height:.0f}px">{ys}</div>'
+        f"{area(height, [*grid, *body], title)}"
+        f'<div class="xs" aria-hidden="true">{xs}</div>'
+        f'<div class="xtitle">{escaped(x.title)}</div></div>'
     )

@@ -8,7 +8,15 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
-from autotune.analysis.wording import Rounding, Terms, counted, difference, fixed, too_slow
+from autotune.analysis.wording import (
+    Rounding,
+    Terms,
+    counted,
+    difference,
+    duration,
+    fixed,
+    too_slow,
+)
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     CI,
@@ -124,10 +132,8 @@ def _undecided(verdict: Verdict) -> str:
     assert verdict.contender is not None
     left_open = _open(verdict, verdict.contender)
     text = f"Cannot tell whether anything beats your configuration, so keep it: {left_open}."
-    if missing := verdict.missing_seconds:
-        text += (
-            f" About {missing:.0f} s more would do ({_MORE_TIME}), and less on a quieter machine."
-        )
+    if missing := _missing(verdict):
+        text += f" About {missing} more would do ({_MORE_TIME}), and less on a quieter machine."
     else:
         text += _more_rounds(verdict)
     return text + _failed(verdict) + _refused(verdict)
@@ -193,10 +199,10 @@ def _not_enough_time(verdict: Verdict) -> str:
         changed = difference(best.knobs, verdict.baseline_knobs)
         assert best.ratio is not None
         seen = f"by one run of it, {changed} is {claim(best.ratio, terms=_terms(verdict))}"
-    if verdict.missing_seconds:
+    if missing := _missing(verdict):
         return (
-            f"Not enough time: {seen}. About {verdict.missing_seconds:.0f} s more would do to prove "
-            f"something ({_MORE_TIME})."
+            f"Not enough time: {seen}. About {missing} more would do to "
+            f"prove something ({_MORE_TIME})."
         )
     if verdict.hindrance:
         return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance, verdict.study)}."
@@ -417,10 +423,16 @@ def _unchecked(verdict: Verdict) -> str:
     )
 
 
+def _missing(verdict: Verdict) -> str:
+    """Return the time that an answer lacks, as '90 min'; empty if none does."""
+    missing = verdict.missing_seconds
+    return duration(missing, Rounding.UP) if missing else ""
+
+
 def _would_narrow(verdict: Verdict) -> str:
     better = _terms(verdict).better
-    if missing := verdict.missing_seconds:
-        return f" By how much it is {better}, about {missing:.0f} s more would tell ({_MORE_TIME})."
+    if missing := _missing(verdict):
+        return f" By how much it is {better}, about {missing} more would tell ({_MORE_TIME})."
     if not verdict.exhausted and not verdict.provisional:
         return (
             f" By how much it is {better}, no number of rounds that the study may have would tell: its "

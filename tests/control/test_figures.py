@@ -21,7 +21,7 @@ from autotune.analysis.gate import Refusal
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.trial_ratios import TrialRatio
-from autotune.analysis.verdict import Kind
+from autotune.analysis.verdict import Contender, Kind
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.config.own_knobs import COLUMNS
@@ -46,6 +46,7 @@ from autotune.views.paper import (
     reason_text,
     report_of,
     stage_title,
+    step_note,
 )
 from autotune.views.progress import ProgressLines
 from autotune.views.trackers import metrics
@@ -1102,6 +1103,36 @@ def test_large_figures_have_no_exponent(played: Replayed) -> None:
         assert "160 device hours" in text
     assert "| a step | 61,725 | 12,345 | -49,380 |" in report_of(shown)
     assert "| power of all devices, mean | 11,200 W |" in report_of(shown)
+
+
+def test_counts_titles_and_commands_of_the_page_are_exact(played: Replayed) -> None:
+    figures = tuned(played)
+    assert figures.step is not None
+    ran = {one.purpose: one.count for one in figures.runs}
+    assert ran["confirm"] == len(played.attempts("confirm")) > len(figures.rounds)
+    assert f"runs of the rounds {ran['confirm']} " in " ".join(words(page(figures)).split())
+    assert f"({figures.step.looks[0]} steps)" in step_note(figures.step, figures.job, kept=True)
+    script = dataclasses.replace(figures.job, run_words=("--", "python"))
+    assert script.run_with("a b.yaml") == "autotune run 'a b.yaml' -- python"
+    assert 'class="ys" aria-hidden="true"' in page(figures)
+    many = dataclasses.replace(figures, trials=figures.trials * 40)
+    text = " ".join(words(page(many)).split())
+    assert "autotune export played --trials FILE" in text and "in the CSV" not in text
+
+
+@pytest.mark.parametrize(
+    ("later", "title"),
+    [
+        (0, "Keep what you have: the noise is larger than the difference"),
+        (2, "Keep what you have: later rounds do not bear out what was seen"),
+    ],
+)
+def test_title_of_an_undecided_study_says_why(played: Replayed, later: int, title: str) -> None:
+    figures = tuned(played)
+    contender = Contender(1, {}, Ratio(1.04, 1.03, 1.05), contradicted_by=later)
+    verdict = dataclasses.replace(figures.verdict, contender=contender)
+    answer = dataclasses.replace(figures.answer, kind=Kind.UNDECIDED)
+    assert title in page(dataclasses.replace(figures, verdict=verdict, answer=answer))
 
 
 def test_axis_of_small_differences_has_labels_that_differ(played: Replayed) -> None:

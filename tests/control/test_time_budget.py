@@ -211,7 +211,7 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
     assert "next      the baseline's own trial, then the search" in describe(seen[0][1])
     assert "next      the verdict" in texts["profile"], "of the winner"
     assert "searching, trial" in texts["search"]
-    assert "of 1200 s" in texts["search"]
+    assert "of 20 min" in texts["search"]
     assert "device hours" in texts["search"]
     assert "numerics and confirmation, about" in texts["search"]
     assert "confirming, round 3, trial" in texts["confirm3"]

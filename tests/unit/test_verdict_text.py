@@ -489,6 +489,12 @@ def test_text_of_a_provisional_answer_that_keeps_the_baseline():
     )
 
 
+def test_time_that_is_missing_is_told_in_the_unit_of_its_size():
+    seen = dataclasses.replace(EMPTY, kind=Kind.NOT_ENOUGH_TIME, search_best=SearchBest(False))
+    text = text_of(dataclasses.replace(seen, missing_seconds=5400.0))
+    assert "About 90 min more would do" in text
+
+
 def test_text_of_version_1_is_what_was_told():
     found = Verdict(Kind.BETTER, version=1, told="2.00x yours")
     assert text_of(found) == "2.00x yours"

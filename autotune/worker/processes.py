@@ -288,11 +288,19 @@ def _orphaned(pid: int, letter: str) -> list[str]:
 
 
 def _starter_is_gone(mark: str) -> bool:
+    pid, start = _starter_of(mark)
+    return pid is not None and str(started(pid)) != start
+
+
+def _starter_of(mark: str) -> tuple[int | None, str]:
+    """Return the process id and the start time of what has started an agent; None if it is not known.
+
+    It is not by a mark of another version, or of a container with process ids of its own.
+    """
     parts = mark.split("-")
     if len(parts) != 4 or parts[0] != _pid_space():
-        # A mark of another version, or of a container with process ids of its own, is left alone.
-        return False
-    return str(started(int(parts[1]))) != parts[2]
+        return None, ""
+    return int(parts[1]), parts[2]
 
 
 def _pid_space() -> str:
@@ -336,9 +344,33 @@ def _described(pid: int) -> str:
     return f"process {pid} ({words.strip()[:_SHOWN] or 'unknown'}, {why})"
 
 
-def is_marked(pid: int) -> bool:
-    """Return whether a process descends from an agent of any slot."""
-    return any(variable.startswith(f"{MARKER}=".encode()) for variable in variables_of(pid))
+def is_ours(pid: int) -> bool | None:
+    """Return whether a process descends from an agent of any slot; None if that is not known.
+
+    The kernel denies the environment of a process in another user namespace, such as that of an
+    interleaved trial. Its parents are not denied: what has started this process's agent is one of them.
+    """
+    if _starter_of(os.environ.get(MARKER, ""))[0] in _ancestors(pid):
+        return True
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None if _is_of_this_user(pid) else False
+    return any(variable.startswith(f"{MARKER}=".encode()) for variable in variables)
+
+
+def _ancestors(pid: int) -> set[int]:
+    above: set[int] = set()
+    while fields := stat_of(pid):
+        pid = int(fields[1])
+        above.add(pid)
+    return above
+
+
+def _is_of_this_user(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    return False
 
 
 def _living_with(mark: bytes, pid: int, letter: str) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotune.worker.observers.device import DeviceState, DeviceWatch, together
-from autotune.worker.processes import MARKER
+from autotune.worker.processes import MARKER, new_agent_id
 from tests.support.waiting import wait_for
 
 
@@ -114,6 +114,67 @@ def test_ranks_of_another_slot_on_the_device_are_not_foreign(
         assert ours.foreign_processes == 0
         shared = state(monkeypatch, on_device(os.getpid(), neighbour, stranger))
         assert shared.foreign_processes == 1
+
+
+IN_A_NAMESPACE = """
+import os, sys
+from pathlib import Path
+from autotune.worker.sandbox import kernel
+
+user, group = os.geteuid(), os.getegid()
+try:
+    kernel.unshare(kernel.NEW_USERS | kernel.NEW_MOUNTS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+except OSError as refusal:
+    sys.exit(f"no user namespaces: {refusal}")
+"""
+RANK = "print(os.getpid(), flush=True); input()"
+OBSERVER = """
+import pytest
+from tests.unit.test_telemetry import on_device, state
+
+neighbour = int(sys.argv[1])
+try:
+    Path(f"/proc/{neighbour}/environ").read_bytes()
+except PermissionError:
+    print("denied", state(pytest.MonkeyPatch(), on_device(os.getpid(), neighbour)).foreign_processes)
+"""
+
+
+@contextmanager
+def rank_in_a_namespace(mark: str) -> Iterator[int]:
+    """The id of a process in user and mount namespaces of its own, as ranks of sandboxes are."""
+    command = [sys.executable, "-c", IN_A_NAMESPACE + RANK]
+    env = {**os.environ, MARKER: mark}
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=env, text=True) as rank:
+        assert rank.stdout and rank.stderr
+        try:
+            told = rank.stdout.readline()
+            if not told and "no user namespaces" in (refusal := rank.stderr.read()):
+                pytest.skip(refusal)
+            yield int(told)
+        finally:
+            rank.kill()
+
+
+def seen_from_a_namespace(neighbour: int, mark: str) -> str:
+    """Number of foreign processes where the device has the neighbour and a rank that asks."""
+    command = [sys.executable, "-c", IN_A_NAMESPACE + OBSERVER, str(neighbour)]
+    env = {**os.environ, MARKER: mark}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_interleaved_trials_whose_environment_the_kernel_denies_are_not_foreign() -> None:
+    mark = new_agent_id()
+    with rank_in_a_namespace(mark) as neighbour:
+        assert seen_from_a_namespace(neighbour, mark) == "denied 0.0\n"
+
+
+def test_a_process_that_the_kernel_tells_nothing_of_may_be_foreign_or_not() -> None:
+    with rank_in_a_namespace(new_agent_id()) as neighbour:
+        assert seen_from_a_namespace(neighbour, "of an agent elsewhere") == "denied nan\n"
 
 
 def test_the_energy_of_a_device_that_other_trials_may_use_is_nobodys(

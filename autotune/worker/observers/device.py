@@ -118,8 +118,10 @@ class DeviceWatch:
         pids = {process.pid for process in found}
         if os.getpid() not in pids:
             return _NAN  # in a container the device knows this process by another number
-        # Ranks of another slot may share the device: a process below an agent is not foreign.
-        return float(sum(not processes.is_marked(pid) for pid in pids - {os.getpid()}))
+        # Other trials may share the device: a process below an agent is not foreign.
+        ours = [processes.is_ours(pid) for pid in pids - {os.getpid()}]
+        foreign = ours.count(False)
+        return _NAN if None in ours and not foreign else float(foreign)
 
     def _read(self, question: str, *arguments: Any) -> float:
         try:

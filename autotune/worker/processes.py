@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.worker import starters
@@ -29,9 +29,10 @@ _REMOVERS = (b"multiprocessing.resource_tracker import", b"torch_shm_manager")
 Each ends by itself once all processes that use it have ended, after it has removed what they left."""
 _REMOVAL_SECONDS = 3.0
 """Timeout for such a process to end by itself: Python's does at once, torch's after two seconds."""
-_START_TIME = 19
-"""Index of the start time in /proc/PID/stat behind the name of the program; see proc_pid_stat(5).
-"""
+_THREADS, _START_TIME = 17, 19
+"""Indices of the number of threads and of the start time in /proc/PID/stat behind the name of the
+program; see proc_pid_stat(5)."""
+_DEAD = "ZX"
 _OOM_SCORE = 500
 """Points of 1000, on top of the share of memory that the process has."""
 _SHOWN = 60
@@ -280,7 +281,7 @@ def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
 
 def _orphaned(pid: int, letter: str) -> list[str]:
     """Return the mark of a process if the starter of its agent is dead, else an empty list."""
-    if pid == os.getpid() or letter in "ZX":
+    if pid == os.getpid() or letter in _DEAD:
         return []
     named = f"{MARKER}=".encode()
     marks = [v[len(named) :].decode() for v in variables_of(pid) if v.startswith(named)]
@@ -311,16 +312,19 @@ def _pid_space() -> str:
 def started(pid: int) -> int | None:
     """Return the start time of a process in ticks since boot; None if it is gone or dead."""
     fields = stat_of(pid)
-    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[_START_TIME])
+    return None if not fields or _letter(pid, fields) in _DEAD else int(fields[_START_TIME])
 
 
-def stat_of(pid: int) -> list[bytes]:
+def stat_of(process: int | str) -> list[bytes]:
     """Return the fields of /proc/PID/stat behind the name of the program; none if it is gone.
 
     The name is in parentheses, and may hold anything; see proc_pid_stat(5).
+
+    Args:
+        process: its id; PID/task/TID of a thread.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        stat = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
         return []
     return stat[stat.rindex(b")") + 2 :].split()
@@ -334,9 +338,7 @@ def described(pids: Iterable[int]) -> str:
 def _described(pid: int) -> str:
     """Describe one process, and why it may not die."""
     try:
-        words = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
+        words = _of_program(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
         foreign = Path(f"/proc/{pid}").stat().st_uid not in (os.geteuid(),) and os.geteuid() != 0
     except OSError:
         words, foreign = "", False
@@ -353,7 +355,7 @@ def is_ours(pid: int) -> bool | None:
     if _starter_of(os.environ.get(MARKER, ""))[0] in _ancestors(pid):
         return True
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = _of_program(pid, "environ").split(b"\0")
     except OSError:
         return None if _is_of_this_user(pid) else False
     return any(variable.startswith(f"{MARKER}=".encode()) for variable in variables)
@@ -374,7 +376,7 @@ def _is_of_this_user(pid: int) -> bool:
 
 
 def _living_with(mark: bytes, pid: int, letter: str) -> bool:
-    if pid == os.getpid() or letter in "ZX":
+    if pid == os.getpid() or letter in _DEAD:
         return False
     return mark in variables_of(pid)
 
@@ -382,9 +384,28 @@ def _living_with(mark: bytes, pid: int, letter: str) -> bool:
 def variables_of(pid: int) -> list[bytes]:
     """Return the variables a process was started with; none if it is gone or of another user."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return _of_program(pid, "environ").split(b"\0")
     except OSError:
         return []
+
+
+def _of_program(pid: int, name: str) -> bytes:
+    """Return a file of /proc/PID about its program. A dead main thread has none: another one tells.
+
+    Raises:
+        OSError: the process is gone, or the kernel denies the file.
+    """
+    for place in _threads(pid):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # a thread that is dead
+            if content := (place / name).read_bytes():
+                return content
+    return b""
+
+
+def _threads(pid: int) -> Iterator[Path]:
+    """Yield the folders in /proc of a process's main thread and then of all."""
+    yield Path(f"/proc/{pid}")
+    yield from Path(f"/proc/{pid}/task").iterdir()
 
 
 def kill(pid: int) -> None:
@@ -404,8 +425,24 @@ def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
     table = []
     for pid in pids:
         if fields := stat_of(pid):
-            table.append((pid, int(fields[1]), fields[0].decode()))
+            table.append((pid, int(fields[1]), _letter(pid, fields)))
     return table
+
+
+def _letter(pid: int, fields: Sequence[bytes]) -> str:
+    """Return the kernel's letter for a process's state: of a living thread if the main one is dead.
+
+    Args:
+        pid: process.
+        fields: of its /proc/PID/stat.
+    """
+    letter = fields[0].decode()
+    if letter in _DEAD and int(fields[_THREADS]) > 1:
+        with contextlib.suppress(OSError):  # it has just ended
+            threads = [stat_of(f"{pid}/task/{thread.name}") for thread in _threads(pid)]
+            letters = [thread[0].decode() for thread in threads if thread]
+            return next((one for one in letters if one not in _DEAD), letter)
+    return letter
 
 
 def _pids() -> list[int]:
@@ -413,7 +450,7 @@ def _pids() -> list[int]:
 
 
 def _living(pids: set[int]) -> set[int]:
-    return {pid for pid, _, letter in _process_table(sorted(pids)) if letter not in "ZX"}
+    return {pid for pid, _, letter in _process_table(sorted(pids)) if letter not in _DEAD}
 
 
 def _reap_adopted(spare: set[int]) -> bool:

@@ -19,17 +19,19 @@ MEMORY = RankEnd(1, Outcome.OOM, "MemoryError", at=1.0)
 
 
 class Process:
-    """A process that goes on until the test is over."""
+    """A process that goes on until it is joined, or for ever."""
 
     pid = None
     sentinel = -1
-    exitcode = None
+    exitcode: int | None = None
+    endless = False
 
     def start(self) -> None:
         """Nothing to start."""
 
-    def join(self) -> None:
-        """Nothing to wait for."""
+    def join(self, timeout: float | None = None) -> None:
+        assert timeout is not None or not self.endless, "the agent would wait for ever"
+        self.exitcode = None if self.endless else -9
 
 
 class Context:
@@ -94,3 +96,11 @@ def test_what_a_rank_raises_after_an_end_that_a_failure_elsewhere_has_brought_is
     context.ranks[1].send_bytes(CLOSED.to_line())
     assert list(trial.pump()) == []
     assert [end.cause for end in trial.clear().ends] == [CLOSED.cause]
+
+
+def test_a_rank_that_never_ends_is_named_rather_than_waited_for(
+    trial: NodeTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Process, "endless", True)
+    monkeypatch.setattr(Process, "pid", os.getpid())
+    assert f"process {os.getpid()} (" in trial.clear().stuck

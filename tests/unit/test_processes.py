@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ from autotune.worker import processes
 from tests.support.waiting import wait_for
 
 CAST = """
-import contextlib, json, os, signal, subprocess, sys, time
+import contextlib, ctypes, json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from autotune.worker import processes
 
@@ -50,6 +49,10 @@ def wait_until(true, seconds=120):
     while not true():
         assert time.monotonic() < give_up, "the scene did not come about"
         time.sleep(0.002)
+
+def without_main_thread():
+    threading.Thread(target=sleep, daemon=True).start()
+    ctypes.CDLL(None).pthread_exit(None)
 
 def tell(**facts):
     print(json.dumps(facts))
@@ -306,6 +309,45 @@ def test_what_cannot_be_killed_in_time_is_named():
     assert told["named"]
 
 
+HEADLESS = """
+        def letter(pid):
+            return processes.stat_of(pid)[0].decode()
+        son = child(without_main_thread)
+        wait_until(lambda: letter(son) == "Z")
+"""
+
+
+def test_a_process_whose_main_thread_is_dead_lives_with_its_other_threads():
+    told = play(
+        HEADLESS
+        + """
+        born = processes.started(son) is not None
+        before = processes.state(son)
+        processes.kill_descendants(set())
+        tell(born=born, before=before, after=processes.state(son))
+        """
+    )
+    assert told == {"born": True, "before": "S", "after": "?"}
+
+
+def test_one_that_cannot_be_killed_is_named_also_if_its_main_thread_is_dead():
+    told = play(
+        HEADLESS
+        + """
+        kill, processes.kill = processes.kill, lambda pid: None
+        try:
+            processes.kill_descendants(set(), timeout=0.1)
+            text = ""
+        except processes.Survivors as error:
+            text = str(error)
+        kill(son)
+        tell(expected=f"process {son} ({sys.executable} -P", text=text)
+        """
+    )
+    assert told["text"].startswith(told["expected"])
+    assert told["text"].endswith("state S)")
+
+
 def test_shared_memory_of_the_killed_is_removed():
     told = play(
         """
@@ -367,8 +409,7 @@ def sleeper(code: str = "import time; time.sleep(60)", **environment: str):
 
 def wait_for_environment(pid: int, environment: dict[str, str]) -> None:
     wanted = {f"{name}={value}".encode() for name, value in environment.items()}
-    environ = Path(f"/proc/{pid}/environ")
-    wait_for(lambda: wanted <= set(environ.read_bytes().split(b"\0")), "the process is started")
+    wait_for(lambda: wanted <= set(processes.variables_of(pid)), "the process is started")
 
 
 def test_the_marked_are_killed_and_nobody_else():
@@ -385,6 +426,19 @@ def test_the_marked_are_killed_and_nobody_else():
         assert sorted(killed) == sorted([marked.pid, marked_too.pid])
         assert [p.wait(30) for p in (marked, marked_too)] == [-signal.SIGKILL] * 2
         assert all(p.poll() is None for p in (longer, shorter, mentioning, bare))
+
+
+def test_the_mark_of_a_process_whose_main_thread_is_dead_is_found():
+    mark = f"headless-{os.getpid()}"
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with sleeper(code, **{processes.MARKER: mark}) as headless:
+        wait_for(lambda: processes.stat_of(headless.pid)[0] == b"Z", "its main thread is dead")
+        assert processes.living_of(mark) == [headless.pid]
+        assert processes.kill_marked(mark) == [headless.pid]
 
 
 def test_the_killer_spares_itself():

@@ -36,6 +36,8 @@ _LOG_TAIL_BYTES = 6000
 _DUMP_SECONDS = 0.3
 _STARTUP, _STEP = "measurement.startup_deadline", "measurement.step_deadline"
 _USUAL_REASONS = "; an evaluation or a checkpoint between two steps counts as well"
+_JOIN_SECONDS = 30.0
+"""Timeout for the fork server to tell the exit codes of dead ranks, which it does at once."""
 _CUT_SECONDS = 1.0
 """Interval between two checks of the logs' sizes."""
 
@@ -207,15 +209,22 @@ class NodeTrial:
             processes.kill_descendants(self._spare, keep=keep)
         except processes.Survivors as survivors:
             stuck = str(survivors)
+        stuck = stuck or self._join()
         for member in self._ranks:
-            if not stuck:
-                member.process.join()
             member.connection.close()
             self._files.cut(member.number)
         if self._sandbox and not stuck:
             self._sandbox.close()
         ends = tuple(self._ends)
         return NodeReport(self.name, self._placement.node, ends, stuck=stuck)
+
+    def _join(self) -> str:
+        """Await the exit codes of ranks, which are dead; return those that have none, in words."""
+        give_up = time.monotonic() + _JOIN_SECONDS
+        for member in self._ranks:
+            member.process.join(max(0.0, give_up - time.monotonic()))
+        left = [member.process for member in self._ranks if member.process.exitcode is None]
+        return processes.described(process.pid or 0 for process in left)
 
     def _read(self, member: _Rank) -> Iterator[BlockReport | WorkloadBuilt]:
         while member.connected and member.connection.poll():

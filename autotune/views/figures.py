@@ -502,7 +502,13 @@ class _Collector:
             device=str((self._study.facts or {}).get("device", "")),
             watchable=workload.observable and workload.run_words is not None,
             state=self._study.state,
+            processes_seen=self._processes_seen(),
         )
+
+    def _processes_seen(self) -> bool:
+        """Return whether the last run with a reading of GPUs saw other processes on them, or none."""
+        read = [one for one in self._attempts.measured() if one.digest.clock_mhz is not None]
+        return not read or any("foreign_processes" in b.observed for b in self._blocks(read[-1].id))
 
     def _refused(self) -> set[int]:
         """Return the trials that a check refuses: numerics, memory, or whatever had one left out."""

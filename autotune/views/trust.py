@@ -84,6 +84,7 @@ class Evidence:
         device: 'cpu' or 'cuda'; empty if that was not recorded.
         watchable: whether `autotune run --watch` can watch the job.
         state: of the study.
+        processes_seen: whether other processes on the GPUs could be seen.
     """
 
     verdict: Verdict
@@ -105,6 +106,7 @@ class Evidence:
     device: str = ""
     watchable: bool = False
     state: StudyState = StudyState.RUNNING
+    processes_seen: bool = True
 
     @property
     def better(self) -> bool:
@@ -353,10 +355,21 @@ def _longest_samples(known: Evidence) -> Point | None:
     return Point(Trust.OPEN, "longest_samples", "Whether the longest samples fit", text)
 
 
+_PROCESSES_UNSEEN = Point(
+    Trust.OPEN,
+    "processes_unseen",
+    "Whether others used the GPUs",
+    "Throttling was watched; other processes on the GPUs could not be seen, as in a container, unless "
+    "it has the host's process ids (`docker run --pid=host`, `hostPID` in Kubernetes).",
+)
+
+
 def _unwatched(known: Evidence) -> Point | None:
     """Return that disturbances of GPUs were not seen, if no run has a reading of a device."""
-    if known.device != "cuda" or any(a.digest.clock_mhz is not None for a in known.timed):
+    if known.device != "cuda":
         return None
+    if any(a.digest.clock_mhz is not None for a in known.timed):
+        return None if known.processes_seen else _PROCESSES_UNSEEN
     text = (
         "Throttling and other processes on the GPUs were not watched, as no device was read "
         "(`nvidia-ml-py`); `autotune doctor` says whether that is installed."

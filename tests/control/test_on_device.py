@@ -5,14 +5,18 @@ import re
 
 import pytest
 
-from autotune.worker.protocol import Outcome
+from autotune.views.figures import figures_of
+from autotune.views.page import page
+from autotune.worker.protocol import Observed, Outcome
 from benchmarks import gpu_policy
 from benchmarks.gpu_policy import EmptyStorage, Studied
 from benchmarks.recorded_device import RecordedDevice, read_device
+from launchers.replay import member
 from launchers.replay.answers import SpeedVariation
 from launchers.replay.behaviours import noisy, where
 from storage import StoredBlock
 from tests.control.replayed import Replayed
+from tests.control.shown import words
 
 MEASUREMENT = {"warmup": 2.0, "longest": 5.0, "block_seconds": 0.25, "attribution": 0}
 
@@ -219,6 +223,22 @@ def test_winner_and_baseline_of_a_round_are_resident_at_once(on_device: Replayed
     rounds = on_device.attempts("confirm")
     assert len(rounds) >= 4
     assert all("turn" in block.observed for block in blocks(on_device, "confirm"))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_processes_that_could_not_be_seen_on_the_devices_are_told(
+    on_device: Replayed, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    plain = member._observed
+    read: Observed = {"clock_mhz": 1410.0, "throttled": 0.0}
+    if seen:
+        read["foreign_processes"] = 0.0
+    monkeypatch.setattr(member, "_observed", lambda *known: plain(*known) | read)
+    run(on_device, 30)
+    figures = figures_of(on_device.repository, on_device.study())
+    found = {point.code: point for point in figures.trust if "GPUs" in point.title}
+    assert set(found) == (set() if seen else {"processes_unseen"})
+    assert seen or "--pid=host" in words(page(figures))
 
 
 @pytest.mark.long

@@ -199,3 +199,14 @@ def test_of_ranks_that_share_a_device_one_tells_its_energy(monkeypatch: pytest.M
         for first in (True, False)
     ]
     assert together(ranks).energy_joules == 3
+
+
+def test_that_no_device_is_shared_is_known_only_if_all_were_observed() -> None:
+    free, shared, unknown = (
+        DeviceState(clock_mhz=1410, throttled=used, foreign_processes=used)
+        for used in (0.0, 2.0, math.nan)
+    )
+    assert together([free, free])[1::3] == (0, 0), "throttled, foreign processes"
+    assert together([free, shared, unknown])[1::3] == (2, 2)
+    assert all(map(math.isnan, together([free, unknown])[1::3]))
+    assert together([free, unknown]).clock_mhz == 1410

@@ -43,19 +43,28 @@ class DeviceState(NamedTuple):
 def together(states: Sequence[DeviceState]) -> DeviceState:
     """Combine several devices.
 
-    The result has the slowest clock, the highest power, whether any is throttled or shared, as far
-    as they were observed; and the sum of the energy, if all were.
+    The result has the slowest clock and the highest power, as far as they were observed; whether any
+    is throttled or shared, which no device is only if all were observed; and the sum of the energy.
     """
-    clocks, throttled, watts, _, others = (
-        [value for value in column if value == value] for column in zip(*states, strict=True)
-    )
+    clocks, throttled, watts, joules, others = zip(*states, strict=True)
     return DeviceState(
-        min(clocks, default=_NAN),
-        max(throttled, default=_NAN),
-        max(watts, default=_NAN),
-        sum(state.energy_joules for state in states),
-        max(others, default=_NAN),
+        min(_observed(clocks), default=_NAN),
+        _highest(throttled),
+        max(_observed(watts), default=_NAN),
+        sum(joules),
+        _highest(others),
     )
+
+
+def _observed(values: Sequence[float]) -> list[float]:
+    return [value for value in values if value == value]
+
+
+def _highest(values: Sequence[float]) -> float:
+    """Return the highest value; NaN if that is 0 and not all were observed."""
+    observed = _observed(values)
+    highest = max(observed, default=0.0)
+    return highest if highest or len(observed) == len(values) else _NAN
 
 
 class DeviceWatch:

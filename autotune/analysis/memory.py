@@ -75,8 +75,7 @@ def memory_of(
         told: True if the workload says which samples are the longest.
     """
     own = attempts.of_trial(trial).with_knobs(knobs)
-    timed = own.of(Purpose.SEARCH, Purpose.CONFIRM).recorded()
-    peak = max((run.result.peak_bytes for run in timed), default=0)
+    peak = timed_peak(own)
     run = own.of(Purpose.LONGEST).recorded().last
     room = None if limit is None else int(limit)
     if run is None:
@@ -85,6 +84,19 @@ def memory_of(
     if run.result.state != AttemptState.COMPLETE:
         return Memory(peak, None, room, f"{run.result.state}: {run.result.cause}")
     return Memory(peak, max(peak, run.result.peak_bytes), room)
+
+
+def timed_peak(own: Attempts) -> int:
+    """Return the peak memory of a rank in the timed runs of a configuration, bytes.
+
+    A run of the search counts as well: interleaved ones share their devices, where only an allowance
+    is known of what a rank takes beside its allocator.
+
+    Args:
+        own: attempts of the configuration.
+    """
+    timed = own.of(Purpose.SEARCH, Purpose.CONFIRM).recorded()
+    return max((run.result.peak_bytes for run in timed), default=0)
 
 
 def tells_longest(

@@ -712,11 +712,12 @@ def how_it_ran(
     repository: Repository, attempts: Attempts, verdict: Verdict, spec: StudySpec
 ) -> Running | None:
     """Return how the recommended configuration ran in the confirmation; None if it was not in it."""
-    runs = attempts.of(Purpose.CONFIRM).of_trial(verdict.trial)
-    confirmed = runs.with_knobs(verdict.knobs) if verdict.knobs else runs
+    runs = attempts.of_trial(verdict.trial)
+    own = runs.with_knobs(verdict.knobs) if verdict.knobs else runs
+    confirmed = own.of(Purpose.CONFIRM)
     reference = attempts.of(Purpose.REFERENCE)
     blocks = {a.id: repository.attempts.blocks(a.id) for a in [*confirmed, *reference]}
     environment = repository.environments.of_attempt(confirmed.last.id) if confirmed.last else None
     machine = measured_in(attempts, repository.environments.of_attempt)
     limit = limit_of_rank(machine or {}, spec.resources)
-    return running(confirmed, reference, blocks, (environment or {}).get("devices", []), limit)
+    return running(own, reference, blocks, (environment or {}).get("devices", []), limit)

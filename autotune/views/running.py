@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from autotune.analysis.memory import timed_peak
 from autotune.analysis.run_digest import run_digest
 from autotune.measurement.bottleneck import peak_flops
 from autotune.measurement.measure import energy_per_sample, mean_power
 from autotune.measurement.stop_rule import straggler_ratio
-from storage import Attempts, AttemptState, StoredAttempt, StoredBlock
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Running:
 
 
 def running(
-    confirmed: Attempts,
+    own: Attempts,
     reference: Attempts,
     blocks: dict[int, list[StoredBlock]],
     devices: Sequence[dict[str, Any]],
@@ -64,19 +65,20 @@ def running(
     """Return the figures of a trial; None if the confirmation did not run it.
 
     Args:
-        confirmed: its runs in the confirmation.
+        own: its attempts; its memory is that of all of them, the other figures of the confirmation.
         reference: runs of the numerics gate's reference, which count the arithmetic of a sample.
         blocks: of each attempt, by its id.
         devices: of the environment that it ran in; empty on CPU.
         memory: bytes that a rank has on its device; None on CPU.
     """
+    confirmed = own.of(Purpose.CONFIRM)
     every = [block for a in confirmed for block in blocks[a.id]]
     kept = [block for block in every if block.kept]
     if not kept or confirmed.first is None:
         return None
     knobs, digest = confirmed.first.knobs, run_digest(every)
     seconds = sum(block.seconds for block in kept)
-    peak = max(attempt.result.peak_bytes for attempt in confirmed)
+    peak = timed_peak(own)
     flops = _flops(reference, blocks, kept) if _has_one_cost(knobs) else None
     limit = peak_flops(devices[0]["name"], knobs["precision"]) if devices else None
     utilisation = flops / limit if flops and limit else None

@@ -12,7 +12,7 @@ from benchmarks import gpu_policy
 from benchmarks.gpu_policy import EmptyStorage, Studied
 from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay import member
-from launchers.replay.answers import SpeedVariation
+from launchers.replay.answers import Answer, Launch, SpeedVariation
 from launchers.replay.behaviours import noisy, where
 from storage import StoredBlock
 from tests.control.replayed import Replayed
@@ -223,6 +223,25 @@ def test_winner_and_baseline_of_a_round_are_resident_at_once(on_device: Replayed
     rounds = on_device.attempts("confirm")
     assert len(rounds) >= 4
     assert all("turn" in block.observed for block in blocks(on_device, "confirm"))
+
+
+def test_memory_left_free_is_that_of_a_run_that_has_its_device_alone(
+    played: Replayed, device: RecordedDevice
+) -> None:
+    plain = device.behaviour(script=True)
+
+    def shared_device_hides_memory(launch: Launch) -> Answer:
+        peak = (8 if launch.request.takes_turns else 10) << 30
+        return dataclasses.replace(plain(launch), peak_bytes=peak)
+
+    played.on(shared_device_hides_memory, workers=1, environment=device.environment)
+    run(played, 60)
+    assert {one.result.peak_bytes for one in played.attempts("confirm")} == {8 << 30}
+    figures = figures_of(played.repository, played.study())
+    memory = figures.verdict.memory
+    assert memory and figures.running and memory.limit
+    assert figures.running.peak_bytes == memory.peak == 10 << 30
+    assert figures.running.headroom == pytest.approx(1 - memory.peak / memory.limit)
 
 
 @pytest.mark.parametrize("seen", [True, False])

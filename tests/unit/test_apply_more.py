@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import types
+import warnings
 import weakref
 
 import pytest
@@ -469,6 +470,26 @@ def test_fused_kernels_find_the_counts_of_a_loaded_state_on_the_device():
 
 
 # The process
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_allocator_is_set_without_a_warning_in_any_torch(
+    monkeypatch: pytest.MonkeyPatch, newer: bool
+) -> None:
+    told: list[str] = []
+    if newer:
+        monkeypatch.setattr(
+            torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False
+        )
+    else:
+        monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings", raising=False)
+        monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", told.append)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        process.allocator(knobs(expandable_segments=True))
+    assert told == ["max_split_size_mb:128,expandable_segments:True"]
 
 
 def test_threads_environment_and_garbage_collection():

@@ -137,7 +137,13 @@ def allocator(knobs: Knobs) -> None:
     """
     if knobs["expandable_segments"]:
         (settings,) = allocator_variables(os.environ).values()
-        torch.cuda.memory._set_allocator_settings(settings)
+        _set_allocator(settings)
+
+
+def _set_allocator(settings: str) -> None:
+    """Set the CUDA allocator by its newer name where torch has it, as the older one warns there."""
+    now: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (now or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:

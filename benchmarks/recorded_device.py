@@ -149,7 +149,6 @@ class RecordedDevice:
                     outcome=Outcome.OOM,
                     cause=f"out of memory: {needed:,.0f} of {self.memory_bytes:,.0f} bytes",
                 )
-            compiled.add(_graph(knobs))
             nearest = self._nearest(knobs)
             process = random.Random(launch.draw.random()).gauss(
                 0.0, _PROCESS_SIGMA[nearest.launch_bound]
@@ -165,6 +164,7 @@ class RecordedDevice:
                 first_steps={"compilations": 1} if compiles else {},
                 parts=_PARTS[nearest.launch_bound],
                 stays=not script,
+                begun=lambda: compiled.add(_graph(knobs)),
             )
 
         return answer

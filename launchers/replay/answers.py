@@ -9,6 +9,11 @@ from typing import Any
 
 from autotune.worker.protocol import BlockReport, Knobs, Outcome, TrialRequest
 
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
 _STEP_PARTS = {"compute": 0.7, "communication": 0.15, "optimizer": 0.1, "loader": 0.05}
 
 
@@ -70,6 +75,7 @@ class Answer:
         foreign_cpu: share of the processors that other processes use beside its ranks.
         watts: power of all devices together; None: it is not told.
         stays: True if its processes become a warm worker where they are asked to.
+        begun: called once its first block has been reported.
     """
 
     rate: float = 1.0
@@ -95,6 +101,7 @@ class Answer:
     slows: float = 0.0
     stays: bool = True
     watts: float | None = None
+    begun: Callable[[], None] = _nothing
 
 
 Behaviour = Callable[[Launch], Answer]

@@ -179,6 +179,7 @@ class ReplaySlot(Slot):
                 break
             self.time += running.latest
             if block:
+                running.went_on(block)
                 schedule.trained(member, block)
             elif running.lost_agent:
                 died = True

@@ -163,6 +163,11 @@ class ReplayMember:
         self._turns.append(seconds)
         return block
 
+    def went_on(self, block: BlockReport) -> None:
+        """Take note that a block has been reported within the time limit."""
+        if not block.index:
+            self._answer.begun()
+
     def _timed(
         self, block: BlockReport, number: int, speed: MachineSpeed, *, rested: bool
     ) -> BlockReport:

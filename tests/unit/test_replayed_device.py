@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.protocol import Knobs, Outcome
+from autotune.worker.protocol import Knobs, Outcome, TimeLimit
 from benchmarks.recorded_device import RecordedDevice, read_device
-from launchers.replay.answers import Launch
+from launchers.replay import Launch, ReplayLauncher
 from search_spaces import defaults
 from tests.support.trials import trial
 
@@ -51,9 +51,26 @@ def test_float8_without_compile_is_slower_than_with_it(device: RecordedDevice) -
 def test_second_compilation_of_a_graph_finds_a_warm_cache(device: RecordedDevice) -> None:
     behaviour = device.behaviour(script=True)
     given = knobs(micro_batch=16, compile="default")
-    cold, warm = behaviour(launch(given)), behaviour(launch(given))
+    cold = behaviour(launch(given))
+    cold.begun()
+    warm = behaviour(launch(given))
     assert cold.first_step is not None and warm.first_step is not None
     assert cold.first_step > 10 > 3 * warm.first_step / 2
+
+
+def test_compilation_that_was_cut_off_leaves_the_cache_cold(device: RecordedDevice) -> None:
+    launcher = ReplayLauncher(device.behaviour(script=True), workers=1)
+    given = knobs(micro_batch=16, compile="default")
+
+    def blocks(hard: float) -> list[float]:
+        request = trial(Path("/w"), knobs=given, world_size=1, limit=TimeLimit(hard=hard))
+        report = launcher.slots[0].run_solo(request, lambda _: False)
+        return [block.seconds for block in report.blocks]
+
+    assert blocks(6.0) == []
+    cold, warm = blocks(60.0)[0], blocks(60.0)[0]
+    assert cold == pytest.approx(device.first_step(given), rel=0.01)
+    assert warm < cold / 2
 
 
 def test_warm_worker_compiles_for_another_graph_only(device: RecordedDevice) -> None:

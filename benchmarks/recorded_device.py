@@ -33,10 +33,13 @@ _WARM_CACHE_SHARE = 0.25
 _LAUNCH_BOUND_SCATTER = 0.03
 """Steps that scatter by more wait for the host (measured: 3 to 11 %; compute-bound ones below 2 %)."""
 _MOST_LAUNCH_BOUND_BATCH = 4
-_PROCESS_SIGMA = {True: 0.2, False: 0.005}
-"""Standard deviation between processes of the logarithm of the step time, of launch-bound and other
-configurations (measured: 111, 124, 181 ms in three processes; 79.4, 79.8, 80.4 ms in three builds of
-one process, minutes apart; the scatter of steps explains 0.2 %; no second process was recorded)."""
+_PROCESS_SIGMA = 0.2
+"""Standard deviation between processes of the logarithm of the step time, of launch-bound
+configurations (measured: 111, 124, 181 ms in three processes)."""
+_BUILD_SIGMA = 0.005
+"""The same between builds, also in one process, of all configurations (measured: 79.4, 79.8, 80.4 ms in
+three builds of one process, minutes apart; the scatter of steps explains 0.2 %). A second process of a
+configuration that computes was not recorded."""
 _STRETCH = 10.0
 """Mean length in steps of a stretch that is replayed as recorded (judgement: a slow wave lasts six; the
 rule of Politis and White 2004 gives eight for 27 steps of which neighbours correlate by 0.8)."""
@@ -150,11 +153,11 @@ class RecordedDevice:
                     cause=f"out of memory: {needed:,.0f} of {self.memory_bytes:,.0f} bytes",
                 )
             nearest = self._nearest(knobs)
-            process = random.Random(launch.draw.random()).gauss(
-                0.0, _PROCESS_SIGMA[nearest.launch_bound]
-            )
+            slower = random.Random(launch.draw.random()).gauss(0.0, _BUILD_SIGMA)
+            if nearest.launch_bound:
+                slower += launch.processes.gauss(0.0, _PROCESS_SIGMA)
             return Answer(
-                rate=self.rate(knobs) * math.exp(-process),
+                rate=self.rate(knobs) * math.exp(-slower),
                 pattern=self._pattern(nearest, random.Random(launch.draw.random())),
                 first_step=first,
                 startup=self.launch,

@@ -25,6 +25,7 @@ class Launch:
         number: number of launches of these knobs so far, this one included.
         at: virtual time in seconds at which it begins.
         draw: random generator of this launch.
+        processes: random generator of its processes, in the same state for all trials that run in them.
         before: knobs of the trial whose processes it takes over; None: it has processes of its own.
     """
 
@@ -32,6 +33,7 @@ class Launch:
     number: int
     at: float
     draw: random.Random
+    processes: random.Random
     before: Knobs | None = None
 
     @property

@@ -9,8 +9,9 @@ launcher's clock is that of the slot that is furthest. Waiting for a trial takes
 with long trials delays no other: with several slots the clock tells how long the busiest of them
 took.
 
-Random numbers of a launch are drawn from the seed, the knobs and the name of the launch; neither
-threads nor the order of launches matter. Only the wandering speed of a machine goes with the time
+Random numbers of a launch are drawn from the seed, the knobs and the name of the launch, those of
+processes from the seed and the launch that began them; neither threads nor the order of launches
+matter. Only the wandering speed of a machine goes with the time
 of its slot, so that launches at about the same time are slow together.
 """
 
@@ -106,14 +107,16 @@ class ReplayLauncher(Launcher):
         """Do nothing, as no resources are held."""
 
     def _answer(
-        self, request: TrialRequest, at: float, before: Knobs | None = None
+        self, request: TrialRequest, at: float, taken: "_WarmProcesses | None"
     ) -> tuple[Answer, random.Random]:
         knobs = tuple(sorted(request.knobs.items()))
         with self._lock:
             self._launches[knobs] += 1
             number = self._launches[knobs]
         draw = random.Random(f"{self._seed}/{_unusual(request.knobs)}/{request.trial}")
-        launch = Launch(request, number, at, draw, before)
+        processes = random.Random(f"{self._seed}/{taken.launched if taken else request.trial}")
+        before = taken.request.knobs if taken else None
+        launch = Launch(request, number, at, draw, processes, before)
         answer = self._behaviour(launch)
         return (dataclasses.replace(answer, startup=answer.switch) if launch.live else answer), draw
 
@@ -125,7 +128,9 @@ class ReplaySlot(Slot):
         self,
         name: str,
         environment: Mapping[str, Any],
-        answer: Callable[[TrialRequest, float, Knobs | None], tuple[Answer, random.Random]],
+        answer: Callable[
+            [TrialRequest, float, "_WarmProcesses | None"], tuple[Answer, random.Random]
+        ],
         speed: MachineSpeed,
     ) -> None:
         self.name = name
@@ -168,7 +173,7 @@ class ReplaySlot(Slot):
             returns = member in members
             if not returns:
                 built = self.time - began if schedule.at_once else 0.0
-                taken = self._claimed[member].request.knobs if launched[member] else None
+                taken = self._claimed.get(member)
                 members[member] = self._begun(requests[member], taken, built)
             running = members[member]
             block = running.turn(number, self._speed, rested=returns and member != trains)
@@ -208,15 +213,17 @@ class ReplaySlot(Slot):
         self._claimed, self._waiting = waiting, {}
         return [waiting[p].launched if p in waiting else "" for p in range(len(requests))]
 
-    def _begun(self, request: TrialRequest, before: Knobs | None, built: float) -> ReplayMember:
+    def _begun(
+        self, request: TrialRequest, taken: "_WarmProcesses | None", built: float
+    ) -> ReplayMember:
         """Return a trial at its first turn.
 
         Args:
-            before: knobs of the warm worker that it takes over; None: it launches processes.
+            taken: warm worker that it takes over; None: it launches processes.
             built: seconds for which its processes have been starting.
         """
-        self.launches += before is None
-        answer, draw = self._answer(request, self.time, before)
+        self.launches += taken is None
+        answer, draw = self._answer(request, self.time, taken)
         startup = max(0.0, answer.startup - built)
         return ReplayMember(request, dataclasses.replace(answer, startup=startup), draw)
 

@@ -263,7 +263,7 @@ def test_a_table_without_its_origin(tmp_path: Path) -> None:
 def test_rows_are_answers() -> None:
     def answer(**changes: Any) -> Answer:
         asked = request(knobs={"pin_memory": True, **changes.pop("knobs")}, **changes)
-        return recorded(TABLE, timed=1.5)(Launch(asked, 1, 0.0, random.Random(0)))
+        return recorded(TABLE, timed=1.5)(Launch(asked, 1, 0.0, random.Random(0), random.Random(0)))
 
     assert answer(knobs={"micro_batch": 1}).startup == 1.5
     assert answer(knobs={"micro_batch": 2}).rate == 75.5

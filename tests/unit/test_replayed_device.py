@@ -10,7 +10,7 @@ import pytest
 
 from autotune.worker.protocol import Knobs, Outcome, TimeLimit
 from benchmarks.recorded_device import RecordedDevice, read_device
-from launchers.replay import Launch, ReplayLauncher
+from launchers.replay import Answer, Launch, ReplayLauncher
 from search_spaces import defaults
 from tests.support.trials import trial
 
@@ -27,7 +27,8 @@ def knobs(**changes: object) -> Knobs:
 
 
 def launch(given: Knobs, before: Knobs | None = None) -> Launch:
-    return Launch(trial(Path("/w"), knobs=given), 1, 0.0, random.Random(0), before)
+    request = trial(Path("/w"), knobs=given)
+    return Launch(request, 1, 0.0, random.Random(0), random.Random(0), before)
 
 
 def test_recorded_configuration_runs_at_its_recorded_median(device: RecordedDevice) -> None:
@@ -98,11 +99,32 @@ def test_launch_bound_processes_differ_and_compute_bound_ones_do_not(
 
     def rates(given: Knobs) -> list[float]:
         request = trial(Path("/w"), knobs=given)
-        draws = map(random.Random, range(20))
-        return [behaviour(Launch(request, 1, 0.0, draw)).rate for draw in draws]
+        draws = [(random.Random(seed), random.Random(seed)) for seed in range(20)]
+        return [behaviour(Launch(request, 1, 0.0, *both)).rate for both in draws]
 
     assert max(rates(knobs(micro_batch=4))) > 1.3 * min(rates(knobs(micro_batch=4)))
     assert max(rates(knobs(micro_batch=32))) < 1.03 * min(rates(knobs(micro_batch=32)))
+
+
+@pytest.mark.parametrize(("stays", "launches"), [(True, 1), (False, 8)])
+def test_launch_bound_trials_in_one_process_share_its_speed(
+    device: RecordedDevice, stays: bool, launches: int
+) -> None:
+    behaviour, rates = device.behaviour(script=False), []
+
+    def noted(launch: Launch) -> Answer:
+        answer = behaviour(launch)
+        rates.append(answer.rate)
+        return answer
+
+    (slot,) = ReplayLauncher(noted, workers=1).slots
+    for number in range(8):
+        given = knobs(micro_batch=4, loader_workers=number)
+        request = trial(Path("/w"), trial=f"{number}", knobs=given, world_size=1, stays=stays)
+        slot.run_solo(request, lambda _: False)
+    assert (slot.launches, len(rates)) == (launches, 8)
+    apart = max(rates) / min(rates)
+    assert apart < 1.02 if stays else apart > 1.3
 
 
 def test_steps_are_recorded_stretches_whose_waves_come_at_random(device: RecordedDevice) -> None:

@@ -2,14 +2,18 @@
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay.answers import Answer, Behaviour, Launch
-from launchers.replay.tables import SECONDS, STATE, THROUGHPUT, Table
+from launchers.replay.tables import COMPLETE, SECONDS, STATE, THROUGHPUT, Row, Table
+from search_spaces import CATALOGUE
 
 _SECONDS_PER_HOUR = 3600.0
+_COMPILE = CATALOGUE["compile"]
+_UNCOMPILED = {name: CATALOGUE[name].default for name in ("compile", "compile_scope")}
 
 # Makers
 
@@ -23,8 +27,10 @@ def recorded(table: Table, *, timed: float) -> Behaviour:
     """Return a behaviour that plays the rows of a table, without noise.
 
     What a table does not record is made up: a loss that falls alike for all, no peak memory; the
-    parts of a step are unknown. A configuration without a row is an ERROR, unless its speed does
-    not matter, as for the reference of a loss trajectory.
+    parts of a step are unknown. A warm worker that compiles takes what the row's start-up is longer
+    than that of the same configuration uncompiled; all of it where the table does not hold that. A
+    configuration without a row is an ERROR, unless its speed does not matter, as for the reference
+    of a loss trajectory: that takes the slowest rate and the median start-up.
 
     Args:
         table: table whose throughput is taken for samples and for tokens per second.
@@ -38,15 +44,46 @@ def recorded(table: Table, *, timed: float) -> Behaviour:
             untimed = launch.request.trajectory or launch.request.profile
             problem = None if untimed else Outcome.ERROR
             return Answer(
-                rate=table.best, outcome=problem, cause=table.lacks(launch.knobs), parts={}
+                rate=table.slowest,
+                startup=statistics.median(_startup(one, timed) for one in table.complete),
+                outcome=problem,
+                cause=table.lacks(launch.knobs),
+                parts={},
             )
-        if row[STATE] != "COMPLETE":
+        if row[STATE] != COMPLETE:
             cause = f"recorded as {row[STATE]}"
             return Answer(startup=row[SECONDS], outcome=Outcome(row[STATE]), cause=cause)
-        startup = max(0.0, row[SECONDS] - timed)
-        return Answer(rate=row[THROUGHPUT], startup=startup, tokens_per_sample=1, parts={})
+        return Answer(
+            rate=row[THROUGHPUT],
+            startup=_startup(row, timed),
+            switch=_compilation(table, row, launch.knobs, timed) if _compiles_anew(launch) else 0.0,
+            tokens_per_sample=1,
+            parts={},
+        )
 
     return behaviour
+
+
+def _startup(row: Row, timed: float) -> float:
+    """Return the seconds of a COMPLETE row before it was timed."""
+    seconds: float = row[SECONDS]
+    return max(0.0, seconds - timed)
+
+
+def _compilation(table: Table, row: Row, knobs: Knobs, timed: float) -> float:
+    """Return the seconds for which the model of a row was compiled, at most its start-up."""
+    plain = table.row({**knobs, **_UNCOMPILED})
+    if plain is None or plain is row or plain[STATE] != COMPLETE:
+        return _startup(row, timed)
+    return max(0.0, _startup(row, timed) - _startup(plain, timed))
+
+
+def _compiles_anew(launch: Launch) -> bool:
+    """Return whether a warm worker compiles another graph than that of the trial before."""
+    if launch.before is None or launch.knobs[_COMPILE.name] == _COMPILE.default:
+        return False
+    of_graph = (_COMPILE.name, *_COMPILE.made_for)
+    return any(launch.knobs[name] != launch.before[name] for name in of_graph)
 
 
 # Modifiers

@@ -22,8 +22,8 @@ from search_spaces.knob import written
 
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _MEASURED = (THROUGHPUT, SECONDS, STATE)
-_COMPLETE = "COMPLETE"
-_STATES = {_COMPLETE, *Outcome}
+COMPLETE = "COMPLETE"
+_STATES = {COMPLETE, *Outcome}
 
 Row = Mapping[str, Any]
 """Knob names and the three measured columns -> value; throughput is None unless COMPLETE."""
@@ -59,10 +59,21 @@ class Table:
         return {name: _in_order({row[name] for row in self.rows}) for name in self.names}
 
     @cached_property
+    def complete(self) -> list[Row]:
+        """The rows that did not fail."""
+        return [row for row in self.rows if row[STATE] == COMPLETE]
+
+    @cached_property
     def best(self) -> float:
         """The highest throughput."""
-        rates: list[float | None] = [row[THROUGHPUT] for row in self.rows]
-        return max(rate for rate in rates if rate is not None)
+        rates: list[float] = [row[THROUGHPUT] for row in self.complete]
+        return max(rates)
+
+    @cached_property
+    def slowest(self) -> float:
+        """The lowest throughput."""
+        rates: list[float] = [row[THROUGHPUT] for row in self.complete]
+        return min(rates)
 
     def _key(self, knobs: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(knobs[name] for name in self.names)
@@ -179,7 +190,7 @@ def _row(names: Sequence[str], row: Mapping[str, str]) -> Row:
     rate, state = float(row[THROUGHPUT]) if row[THROUGHPUT] else None, row[STATE]
     if state not in _STATES:
         raise ValueError(f"state {state!r} is none of {', '.join(sorted(_STATES))}")
-    if state == _COMPLETE and not (rate and 0 < rate < math.inf):
+    if state == COMPLETE and not (rate and 0 < rate < math.inf):
         raise ValueError(f"throughput {row[THROUGHPUT]!r} of a COMPLETE row is no rate above 0")
     return {
         **{name: parsed(row[name]) for name in names},

@@ -273,4 +273,31 @@ def test_rows_are_answers() -> None:
     unknown = answer(knobs={"micro_batch": 3})
     assert unknown.outcome is Outcome.ERROR
     assert unknown.cause == "the table has no row for micro_batch=3, pin_memory=true"
-    assert answer(knobs={"micro_batch": 3}, trajectory=16).outcome is None
+    reference = answer(knobs={"micro_batch": 3}, trajectory=16)
+    assert (reference.outcome, reference.rate, reference.startup) == (None, 50.0, 0.75)
+
+
+def test_a_warm_worker_compiles_for_as_long_as_its_row_says() -> None:
+    """The compiled row takes 30 s to start, its neighbour 4 s, another compiled one has none."""
+    seconds = {("default", 3): 35.0, ("none", 3): 9.0, ("default", 6): 35.0}
+    rows = [
+        {"compile": mode, "micro_batch": size, THROUGHPUT: 100.0, SECONDS: took, STATE: "COMPLETE"}
+        for (mode, size), took in seconds.items()
+    ]
+    behaviour = recorded(Table(["compile", "micro_batch"], rows), timed=5.0)
+
+    def launched(before: dict[str, Any], **knobs: Any) -> float:
+        """Seconds of a trial in the processes of another, less those of its blocks."""
+        (slot,) = ReplayLauncher(behaviour, slots=1).slots
+        for number, asked in enumerate((before, knobs)):
+            name = f"1/{number}-search-1/1"
+            report = slot.run_solo(request(name, knobs=asked, stays=True), go_on)
+        assert slot.launches == 1
+        return report.wall_seconds - math.fsum(block.seconds for block in report.blocks)
+
+    compiled = {"compile": "default"}
+    assert launched({}, **compiled) == pytest.approx(26.0)
+    assert launched({}, **compiled, micro_batch=6) == pytest.approx(30.0)
+    assert launched(compiled, **compiled, micro_batch=6) == pytest.approx(30.0)
+    assert launched(compiled, **compiled, pin_memory=True) == pytest.approx(0.0)
+    assert launched(compiled) == pytest.approx(0.0)

@@ -50,6 +50,17 @@ def simulated_verdicts() -> str:
     return f"{wrong:.1f} %; {held:.1f} %"
 
 
+def section(name: str) -> str:
+    """Return a section of the page of results, with single spaces."""
+    page = (RESULTS / "README.md").read_text()
+    return " ".join(page.partition(f"\n## {name}\n")[2].partition("\n## ")[0].split())
+
+
+def verdict_cells() -> dict[str, Any]:
+    """Return the cells of the simulated verdicts by the name of their world."""
+    return {cell["world"]: cell for cell in recorded("verdicts-cpu")["cells"]}
+
+
 def refused() -> str:
     faults, harmless = [0, 0], [0, 0]
     for model in recorded("gate-seeds-cpu").values():
@@ -126,6 +137,39 @@ def test_figure_is_that_of_the_recorded_run(figure: str, row: str) -> None:
     there = value_in_results(row)
     for part in re.split("[;,] ", value):
         assert is_among(part, there), "the page of results says so, too"
+
+
+def test_rows_of_simulated_verdicts_are_those_of_the_recorded_run() -> None:
+    worlds = {
+        **{
+            f"gain {gain} %, sigma {sigma} %": f"gain {gain:.1f}%, sigma {sigma:.1f}%"
+            for gain, sigma in ((0.5, 0.3), (1, 1), (2, 1), (2, 3), (5, 3))
+        },
+        **{
+            f"gain 2 %, {event}": f"{event}, gain 2%, sigma 1.0%"
+            for event in ("drift", "hiccups", "uneven")
+        },
+    }
+    text, cells = section("Verdicts"), verdict_cells()
+    for row, world in worlds.items():
+        cell = cells[world]
+        better, holds = cell["better"]["share"], cell["coverage_given_better"]["share"]
+        assert f"| {row} | {better:.1f} % | {holds:.0f} % | {cell['runs']:.0f} |" in text
+    assert text.count("| gain") == len(worlds)
+
+
+def test_text_on_simulated_verdicts_has_the_figures_of_the_recorded_run() -> None:
+    text, cells = section("Verdicts"), verdict_cells()
+    denied = sorted((cell["denied"]["share"], world) for world, cell in cells.items())
+    (third, _), (second, uneven), (most, hiccups) = denied[-3:]
+    assert (uneven[:6], hiccups[:7]) == ("uneven", "hiccups")
+    assert f"at most {most:.1f} % of the studies of any cell (hiccups; {second:.1f} %" in text
+    assert f"with uneven noise, at most {third:.1f} % in the others)" in text
+    near = [cells[f"gain 5.0%, sigma {sigma}.0%"]["near_best"]["share"] for sigma in (1, 3, 8)]
+    assert (
+        f"in {near[0]:.0f} % of studies with a gain of 5 % and 1 % of noise, "
+        f"in {near[1]:.0f} % with 3 %, in {near[2]:.0f} % with 8 %"
+    ) in text
 
 
 def test_quickstart_at_the_top_is_that_of_the_recorded_runs() -> None:

@@ -15,7 +15,9 @@ runs that are not counted here, and gives away less than 0.5 % with a chance of 
 true ratio of the two configurations that it compares lies within. `near_best`: the share whose
 recommendation is within 2 % of the fastest configuration there is. `denied`: the share that says that no
 finalist is more than 2 % faster than the baseline, where one is. With each share comes its 95 %
-interval (Clopper and Pearson 1934).
+interval (Clopper and Pearson 1934). At the end `better` of cells with a gain is pooled by power, the
+share of their studies that say it: where that is rare, it is said of runs that were lucky, and fewer
+intervals hold the truth.
 """
 
 import argparse
@@ -88,6 +90,8 @@ class World:
         return best[bucket] + {10: 0.0, 50: 0.0, 1: -0.01}[logging]
 
 
+_POWERS = (0, 5, 50, 100)
+"""Shares of studies that say `better`, in per cent, by which cells are pooled."""
 SIGMAS, GAINS = (0.003, 0.01, 0.03, 0.08), (0.005, 0.01, 0.02, 0.05)
 _EVENTS: dict[str, dict[str, Any]] = {
     "drift": {"drift": -0.001},
@@ -272,6 +276,19 @@ def summary(world: World, found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
+def by_power(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how many intervals of `better` hold the truth where there is a gain, by cells' power."""
+    gains = {world.name: world.gain for world in WORLDS}
+    rows = []
+    for low, high in itertools.pairwise(_POWERS):
+        own = [c for c in cells if gains[c["world"]] and low < c["better"]["share"] <= high]
+        counts = [(c, round(c["better"]["share"] / 100 * c["studies"])) for c in own]
+        better = sum(count for _, count in counts)
+        hold = sum(round(c["coverage_given_better"]["share"] / 100 * n) for c, n in counts)
+        rows.append({"power": [low, high], "cells": len(own), "better": better, "hold": hold})
+    return rows
+
+
 def _share(several: Sequence[bool]) -> dict[str, float | None] | None:
     """With its interval; None where there is nothing to count."""
     if not several:
@@ -320,10 +337,16 @@ def main() -> None:
         cells = list(pool.map(measure, worlds))
     if given.json:
         settings = {"rounds": given.rounds, "finalists": given.finalists}
-        print(json.dumps({**settings, "cells": cells}, indent=2))
+        print(json.dumps({**settings, "cells": cells, "by_power": by_power(cells)}, indent=2))
         return
     for one in cells:
         print("  ".join(f"{name} {_written(value)}" for name, value in one.items()))
+    for row in by_power(cells):
+        low, high = row["power"]
+        print(
+            f"`better` in over {low} to {high} % of studies of a gain, {row['cells']} cells: "
+            f"{row['hold']} of {row['better']} intervals hold the truth"
+        )
 
 
 def _written(value: Any) -> str:

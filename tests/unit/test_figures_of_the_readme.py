@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.quickstart import summary
+from benchmarks.verdicts import by_power
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -90,7 +91,7 @@ def ends_with_more_left() -> str:
 FIGURES: dict[str, Callable[[], str]] = {
     'eight quickstarts in a row, all "better"': quickstarts,
     "a trial besides its steps; torchrun's": cost_of_a_trial,
-    'simulated: equals called "better"; intervals that hold the truth': simulated_verdicts,
+    'simulated: equals called "better"; gains that lie in their interval': simulated_verdicts,
     "planted faults refused; harmless changes refused": refused,
     "trials to within 2 % of the best, median; Optuna's TPE": trials_to_a_good_row,
     STOPPED_EARLY: ends_with_more_left,
@@ -170,6 +171,18 @@ def test_text_on_simulated_verdicts_has_the_figures_of_the_recorded_run() -> Non
         f"in {near[0]:.0f} % of studies with a gain of 5 % and 1 % of noise, "
         f"in {near[1]:.0f} % with 3 %, in {near[2]:.0f} % with 8 %"
     ) in text
+
+
+def test_intervals_where_better_is_rare_are_told_by_themselves() -> None:
+    rare, some, common = by_power(recorded("verdicts-cpu")["cells"])
+    text = section("Verdicts")
+    for row in (rare, some, common):
+        assert f"({row['cells']} cells) {row['hold']:,} of {row['better']:,}" in text
+    assert f"of {rare['better']}: {100 * rare['hold'] / rare['better']:.0f} %" in text
+    rows = [rare, some, common]
+    pooled = sum(row["hold"] for row in rows) / sum(row["better"] for row in rows)
+    assert f"holds the truth in {100 * pooled:.1f} %" in text
+    assert f"; {rare['hold']} of {rare['better']}" in value_in_results(ROWS[2])
 
 
 def test_quickstart_at_the_top_is_that_of_the_recorded_runs() -> None:

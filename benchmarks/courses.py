@@ -46,8 +46,9 @@ class Course:
 
     @property
     def done(self) -> bool:
-        """True if everything that is waited for has happened."""
-        return len(self.regret) >= max(REGRETS) and None not in self.trials.values()
+        """True if everything that is waited for has happened, of ours its stop as well."""
+        stops = self.stopped is not None or self.sampler != OURS
+        return stops and len(self.regret) >= max(REGRETS) and None not in self.trials.values()
 
     @property
     def left(self) -> float | None:

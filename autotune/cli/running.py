@@ -392,9 +392,17 @@ def _prepare(
 
 def _leave_when_told(running: "Daemon | DaemonPool") -> None:
     """Shut down on SIGTERM, and when the terminal is closed, unless nohup has that ignored."""
+    terminals = [output for output in (1, 2) if os.isatty(output)]
+
+    def leave_terminal(*_: object) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for output in terminals:  # a write to one that is closed is an error
+            os.dup2(nowhere, output)
+        running.shut_down()
+
     signal.signal(signal.SIGTERM, lambda *_: running.shut_down())
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: running.shut_down())
+        signal.signal(signal.SIGHUP, leave_terminal)
 
 
 def _follow_until_done(

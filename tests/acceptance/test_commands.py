@@ -1,11 +1,15 @@
 """Every command as a user gives it: a real process, real databases, real signals."""
 
+import contextlib
 import csv
+import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +25,7 @@ import autotune as library
 from autotune.analysis.verdict import Verdict
 from autotune.cli import app
 from autotune.config import load
+from autotune.errors import StudyNotFound
 from autotune.views.block import final_block
 from autotune.views.figures import figures_of, gain_as_json
 from autotune.views.verdict_text import shown
@@ -524,6 +529,50 @@ def test_sigterm_puts_a_study_in_the_foreground_back_into_the_queue(tiny: StudyF
     again = tiny.run("start", "study.yaml", "--foreground")
     assert again.returncode == 0, again.stdout + again.stderr
     tiny.assert_complete(trials=3)
+
+
+def on_a_terminal(folder: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A command on a terminal of its own, and the other end of that."""
+    ours, its = pty.openpty()
+    os.set_blocking(ours, False)
+
+    def begin() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    command = [sys.executable, "-P", "-m", "autotune", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=begin,
+    )
+    os.close(its)
+    return process, ours
+
+
+@pytest.mark.long
+def test_closed_terminal_puts_a_study_in_the_foreground_back_into_the_queue(
+    tiny: StudyFolder,
+) -> None:
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 1000})
+    process, terminal = on_a_terminal(tiny.folder, "start", "study.yaml", "--foreground")
+
+    def runs() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 2**20)  # what nobody reads would stop the process
+        with contextlib.suppress(StudyNotFound):
+            return any(attempt.running for attempt in tiny.attempts())
+        return False
+
+    wait_for(runs, "an attempt runs")
+    os.close(terminal)
+    assert process.wait(300) == 75
+    assert (tiny.study().state, tiny.lease()) == ("QUEUED", None)
+    tiny.wait_nothing_runs()
 
 
 def test_the_daemon_leaves_when_its_queue_is_empty(finished: StudyFolder) -> None:

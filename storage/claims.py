@@ -139,7 +139,8 @@ class Claims:
     ) -> None:
         """Record that a study is begun, or taken over from the last holder of its lease.
 
-        A further try of one that could not run is not recorded: a study may wait for weeks.
+        A further try of one that could not run is recorded once its facts are known: a study may
+        wait for weeks.
         """
         detail = f"process {holder.pid}"
         if row.state != StudyState.RUNNING:
@@ -165,11 +166,17 @@ class Claims:
     def record_facts(self, lease: Lease, study_id: int, facts: dict[str, Any]) -> None:
         """Store the facts that constraints ask about the study's machine.
 
+        They are known once a study can run: it is begun, if it had failed to before.
+
         Args:
             facts: search_spaces.Facts as a dictionary.
         """
         with self._transactions.fenced(lease) as session:
-            session.execute(update(StudyRow).where(StudyRow.id == study_id).values(facts=facts))
+            row = _of_daemon(session, study_id)
+            row.facts = facts
+            if row.retries and self._events.last_of_daemons(session, row) == EventKind.REQUEUED:
+                held = session.scalars(select(LeaseRow).where(LeaseRow.key == lease.key)).one()
+                self._events.add(session, row, EventKind.BEGUN, f"process {held.pid}")
 
     def record_slots(self, lease: Lease, study_id: int, slots: SlotHealth) -> None:
         """Replace what is known of a study's slots."""

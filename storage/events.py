@@ -60,6 +60,19 @@ class Events:
         own = select(EventRow.detail).where(EventRow.study == study.name)
         return session.scalar(own.order_by(EventRow.id.desc()).limit(1)) == detail[:_MOST_LETTERS]
 
+    def last_of_daemons(self, session: Session, study: StudyRow) -> EventKind | None:
+        """Return the last claim or return of a study by a daemon; None: there is none."""
+        kinds = (EventKind.BEGUN, EventKind.TAKEN_OVER, EventKind.REQUEUED)
+        own = (EventRow.study == study.name, EventRow.study_id == study.id)
+        last = (
+            select(EventRow.what)
+            .where(*own, EventRow.what.in_(kinds))
+            .order_by(EventRow.id.desc())
+            .limit(1)
+        )
+        found = session.scalar(last)
+        return EventKind(found) if found else None
+
     def of(self, study: str | None = None, last: int | None = None) -> list[StoredEvent]:
         """Return events, oldest first.
 

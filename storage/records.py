@@ -158,7 +158,7 @@ class EventKind(StrEnum):
     STOPPED = "stopped"
     DELETED = "deleted"
     BEGUN = "begun"
-    """Claimed by a daemon. Detail: its process."""
+    """Claimed by a daemon; after a try that failed, once it can run there. Detail: the process."""
     TAKEN_OVER = "taken over"
     """Claimed while it ran: its daemon had died. Detail: the new process and the one before."""
     REQUEUED = "requeued"

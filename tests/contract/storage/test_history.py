@@ -120,6 +120,22 @@ class TestEvents:
             "no room; tried again in 50 s.",
         ]
 
+    def test_try_that_succeeds_is_recorded_once(self, repository: Repository) -> None:
+        submit(repository, "first")
+        for number in (1, 2):
+            claimed = take(repository)
+            retry = Retry("no cluster", 0.0, number)
+            repository.claims.put_back(claimed.lease, claimed.study.id, retry)
+            repository.leases.release(claimed.lease)
+        repository.studies.arrange("first", priority=3)
+        claimed = take(repository, SECOND)
+        before = told(repository)
+        for _ in range(2):  # once more by a daemon whose storage was away
+            repository.claims.record_facts(claimed.lease, claimed.study.id, {"world_size": 4})
+        assert before[-2:] == [EventKind.REQUEUED, EventKind.PRIORITY]
+        assert told(repository) == [*before, EventKind.BEGUN]
+        assert repository.events.of("first")[-1].detail == "process 2"
+
     def test_event_tells_account_role_host_and_command(self, repository: Repository) -> None:
         Repository(repository.database, "start").studies.submit("first", CLUSTER, {}, "/w")
         [event] = repository.events.of("first")

@@ -338,7 +338,10 @@ class _Heartbeat:
                 self._signals.lease_stale.set()
             except _UNREACHABLE as error:
                 self._outage.tell(error)
-            except Exception:  # without a heartbeat the lease runs out, and another daemon takes it
+            except AutotuneError as error:  # without a heartbeat the lease runs out
+                log.error("study %s: its lease cannot be renewed: %s", self._study.name, error)
+                self._signals.lease_stale.set()
+            except Exception:
                 log.exception("study %s: its lease cannot be renewed", self._study.name)
                 self._signals.lease_stale.set()
 

@@ -76,11 +76,11 @@ class Signals:
         """Raise the signal that was given, if one was.
 
         Raises:
-            StaleLease: another daemon has the study.
+            StaleLease: the lease is gone, or could not be renewed.
             Stopped: it is to stop.
         """
         if self.lease_stale.is_set():
-            raise StaleLease("another daemon has taken over; this one writes no more")
+            raise StaleLease("this daemon's lease on the study is gone; it writes no more")
         if self.stop.is_set():
             raise Stopped
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import Requeued, StorageError
+from autotune.errors import Requeued, StaleLease, StorageError
 from autotune.service import daemon as service
 from autotune.service.daemon import Daemon, _Heartbeat
 from autotune.service.queues import this_queue
@@ -147,14 +147,15 @@ def test_daemon_that_leaves_by_itself_takes_no_lease_while_it_is_idle(
 
 
 def test_study_whose_lease_cannot_be_renewed_is_given_up_at_once(
-    played: Replayed, monkeypatch: pytest.MonkeyPatch
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A role may have lost a right; another daemon takes the study once the lease has run out."""
+    refusal = "permission denied for table autotune_lease"
     tried: list[str] = []
 
     def refused(_: Leases, lease: Lease, seconds: float) -> None:
         tried.append(lease.key)
-        raise StorageError("permission denied for table autotune_lease")
+        raise StorageError(refusal)
 
     played.submit(**SHORT)
     claim = played.repository.claims.take(this_queue(), LeaseHolder(this_host(), 1, 600.0))
@@ -163,5 +164,9 @@ def test_study_whose_lease_cannot_be_renewed_is_given_up_at_once(
     signals = Signals()
     beat = _Heartbeat(played.repository, claim.study, claim.lease, signals, lambda: None)
     beat.run(threading.Event())
-    assert signals.lease_stale.is_set()
     assert tried == [claim.lease.key]
+    with pytest.raises(StaleLease, match=r"^this daemon's lease on the study is gone"):
+        signals.check()
+    [told] = caplog.records
+    assert told.getMessage() == f"study played: its lease cannot be renewed: {refusal}"
+    assert told.exc_info is None

@@ -75,7 +75,8 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
     tiny.wait_state("DONE")
     # It finds its attempt given up, and serves nobody from then on.
     log = tiny.folder / ".autotune" / "daemon.log"
-    wait_for(lambda: "another daemon has taken over" in log.read_text(), "it notices")
+    told = ("another daemon has taken over", "lease on the study is gone")
+    wait_for(lambda: any(text in log.read_text() for text in told), "it notices")
     wait_for(lambda: not Path(f"/proc/{paused.pid}").exists(), "the first daemon leaves")
     tiny.assert_complete(trials=trials)
     states = rows(tiny, f"select state from autotune_attempt where id = {interrupted.id}")

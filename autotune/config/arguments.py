@@ -1,6 +1,7 @@
 """Configuration as arguments of the user's script: the knobs that the script sets by itself."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ _OPTION = re.compile(r"-[A-Za-z-]")
 """Beginning of an option: that of a negative number is another one."""
 _SWITCH = re.compile(r"(-{1,2}[^\s=/:]+)?/(-{1,2}[^\s=/:]+)")
 """Options that switch something on and off; without the first one its default is on."""
-_WHOLE = re.compile(r"[-+]?[0-9]{1,30}")
+_WHOLE = re.compile(r"[-+]?[0-9](_?[0-9]){0,29}")
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
@@ -186,16 +187,17 @@ def _is_attached(word: str, flag: str) -> bool:
 
 
 def number(text: str | None) -> int | float | None:
-    """Return the number that a text is to a script; None if it is none.
+    """Return the finite number that a text is to a script; None if it is none.
 
     Digits are decimal, whatever stands in front of them: `064` is 64.
     """
     if text is None:
         return None
     try:
-        return int(text) if _WHOLE.fullmatch(text) else float(text)
+        found = int(text) if _WHOLE.fullmatch(text) else float(text)
     except ValueError:
         return None
+    return found if math.isfinite(found) else None
 
 
 def truth_today(flag: str, text: str | None) -> bool | None:

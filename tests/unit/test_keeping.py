@@ -153,6 +153,13 @@ def test_part_of_a_knob_is_what_the_script_has_today(
     assert f"workload.in_proportion.micro_batch.{setting}: {told}" in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ["auto", "nan", "inf"])
+def test_text_that_is_no_number_contradicts_no_part(tmp_path: Path, text: str) -> None:
+    workload = {**TWO_LOADERS, "args": [f"--unlabeled-bs={text}"]}
+    today = {"micro_batch": 16, "accumulation_steps": 1}
+    assert study(tmp_path, workload, baseline=today, search_space={"micro_batch": [8, 16]})
+
+
 def test_part_that_the_script_has_by_default_is_as_the_study_says(tmp_path: Path) -> None:
     workload = {**TWO_LOADERS, "args": ["--unlabeled-bs=12"]}
     today = {"micro_batch": 16, "accumulation_steps": 1}

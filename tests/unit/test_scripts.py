@@ -125,6 +125,7 @@ def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
         ("micro_batch", "064", 64),
         ("micro_batch", "08", 8),
         ("micro_batch", "+8", 8),
+        ("micro_batch", "1_024", 1024),
         ("bucket_cap_mb", "1e1", 10.0),
         ("pin_memory", "on", True),
         ("precision", "bf16", "bf16"),
@@ -138,7 +139,7 @@ def test_text_of_an_argument_is_what_a_script_reads_in_it(
     assert spec.full_baseline()[knob] == expected
 
 
-@pytest.mark.parametrize("text", ["2024-99-99", "0x10", "1:30", "[8", "null"])
+@pytest.mark.parametrize("text", ["2024-99-99", "0x10", "1:30", "[8", "null", "nan"])
 def test_text_that_is_no_number_is_no_batch(tmp_path: Path, text: str) -> None:
     with pytest.raises(SpecError, match=r"args do not say what --batch-size is today"):
         load(study(tmp_path, {**SCRIPT, "args": [f"--batch-size={text}"]}))

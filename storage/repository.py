@@ -58,20 +58,18 @@ class Messages:
         message: str | NewMessage,
         *,
         kind: MessageKind = MessageKind.SAID,
-        cause: str = "",
     ) -> None:
         """Store a message for the readers of a study's log.
 
-        Args:
-            cause: beginning of the message. It takes the place of the last message if that is of this
-                kind and has the same beginning; empty: it is added.
+        One of waiting that repeats the last message only renews its time: a reader that has printed
+        it prints it once.
         """
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
             said = vars(NewMessage.of(message))
-            last = session.scalar(_newest(study_id)) if cause else None
-            if last is not None and last.kind == kind and last.text.startswith(cause):
-                last.at, last.text = at, said["text"]
+            last = session.scalar(_newest(study_id)) if kind == MessageKind.WAITING else None
+            if last is not None and (last.kind, last.text) == (kind, said["text"]):
+                last.at = at
                 return
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, **said))
 

@@ -240,11 +240,13 @@ class Daemon:
         Machines recover by themselves, or are repaired; another version may have its daemon by then.
         """
         retry = retry_after(study.retries, error, ran)
-        told = f"{retry.why}; tried again in {duration(retry.seconds)}."
-        waiting = MessageKind.WAITING
-        self._repository.messages.say(lease, study.id, told, kind=waiting, cause=retry.why)
+        told = (
+            f"{retry.why}; tried again now and then."  # the pauses differ, and `retry_at` has them
+        )
+        self._repository.messages.say(lease, study.id, told, kind=MessageKind.WAITING)
         state = self._repository.claims.put_back(lease, study.id, retry)
-        log.warning("study %s: %s: %s", study.name, state, told)
+        again = duration(retry.seconds)
+        log.warning("study %s: %s: %s; tried again in %s", study.name, state, retry.why, again)
 
     def _fail(self, lease: Lease, study: StoredStudy, error: str) -> None:
         log.info("study %s: %s: %s", study.name, StudyState.FAILED, error)

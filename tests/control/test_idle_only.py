@@ -71,7 +71,7 @@ def test_study_stays_in_the_queue_while_the_driver_does_not_answer(
     thread = threading.Thread(target=daemon.serve, kwargs={"idle_seconds": 0.0})
     thread.start()
     wait_for(
-        lambda: "tried again in" in played.said() or played.study().error,
+        lambda: "tried again now and then" in played.said() or played.study().error,
         "the study has been tried",
     )
     failing.unlink()

@@ -163,7 +163,7 @@ def test_without_another_the_cluster_is_waited_for(played: Replayed) -> None:
     played.submit(**SHORT)
     played.on(Striking(played)).serve()
     played.assert_complete(trials=6)
-    assert f"{DEAD}; tried again in" in played.said()
+    assert f"{DEAD}; tried again now and then" in played.said()
     assert len(played.machine.opened) == 2
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
+from autotune.views.progress import ProgressLines
 from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
@@ -57,8 +59,29 @@ def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
     played.machine = Down()
     played.serve()
     played.assert_complete(trials=3)
-    told = "no Ray cluster at head:6379; tried again in"
-    assert played.said().count(told) == 1  # the second try's message replaces the first one's
+    told = "no Ray cluster at head:6379; tried again now and then."
+    assert played.said().count(told) == 1
+
+
+@dataclasses.dataclass
+class Read(Down):
+    """As Down, and before each try somebody reads what the study says."""
+
+    read: Callable[[], object] = list
+
+    def open(self, *given: Any) -> ReplayLauncher:
+        self.read()
+        return super().open(*given)
+
+
+def test_line_that_is_printed_after_a_try_stays_true_after_the_next_one(played: Replayed) -> None:
+    printed: list[str] = []
+    played.submit(**SHORT)
+    lines = ProgressLines(played.repository, played.study())
+    played.machine = Read(read=lambda: printed.extend(lines.new()))
+    played.serve()
+    [waits] = [line.partition("Waiting: ")[2] for line in printed if "Waiting: " in line]
+    assert waits in played.said().splitlines()
 
 
 @pytest.mark.long

@@ -106,8 +106,7 @@ class TestEvents:
         for number in range(1, 51):
             claimed = take(repository)
             why = "no cluster" if number < 50 else "no room"
-            told = f"{why}; tried again in {number} s."
-            repository.messages.say(claimed.lease, claimed.study.id, told, kind=waiting, cause=why)
+            repository.messages.say(claimed.lease, claimed.study.id, why, kind=waiting)
             repository.claims.put_back(claimed.lease, claimed.study.id, Retry(why, 0.0, number))
             repository.leases.release(claimed.lease)
         assert [(event.what, event.detail) for event in repository.events.of("first")[2:]] == [
@@ -115,10 +114,7 @@ class TestEvents:
             (EventKind.REQUEUED, "no room"),
         ]
         found = repository.messages.of(claimed.study.id)
-        assert [message.text for message in found] == [
-            "no cluster; tried again in 49 s.",
-            "no room; tried again in 50 s.",
-        ]
+        assert [message.text for message in found] == ["no cluster", "no room"]
 
     def test_try_that_succeeds_is_recorded_once(self, repository: Repository) -> None:
         submit(repository, "first")

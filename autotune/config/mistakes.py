@@ -175,7 +175,8 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
     if allowed := _ALLOWED.get((*path, kind)) or _ALLOWED.get(path):
         return f"must be {allowed}, got {in_yaml(given)}"
     if kind in ("model_type", "dict_type"):
-        return f"must be a mapping, got {in_yaml(given)}{_if_empty(given)}"
+        is_required = len(path) == 1 and model.model_fields[str(path[0])].is_required()
+        return f"must be a mapping, got {in_yaml(given)}{'' if is_required else _if_empty(given)}"
     return _reworded(detail["msg"].removeprefix("Value error, "), kind, given)
 
 

@@ -240,6 +240,14 @@ def test_several_mistakes_are_told_in_the_order_of_the_file(folder):
     assert [problem.split(":")[1] for problem in told] == ["2", "3", "5", "6"]
 
 
+@pytest.mark.parametrize(("section", "is_required"), [("workload", True), ("budget", False)])
+def test_only_a_section_that_is_not_required_is_to_be_taken_out(folder, section, is_required):
+    start = "name: a\n" if is_required else START
+    [told] = problems(folder, f"{start}{section}:\n")
+    assert "must be a mapping, got null" in told
+    assert ("take it out" in told) is not is_required
+
+
 def test_mistakes_between_fields_are_told_beside_those_within_one(folder):
     told = problems(folder, f"{START}seed: -1\nsearch_space: quikc\nbaseline: {{depth: 2}}\n")
     assert len(told) == 3, told

@@ -6,7 +6,9 @@ Orchestration of a trial is the time from its start to the start of the next one
 its training steps. The first trial of a study is left out: it also pays for opening the launcher. The
 trials differ in DDP's buckets, so that each launches processes of its own; `local, taken over` is of
 trials that differ in what acts on a step, which take over those that are there. The baseline runs
-once in these studies, so that each trial runs by itself.
+once in these studies, so that each trial runs by itself. Suggestions are random, but for `local, model`,
+of the sampler that studies have by default; its suggestions take longer after many trials
+(suggestion_cost.py).
 
 A study with repeats of the baseline measures trials beside the baseline where the machine is restless.
 `beside the baseline` holds what such a trial takes more than its own training: seconds in which the
@@ -69,6 +71,7 @@ def main() -> None:
         seconds["torchrun"] += [torchrun_overhead(GPT) for _ in range(2)]
         seconds["local, taken over"] += study_overheads("local", GPT, arguments.trials, knob=STEP)
         seconds["local again"] += study_overheads("local", GPT, arguments.trials)
+        seconds["local, model"] += study_overheads("local", GPT, arguments.trials, sampler="model")
         paired += paired_extras("local", GPT, arguments.trials)
         seconds["local, Hugging Face"] += study_overheads("local", HUGGING_FACE, arguments.trials)
         seconds["torchrun, Hugging Face"] += [torchrun_overhead(HUGGING_FACE) for _ in range(2)]
@@ -133,6 +136,7 @@ def study_overheads(
     trials: int,
     resources: dict[str, Any] = ON_PROCESSORS,
     knob: str = WRAPPER,
+    sampler: str = "random",
 ) -> list[float]:
     """Run a study over one knob; return seconds besides training of all trials but the first and last.
 
@@ -141,6 +145,7 @@ def study_overheads(
     """
     study = _study(launcher, workload, trials, resources, knob)
     study["measurement"]["baseline_runs"] = 1
+    study["sampler"] = sampler
     windows = _windows(study)
     if any(window.paired for window in windows):
         raise SystemExit("a trial ran beside the baseline, though the baseline runs once")

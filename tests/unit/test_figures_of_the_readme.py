@@ -90,7 +90,7 @@ def ends_with_more_left() -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     'eight quickstarts in a row, all "better"': quickstarts,
-    "a trial besides its steps; torchrun's": cost_of_a_trial,
+    "a trial besides its steps, suggested at random; torchrun's": cost_of_a_trial,
     'simulated: equals called "better"; gains that lie in their interval': simulated_verdicts,
     "planted faults refused; harmless changes refused": refused,
     "trials to within 2 % of the best, median; Optuna's TPE": trials_to_a_good_row,
@@ -138,6 +138,13 @@ def test_figure_is_that_of_the_recorded_run(figure: str, row: str) -> None:
     there = value_in_results(row)
     for part in re.split("[;,] ", value):
         assert is_among(part, there), "the page of results says so, too"
+
+
+def test_cost_of_a_trial_tells_what_the_models_suggestions_add() -> None:
+    milliseconds = recorded("suggestion-cost-cpu")["after_100"]["model"]["median_ms"]
+    added = f"{milliseconds / 1000:.2f} s after 100 trials"
+    assert f"with random suggestions; the model's add {added}" in section("Cost of a trial")
+    assert added in value_in_results(ROWS[1])
 
 
 def test_rows_of_simulated_verdicts_are_those_of_the_recorded_run() -> None:

@@ -184,13 +184,17 @@ def _restricted(courses: Iterable[Course], level: str) -> list[int]:
 
 
 def summary_of_studies(found: Sequence[Simulation]) -> dict[str, Any]:
-    """Medians over seeds; a study without a recommendation falls short of everything."""
+    """Return figures over seeds; a study without a recommendation falls short of everything."""
     shortfalls = [1.0 if s.shortfall is None else s.shortfall for s in found]
     return {
         "median_trials": statistics.median(s.trials for s in found),
         "median_launches": statistics.median(s.launches for s in found),
         "median_seconds": statistics.median(s.seconds for s in found),
         "median_shortfall": statistics.median(shortfalls),
+        "mean_shortfall": round(statistics.mean(shortfalls), 4),
+        "share_with_more_than_2_percent_left": round(
+            statistics.mean(share > LEVELS["2"] for share in shortfalls), 3
+        ),
         "worst_shortfall": max(shortfalls),
         "verdicts": dict(Counter(s.verdict for s in found)),
     }

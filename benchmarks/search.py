@@ -433,7 +433,9 @@ def _shown(report: Mapping[str, Any]) -> str:
             lines.append(
                 f"{name:12} whole studies: {figures['median_trials']:g} trials, "
                 f"{figures['median_seconds']:.0f} s, {figures['median_shortfall']:.1%} below the best "
-                f"row (worst {figures['worst_shortfall']:.1%}), {figures['verdicts']}"
+                f"row (mean {figures['mean_shortfall']:.1%}, worst {figures['worst_shortfall']:.1%}, "
+                f"more than 2 % in {figures['share_with_more_than_2_percent_left']:.0%}), "
+                f"{figures['verdicts']}"
             )
     lines += [f"{name}: {json.dumps(own)}" for name, own in report["against_ours"].items()]
     lines += map(json.dumps, report["by_launch"])

@@ -37,9 +37,9 @@ _PROCESS_SIGMA = 0.2
 """Standard deviation between processes of the logarithm of the step time, of launch-bound
 configurations (measured: 111, 124, 181 ms in three processes)."""
 _BUILD_SIGMA = 0.005
-"""The same between builds, also in one process, of all configurations (measured: 79.4, 79.8, 80.4 ms in
-three builds of one process, minutes apart; the scatter of steps explains 0.2 %). A second process of a
-configuration that computes was not recorded."""
+"""Standard deviation of the same between builds, in one process or several, of all configurations
+(measured: 79.4, 79.8, 80.4 ms in three builds of one process, minutes apart; the scatter of steps
+explains 0.2 %). No second process of a configuration that computes was recorded."""
 _STRETCH = 10.0
 """Mean length in steps of a stretch that is replayed as recorded (judgement: a slow wave lasts six; the
 rule of Politis and White 2004 gives eight for 27 steps of which neighbours correlate by 0.8)."""

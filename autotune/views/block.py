@@ -44,10 +44,7 @@ def headline(figures: StudyFigures) -> str:
     answer, ratio = figures.answer, figures.answer.speedup
     if not answer.better or ratio is None:
         return answer.text
-    rounds = counted(answer.rounds, "round")
-    alone = figures.running is not None and not figures.running.in_turn
-    how = f"{rounds}, each run by itself" if alone else f"{rounds} in turn"
-    basis = how if answer.confirmed else "not confirmed"
+    basis = f"{counted(answer.rounds, 'round')} in turn" if answer.confirmed else "not confirmed"
     claimed = claim(ratio, terms=Terms.of(figures.unit))
     return f"{'So far ' if figures.provisional else ''}{claimed}, {basis}"
 

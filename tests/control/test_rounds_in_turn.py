@@ -8,8 +8,6 @@ import pytest
 
 from autotune.analysis.verdict import Verdict
 from autotune.views import paper
-from autotune.views.block import final_block
-from autotune.views.figures import figures_of
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, SpeedVariation
@@ -110,8 +108,6 @@ def test_what_does_not_fit_together_runs_one_after_another(
     played.on(within_memory(PLAIN, peak, 2**40), environment=here).run(**SMALL)
     assert in_turn(played) == {together}
     assert ("by their peaks they need" in played.said()) != together
-    how = "rounds in turn" if together else "rounds, each run by itself"
-    assert how in final_block(figures_of(played.repository, played.study())).splitlines()[0]
 
 
 def test_long_steps_are_no_neighbours(played: Replayed) -> None:

@@ -166,7 +166,8 @@ class Claims:
     def record_facts(self, lease: Lease, study_id: int, facts: dict[str, Any]) -> None:
         """Store the facts that constraints ask about the study's machine.
 
-        They are known once a study can run: it is begun, if it had failed to before.
+        They are known once a study can run: it is begun, if it had failed to before. That is recorded
+        unless it has failed twice for one reason, as a study may try for weeks.
 
         Args:
             facts: search_spaces.Facts as a dictionary.
@@ -174,7 +175,8 @@ class Claims:
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study_id)
             row.facts = facts
-            if row.retries and self._events.last_of_daemons(session, row) == EventKind.REQUEUED:
+            returned = self._events.last_of_daemons(session, row) == EventKind.REQUEUED
+            if row.retries and returned and not self._events.returned_alike(session, row):
                 held = session.scalars(select(LeaseRow).where(LeaseRow.key == lease.key)).one()
                 self._events.add(session, row, EventKind.BEGUN, f"process {held.pid}")
 

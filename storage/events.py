@@ -73,6 +73,13 @@ class Events:
         found = session.scalar(last)
         return EventKind(found) if found else None
 
+    def returned_alike(self, session: Session, study: StudyRow) -> bool:
+        """Return whether daemons have put a study back twice in a row for the same reason."""
+        own = (EventRow.study == study.name, EventRow.study_id == study.id)
+        returns = select(EventRow.detail).where(*own, EventRow.what == EventKind.REQUEUED)
+        last = session.scalars(returns.order_by(EventRow.id.desc()).limit(2)).all()
+        return len(last) == 2 and last[0] == last[1]
+
     def of(self, study: str | None = None, last: int | None = None) -> list[StoredEvent]:
         """Return events, oldest first.
 

@@ -118,7 +118,7 @@ def repeats_made(attempts: Attempts) -> int:
     if search is None or last is None:
         return 0
     since = [one for one in attempts.of(Purpose.REPEAT) if one.id > search.id]
-    return sum(one.environment in (None, last.environment) for one in since)
+    return sum(one.id > last.id or one.environment in (None, last.environment) for one in since)
 
 
 def _rates(runs: Iterable[StoredAttempt]) -> tuple[float, ...]:

@@ -396,8 +396,9 @@ def _leave_when_told(running: "Daemon | DaemonPool") -> None:
 
     def leave_terminal(*_: object) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for output in terminals:  # a write to one that is closed is an error
-            os.dup2(nowhere, output)
+        for output in terminals:
+            if not os.isatty(output):  # it is closed: a write to it is an error
+                os.dup2(nowhere, output)
         running.shut_down()
 
     signal.signal(signal.SIGTERM, lambda *_: running.shut_down())

@@ -240,9 +240,8 @@ class Daemon:
         Machines recover by themselves, or are repaired; another version may have its daemon by then.
         """
         retry = retry_after(study.retries, error, ran)
-        told = (
-            f"{retry.why}; tried again now and then."  # the pauses differ, and `retry_at` has them
-        )
+        # The pauses differ, and `retry_at` has them.
+        told = f"{retry.why}; tried again now and then."
         self._repository.messages.say(lease, study.id, told, kind=MessageKind.WAITING)
         state = self._repository.claims.put_back(lease, study.id, retry)
         again = duration(retry.seconds)

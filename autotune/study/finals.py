@@ -261,8 +261,9 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                least = max(shortest, self._seconds_alone(confirmation, knobs, missing))
-                limit = self._time.for_proof(1 / runs, least, others)
+                several = [confirmation.candidates[t].knobs for t in missing]
+                like_before = self._seconds_like_before(confirmation, [knobs], several)
+                limit = self._time.for_proof(1 / runs, max(shortest, like_before), others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, round=number)
                 self._runner.run_timed(attempt, limit)
         return True
@@ -308,7 +309,7 @@ class Finals:
         to_come = confirmation.runs_to_come(PROOF.fewest_rounds)
         least = self._runner.prices.round(knobs)
         others = self._needed(confirmation, order) - least
-        least = max(least, self._seconds_like_before(confirmation, knobs))
+        least = max(least, self._seconds_like_before(confirmation, knobs, knobs))
         limit = self._time.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
         peak_bytes = sum(one.peak_bytes for one in chosen)
         self._runner.run_interleaved(members, limit, peak_bytes)
@@ -340,31 +341,25 @@ class Finals:
         least = PROOF.least_further * self._runner.prices.recorded_round(members)
         return rounds * least <= self._time.left
 
-    def _seconds_like_before(self, confirmation: Confirmation, members: Sequence[Knobs]) -> float:
-        """Return seconds with which a round tells as much as those that it counts like.
+    def _seconds_like_before(
+        self, confirmation: Confirmation, runs: Sequence[Knobs], missing: Sequence[Knobs]
+    ) -> float:
+        """Return seconds with which runs of a round tell as much as those that they count like.
 
-        They are 0 where there are none. Where no other could follow those that have to be measured,
+        They are 0 where there are none. Where no other round could follow those that have to be measured,
         these share all that is left.
+
+        Args:
+            runs: configurations of the runs.
+            missing: configurations that the round has yet to measure, these among them.
         """
         if not self._time.limited or not _counts_like_others(confirmation):
             return 0.0
-        rounds = max(1, confirmation.to_prove)
-        before, left = self._runner.prices.recorded_round(members), max(0.0, self._time.left)
-        follows = left - rounds * before >= PROOF.least_further * before
-        return before if follows else left / rounds
-
-    def _seconds_alone(
-        self, confirmation: Confirmation, knobs: Knobs, missing: Sequence[int]
-    ) -> float:
-        """Return the seconds of one member, where those of a further round run one by one.
-
-        Args:
-            missing: trials that the round has yet to measure, the member's among them.
-        """
-        several = [confirmation.candidates[trial].knobs for trial in missing]
-        prices = self._runner.prices
-        share = prices.recorded_round([knobs]) / prices.recorded_round(several)
-        return share * self._seconds_like_before(confirmation, several)
+        recorded, left = self._runner.prices.recorded_round, max(0.0, self._time.left)
+        whole = recorded([confirmation.candidates[trial].knobs for trial in confirmation.members()])
+        needed = recorded(missing) + max(0, confirmation.to_prove - 1) * whole
+        follows = left - needed >= PROOF.least_further * whole
+        return recorded(runs) * (1.0 if follows else left / needed)
 
     def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
         """Return seconds of the shortest runs without which the round, and those before, prove nothing.

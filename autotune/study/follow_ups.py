@@ -70,26 +70,28 @@ class FollowUps:
         """
         if any(_is_open(trial) for trial in trials):
             return False
-        own = attempts.baseline()
-        if own is None or own.result.throughput is None:
+        if not attempts.searched().of_baseline():
             return False
-        proof = self._time.proof(attempts)
-        self._tell_what_is_left_out(proof)
-        self._tell_what_is_refused(proof.barred)
         ended = attempts.searched().ended_in(AttemptState.OOM)
         oom = [Shortage.of(a.knobs, a.result.cause) for a in ended]
         ran = [a.knobs for a in attempts.searched().complete()]
-        every = self._next(trials, attempts, proof)
-        suggestions = fitting(self._space, self._context.plan.baseline, every, oom, ran)
+        suggestions = fitting(
+            self._space, self._context.plan.baseline, self._next(trials, attempts), oom, ran
+        )
         new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
             self._ledger.enqueue(new.params, new.reason)
             self._context.say(f"To be tried next: {new.reason}.")
         return new is not None
 
-    def _next(
-        self, trials: Sequence[FrozenTrial], attempts: Attempts, proof: Proof
-    ) -> Iterator[Suggestion]:
+    def _next(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
+        own = attempts.baseline()
+        if own is None or own.result.throughput is None:  # it has failed
+            yield from self._bundle(trials, attempts)
+            return
+        proof = self._time.proof(attempts)
+        self._tell_what_is_left_out(proof)
+        self._tell_what_is_refused(proof.barred)
         yield from self._parts(trials, attempts)
         yield from self._bundle(trials, attempts)
         yield from self._rest(trials, proof.barred)

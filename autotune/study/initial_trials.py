@@ -273,7 +273,7 @@ def changes(
 
 
 class Experts:
-    """What an expert would try in one study, by the look at its baseline."""
+    """Suggestions of an expert for one study, by the look at its baseline."""
 
     def __init__(self, context: StudyContext, space: Space) -> None:
         self._context = context

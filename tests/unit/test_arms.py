@@ -238,6 +238,8 @@ def test_baseline_between_rounds_counts_where_the_last_round_ran() -> None:
     records.run(Purpose.REPEAT, 109.0, THERE)
     assert records.processes().repeats == (109.0,)
     assert repeats_made(records.attempts()) == 1
+    records.run(Purpose.REPEAT, 109.0, HERE)
+    assert repeats_made(records.attempts()) == 2
 
 
 def test_baseline_between_rounds_from_before_the_search_went_on_does_not_count() -> None:

@@ -313,7 +313,7 @@ HEADLESS = """
         def letter(pid):
             return processes.stat_of(pid)[0].decode()
         son = child(without_main_thread)
-        wait_until(lambda: letter(son) == "Z")
+        wait_until(lambda: letter(son) == "Z" and processes.state(son) == "S")
 """
 
 

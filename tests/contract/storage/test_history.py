@@ -132,6 +132,19 @@ class TestEvents:
         assert told(repository) == [*before, EventKind.BEGUN]
         assert repository.events.of("first")[-1].detail == "process 2"
 
+    def test_study_that_fails_again_and_again_once_it_is_open_fills_no_history(
+        self, repository: Repository
+    ) -> None:
+        submit(repository, "first")
+        for number in range(1, 30):
+            claimed = take(repository)
+            repository.claims.record_facts(claimed.lease, claimed.study.id, {"world_size": 4})
+            retry = Retry("a slot is out of use", 0.0, number)
+            repository.claims.put_back(claimed.lease, claimed.study.id, retry)
+            repository.leases.release(claimed.lease)
+        assert told(repository).count(EventKind.REQUEUED) == 2
+        assert told(repository).count(EventKind.BEGUN) == 2
+
     def test_event_tells_account_role_host_and_command(self, repository: Repository) -> None:
         Repository(repository.database, "start").studies.submit("first", CLUSTER, {}, "/w")
         [event] = repository.events.of("first")

@@ -346,8 +346,8 @@ class Finals:
     ) -> float:
         """Return seconds with which runs of a round tell as much as those that they count like.
 
-        They are 0 where there are none. Where no other round could follow those that have to be measured,
-        these share all that is left.
+        They are 0 where there are none. Where no other round could follow those that have to be
+        measured, these share all that is left.
 
         Args:
             runs: configurations of the runs.

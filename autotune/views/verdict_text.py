@@ -417,7 +417,9 @@ def _unchecked(verdict: Verdict) -> str:
     if found is None:
         return ""
     gain = claim(found.ratio, "yours" if verdict.baseline else "that one", _terms(verdict))
-    seen = f"Seen ahead: {gain}, but" if found.ratio.distinguishable else f"Highest in rate, {gain}:"
+    seen = (
+        f"Seen ahead: {gain}, but" if found.ratio.distinguishable else f"Highest in rate, {gain}:"
+    )
     return (
         f" {seen} not an answer before {', '.join(found.touched)} has been "
         f"checked against fp32: {difference(found.knobs, verdict.baseline_knobs)}."

@@ -287,7 +287,7 @@ class Experts:
 
     @property
     def seen(self) -> dict[str, Any] | None:
-        """Observations of the profile; empty if steps are too long for one, None if the baseline fails."""
+        """Observations of the profile: empty if steps are too long, None if the baseline fails."""
         profile = self.profile
         if profile is None or profile.result.state == AttemptState.PRUNED:
             return {}

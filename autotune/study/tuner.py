@@ -293,8 +293,6 @@ class Tuner:
         if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial
         due = self._calibration.due(attempts, self._pool.environments, executor.where_runs(today))
-        if not executor.has_free_slot:
-            return False
         for free in filter(None, map(self._pool.free_in, due)):
             executor.submit(self._planner.calibration(own.trial, limit, free))
             return True

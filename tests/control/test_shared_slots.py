@@ -37,6 +37,29 @@ class SharedLauncher(ReplayLauncher):
             self.slots.append(self.slot("replay-3", self.slots[0].environment))
 
 
+class AskedBack(SharedLauncher):
+    """Slots that others come to wait for at one moment, when the study asks whether they do."""
+
+    moment = 0
+    asked = 0
+
+    @property
+    def surplus(self) -> int:
+        self.asked += 1
+        return 5 if self.asked >= self.moment else 0
+
+
+@pytest.mark.parametrize("moment", range(4, 12))
+def test_slots_may_be_asked_back_at_any_moment(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    monkeypatch.setattr(replayed, "ReplayLauncher", AskedBack)
+    monkeypatch.setattr(AskedBack, "moment", moment)
+    played.submit(budget=BUDGET)
+    played.on(PLAIN, slots=3).serve()
+    played.assert_complete(trials=6)
+
+
 @pytest.fixture
 def shared(played: Replayed, monkeypatch: pytest.MonkeyPatch) -> Replayed:
     """A study that has run to its end on such a launcher of three slots."""

@@ -532,7 +532,7 @@ def test_sigterm_puts_a_study_in_the_foreground_back_into_the_queue(tiny: StudyF
 
 
 def on_a_terminal(folder: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A command on a terminal of its own, and the other end of that."""
+    """Run a command on a terminal of its own; return its process and the other end of the terminal."""
     ours, its = pty.openpty()
     os.set_blocking(ours, False)
 
@@ -563,14 +563,18 @@ def test_closed_terminal_puts_a_study_in_the_foreground_back_into_the_queue(
 
     def runs() -> bool:
         with contextlib.suppress(BlockingIOError):
-            os.read(terminal, 2**20)  # what nobody reads would stop the process
+            os.read(terminal, 2**20)  # a full terminal would stop the process
         with contextlib.suppress(StudyNotFound):
             return any(attempt.running for attempt in tiny.attempts())
         return False
 
-    wait_for(runs, "an attempt runs")
-    os.close(terminal)
-    assert process.wait(300) == 75
+    try:
+        wait_for(runs, "an attempt runs")
+        os.close(terminal)
+        assert process.wait(300) == 75
+    finally:
+        process.kill()
+        process.wait()
     assert (tiny.study().state, tiny.lease()) == ("QUEUED", None)
     tiny.wait_nothing_runs()
 

@@ -65,7 +65,7 @@ def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
 
 @dataclasses.dataclass
 class Read(Down):
-    """As Down, and before each try somebody reads what the study says."""
+    """Machine that is down at first, with a call that reads the study's messages before each try."""
 
     read: Callable[[], object] = list
 

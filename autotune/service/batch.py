@@ -28,9 +28,8 @@ trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
 {command} &
 study=$!
 [ -z "$told" ] || kill -TERM $study
-wait $study
-code=$?
-while kill -0 $study 2> /dev/null; do wait $study; code=$?; done
+# A wait that the signal interrupts returns the code of the signal, not that of the study.
+while told=; wait $study; code=$?; [ -n "$told" ]; do :; done
 if [ $code -eq {requeued} ]; then
   # A controller that is restarted or busy answers seconds later.
   for pause in 1 2 4 8; do

@@ -166,7 +166,8 @@ class StopRule:
         last = self._no_time(block) or self._long_enough(block)
         repeat = disturbed and self._repeats < MEASUREMENT.most_repeats and not last
         self._repeats += repeat
-        self.seen.append(ObservedBlock(block, kept=not repeat, contended=disturbed))
+        kept = not repeat and not self._is_spared(block)
+        self.seen.append(ObservedBlock(block, kept=kept, contended=disturbed))
         if len(self.kept) < FEWEST_BLOCKS:
             self.hopeless = self._cannot_catch_up()
             return self.hopeless or last
@@ -206,34 +207,59 @@ class StopRule:
         series = self._series
         return None if series is None else series.count
 
-    def take(self, block: BlockReport) -> None:
-        """Keep a block after the warm-up, whatever it shows: an outer schedule decides on the end."""
+    def take(self, block: BlockReport) -> bool:
+        """Take in a block after the warm-up, whose end an outer schedule decides.
+
+        Returns:
+            True if it counts: it does even if other processes disturbed it.
+        """
         self.problem = self.problem or unusable(block)
-        if not self.problem:
-            self.seen.append(ObservedBlock(block, kept=True, contended=contended(block, self.kept)))
-            if len(self.kept) >= FEWEST_BLOCKS:
-                self.problem = self.uncounted or None
+        if self.problem:
+            return False
+        kept = not self._is_spared(block)
+        self.seen.append(ObservedBlock(block, kept, contended=contended(block, self.kept)))
+        if len(self.kept) >= FEWEST_BLOCKS:
+            self.problem = self.uncounted or None
+        return kept
+
+    def _is_spared(self, block: BlockReport) -> bool:
+        """Return whether a block compiled and does not count, as those of a long job do not compile."""
+        return any(spared is block for spared in self._spared(block))
+
+    def _spared(self, *latest: BlockReport) -> list[BlockReport]:
+        """Return the first blocks that compiled; with changing shapes compilation may never end.
+
+        Args:
+            latest: blocks beside those seen so far.
+        """
+        blocks = [*(seen.block for seen in self.seen), *latest]
+        return [b for b in blocks if seconds_of_compilation(b)][: MEASUREMENT.most_compiling]
 
     def close(self) -> None:
         """End the measurement.
 
-        If the trial ended within its warm-up its last full block counts, but not its first if there
-        is another one, or if the run is to prove something.
+        If no block of the trial counts, as it ended within its warm-up, its last full one does. Its
+        first does if there is no other, and one that compiled if there is none without; neither does
+        if the run is to prove something.
         """
-        alone = len(self.seen) == 1 and self.seen[0].block.index == 0
-        if self.seen and not self.kept and not (alone and self._limits.proves):
-            last = self._last_full()
+        if self.kept or not self.seen:
+            return
+        whole = range(len(self.seen))
+        later = [place for place in whole if self.seen[place].block.index > 0]
+        warm = [place for place in later if not self._is_spared(self.seen[place].block)]
+        found = warm if self._limits.proves else warm or later or list(whole)
+        if found:
+            last = self._last_full(found)
             disturbed = contended(self.seen[last].block, ())
             self.seen[last] = replace(self.seen[last], kept=True, contended=disturbed)
 
-    def _last_full(self) -> int:
-        """Return the place of the last block whose steps do as much as most; never the first of several.
+    def _last_full(self, places: Sequence[int]) -> int:
+        """Return the last of some places whose block does as much in a step as most.
 
         The last batch of an epoch may be short, and takes as long as a full one where a step waits.
         """
-        later = range(min(1, len(self.seen) - 1), len(self.seen))
-        usual = statistics.median_high(self._work_of_step(self.seen[place]) for place in later)
-        return max(place for place in later if self._work_of_step(self.seen[place]) >= usual)
+        usual = statistics.median_high(self._work_of_step(self.seen[place]) for place in places)
+        return max(place for place in places if self._work_of_step(self.seen[place]) >= usual)
 
     def _cannot_catch_up(self) -> bool:
         """Return whether even the fastest steps that may follow this beginning are too slow."""
@@ -311,17 +337,13 @@ class StopRule:
             return True
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
-        compiling = [s for s in self.seen if seconds_of_compilation(s.block)]
-        spared = compiling[
-            : MEASUREMENT.most_compiling
-        ]  # with changing shapes compilation may never end
-        charged = [s.block for s in self.seen if s not in spared]
+        charged = [s.block for s in self.seen if not self._is_spared(s.block)]
         if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
             return False
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
-        limit, compiled = self._limits.limit, sum(seen.block.seconds for seen in spared)
+        limit, compiled = self._limits.limit, sum(block.seconds for block in self._spared())
         longest = min(
             longest, MEASUREMENT.warm_up_share * (limit.soft - limit.charged(compiled, compiled))
         )

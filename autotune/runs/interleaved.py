@@ -100,8 +100,8 @@ class InterleavedSchedule:
         self._spent += self._charged(block) + block.observed.get("left_out_seconds", 0.0)
         if rule.warming_up:
             rule(block)
-        else:
-            rule.take(block)
+        elif not rule.take(block):
+            self._order.insert(0, member)  # the cycle still needs one that counts
         if rule.problem or rule.hopeless:
             self.lost(member)
 

@@ -71,7 +71,8 @@ class TimedMonitor:
             return AttemptResult(AttemptState.ERROR, rule.problem, **common)
         rule.close()
         if not rule.kept and self._hurried:
-            cause = f"did not finish its first step within {report.wall_seconds:.0f} s"
+            reached = "get past its first steps" if rule.seen else "finish its first step"
+            cause = f"did not {reached} within {report.wall_seconds:.0f} s"
             return AttemptResult(AttemptState.PRUNED, cause, **common)
         if not rule.kept:
             return AttemptResult(

@@ -14,7 +14,14 @@ from autotune.measurement.cycles import TurnBlock
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
-from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
+from autotune.worker.protocol import (
+    BlockPlan,
+    BlockReport,
+    Observed,
+    Outcome,
+    TimeLimit,
+    TrialReport,
+)
 from benchmarks.recorded_device import read_device
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
@@ -24,6 +31,7 @@ from tests.support.trials import knobs, trial
 TABLE = Path(__file__).parents[2] / "benchmarks/tables/h200-gpt2-124m.jsonl"
 LIMITS = Limits(warmup=0.5, longest=4.0, precision=0.01)
 EQUAL = running_at(lambda _: 100.0)
+BLOCK = BlockReport("t", 0, 10, 100, 0, 0.1, (0.1,), 0.0, 1.0, 1)
 
 
 def blocks(
@@ -319,3 +327,21 @@ def test_ratio_of_recorded_configurations_is_that_of_long_runs() -> None:
         found = [schedule.rate(member) or 1.0 for member in (0, 1)]
         errors.append(math.log(found[0] / found[1]) - truth)
     assert abs(float(np.mean(errors))) < 0.003
+
+
+def test_turn_in_which_something_was_compiled_is_repeated() -> None:
+    schedule = InterleavedSchedule([LIMITS] * 2)
+    compiled: list[int] = []
+    order: list[int] = []
+    while (member := schedule.next()) is not None and len(order) < 60:
+        late = member == 1 and len(schedule.stop_rule(1).kept) == 2 and not compiled
+        compiled += [len(order)] * late
+        observed = Observed(turn=len(order) + 1, compilations=int(late))
+        index = order.count(member)
+        took = 2.0 if late else 0.1 + 0.02 * (index % 2)
+        schedule.trained(
+            member, dataclasses.replace(BLOCK, index=index, seconds=took, observed=observed)
+        )
+        order.append(member)
+    assert order[compiled[0] + 1] == 1
+    assert schedule.rate(0) == pytest.approx(schedule.rate(1), rel=0.05)

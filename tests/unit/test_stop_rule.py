@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.measurement.measure import Measure
+from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
 from autotune.worker.protocol import BlockReport, Observed, TimeLimit
@@ -272,3 +273,36 @@ def test_run_of_long_steps_goes_on_until_it_has_enough_of_them_to_prove_somethin
         if watch(dataclasses.replace(block(index, 6.0), steps=2, observed=two)):
             break
     assert sum(2 for _ in watch.kept) == steps
+
+
+def compiling(index: int, seconds: float = 0.2) -> BlockReport:
+    return dataclasses.replace(block(index, seconds), observed=Observed(compilations=1))
+
+
+@pytest.mark.parametrize(("proves", "counts"), [(True, []), (False, [1])])
+def test_block_that_compiled_counts_alone_only_where_nothing_is_to_be_proven(
+    proves: bool, counts: list[int]
+) -> None:
+    rule = StopRule(dataclasses.replace(LIMITS, proves=proves))
+    for each in (block(0, 0.1), compiling(1, 2.0)):
+        rule(each)
+    rule.close()
+    assert [kept.index for kept in rule.kept] == counts
+
+
+def test_run_that_ended_after_it_compiled_counts_by_the_block_before() -> None:
+    rule = StopRule(dataclasses.replace(LIMITS, proves=True))
+    for each in (block(0, 0.1), block(1, 0.2), compiling(2, 2.0)):
+        rule(each)
+    rule.close()
+    assert [kept.index for kept in rule.kept] == [1]
+
+
+def test_compilation_after_the_warm_up_counts_once_it_goes_on() -> None:
+    rule = StopRule(dataclasses.replace(LIMITS, precision=1e-9))
+    for index in range(7):
+        rule(block(index, 0.2))
+    most = MEASUREMENT.most_compiling
+    for index in range(7, 8 + most):
+        rule(compiling(index))
+    assert [kept.index for kept in rule.kept] == [6, 7 + most]

@@ -123,19 +123,21 @@ def effective_size(values: Sequence[float] | np.ndarray) -> float:
 
 
 def steady(seconds_per_step: Sequence[float]) -> bool:
-    """Return whether the last five blocks show neither much scatter nor a drift.
+    """Return whether the last five blocks drift by at most 1 %, or by what their scatter explains.
 
-    The coefficient of variation is at most 2 %, and the Theil-Sen slope adds up to at most 1 % of
-    the median over the five.
+    The drift is what the Theil-Sen slope adds up to over the five. Their scatter is that of neighbours
+    (von Neumann 1941), which a drift hardly widens.
     """
-    if len(seconds_per_step) < STEADY_BLOCKS:
-        return False
     last = np.asarray(seconds_per_step[-STEADY_BLOCKS:], dtype=float)
-    if np.std(last, ddof=1) > MEASUREMENT.steady_variation * np.mean(last):
+    count = len(last)
+    if count < STEADY_BLOCKS:
         return False
-    first, second = np.triu_indices(STEADY_BLOCKS, k=1)
-    slope = float(np.median((last[second] - last[first]) / (second - first)))
-    return abs(slope) * STEADY_BLOCKS <= MEASUREMENT.steady_drift * float(np.median(last))
+    first, second = np.triu_indices(count, k=1)
+    slope = abs(float(np.median((last[second] - last[first]) / (second - first))))
+    scatter = math.sqrt(float(np.mean(np.diff(last) ** 2)) / 2)
+    error_of_slope = scatter * math.sqrt(12 / (count * (count**2 - 1)))
+    explained = MEASUREMENT.steady_errors * error_of_slope
+    return slope <= max(explained, MEASUREMENT.steady_drift * float(np.median(last)) / count)
 
 
 def student(df: float) -> float:

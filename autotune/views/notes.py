@@ -44,7 +44,7 @@ def trial_note(
     if result.cause:
         lines.append(f"- cause: {_literal(result.cause)}")
     if result.throughput is not None and not result.steady:
-        lines.append("- unsteady: still drifting or scattering when its warm-up ran out")
+        lines.append("- unsteady: still drifting when its warm-up ran out")
     if result.contended:
         lines.append("- contended: other processes used the processors in every repetition too")
     if result.resident_of is not None:

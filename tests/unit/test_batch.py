@@ -188,7 +188,9 @@ def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: 
 def test_study_that_has_left_before_the_script_asks_for_its_code_is_requeued(
     programs: Path, tmp_path: Path
 ) -> None:
-    program(programs / "python", "trap 'exit 75' TERM; sleep 0.3; kill -TERM $PPID; sleep 60 & wait")
+    program(
+        programs / "python", "trap 'exit 75' TERM; sleep 0.3; kill -TERM $PPID; sleep 60 & wait"
+    )
     slow = "pause() { [ \"$BASH_COMMAND\" != 'code=$?' ] || sleep 0.3; }; trap pause DEBUG\n"
     script = slow + sbatch_script(SPEC, STUDY, tmp_path, [])
     done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)

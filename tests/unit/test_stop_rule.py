@@ -91,9 +91,9 @@ def test_the_first_block_never_counts_as_steady():
     assert all(kept.seconds == 0.2 for kept in watch.kept)
 
 
-def test_a_restless_trial_counts_after_the_longest_warm_up_and_is_marked():
+def test_a_drifting_trial_counts_after_the_longest_warm_up_and_is_marked():
     watch = StopRule(LIMITS)
-    taken = feed(watch, [0.5, 1.0, 0.6] * 20)
+    taken = feed(watch, [0.5 * 0.98**number for number in range(100)])
     assert taken is not None
     assert not watch.steady
     assert sum(seen.block.seconds for seen in watch.seen if not seen.kept) >= 3.0
@@ -207,8 +207,8 @@ def test_the_whole_time_is_kept_and_something_counts():
         assert sum(seen.block.seconds for seen in watch.seen) <= 6.0
 
 
-def test_warm_up_of_few_blocks_is_over_whatever_they_scatter():
-    unsteady = [0.1] + [0.2, 0.3] * 20
+def test_warm_up_of_few_blocks_is_over_however_they_drift():
+    unsteady = [0.1] + [0.3 * 0.95**number for number in range(40)]
     without, limited = StopRule(LIMITS), StopRule(dataclasses.replace(LIMITS, warm_blocks=5))
     for rule in (without, limited):
         for index, seconds in enumerate(unsteady[:7]):

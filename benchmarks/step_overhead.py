@@ -128,7 +128,7 @@ def _run_of_trial(folder: Path, batch: int) -> ScriptRun:
     )
 
 
-def _leave(outcome: Any, cause: str) -> NoReturn:
+def _leave(_outcome: Any, cause: str, **_: Any) -> NoReturn:
     raise SystemExit(cause)
 
 

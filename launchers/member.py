@@ -122,6 +122,7 @@ class Member:
             log_tail=cause.log_tail if cause else "",
             lost_agent=self.lost_agent,
             not_its_own=self.not_its_own,
+            ended_after=cause.ended_after if cause else None,
         )
 
     def _take(self, block: BlockReport) -> None:

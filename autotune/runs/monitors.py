@@ -20,8 +20,6 @@ from autotune.measurement.numerics import (
 from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import (
-    COMMAND_ENDED,
-    SCRIPT_ENDED,
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
     Knobs,
@@ -254,8 +252,7 @@ class FitMonitor(_FullRunMonitor):
 
 def _came_to_its_end(report: TrialReport) -> bool:
     """Return whether the script or command trained to its end, without an error."""
-    ended = any(words in report.cause for words in (SCRIPT_ENDED, COMMAND_ENDED))
-    return report.outcome == Outcome.ERROR and ended
+    return report.outcome == Outcome.ERROR and report.ended_after is not None
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 
 from autotune.analysis.wording import counted, quantity
@@ -11,12 +10,13 @@ from autotune.runs.monitors import FitMonitor
 from autotune.standalone.flags import words_in
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
-    SCRIPT_ENDED,
     BlockPlan,
     BlockReport,
+    TrialReport,
     TrialRequest,
 )
 from autotune.worker.survey_result import Option
+from storage import AttemptResult
 
 _FEWEST_STEPS = COMPRESSION_WARM_UP + 4
 """Steps of the baseline that show whether it compiles anew at every step, however long they take."""
@@ -37,10 +37,18 @@ class LastingMonitor(FitMonitor):
         """Take in the seconds of training that the shortest measurement takes."""
         super().__init__()
         self._seconds = seconds
+        self.ended_after: int | None = None
+        """Steps of a script that ended too early, by itself; None: it did not end so."""
 
     def __call__(self, block: BlockReport) -> bool:
         super().__call__(block)
         return self.trained >= self._seconds and self.steps >= _FEWEST_STEPS
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE or the failure, and note the end of a script that ended too early."""
+        if report.ended_after is not None:
+            self.ended_after = report.ended_after + 1  # the first step belongs to the start
+        return super().result(report)
 
     @property
     def steps(self) -> int:
@@ -59,16 +67,6 @@ class LastingMonitor(FitMonitor):
             taken: steps of the script.
         """
         return self.trained / self.steps if self.steps else _MOMENT / taken
-
-
-def steps_taken(cause: str) -> int:
-    """Return the optimizer steps of a script that ended too early; 0: it failed otherwise.
-
-    Args:
-        cause: of the failure of its run.
-    """
-    found = re.search(rf"{SCRIPT_ENDED} (\d+)", cause)
-    return int(found[1]) + 1 if found else 0  # the first step belongs to the start
 
 
 def in_moments(asked: TrialRequest) -> TrialRequest:

@@ -16,7 +16,7 @@ from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
-from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
+from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.launched import COMMAND_FIELD
 from autotune.standalone.named_options import OtherWord
@@ -238,7 +238,7 @@ def _check_start(
     with reported(say, lambda: one_off.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
         judge = LastingMonitor(one_off.plan.least_timed)
         check = doctor.baseline_of(one_off, judge, in_moments)
-    if check.level == "fail" and (taken := steps_taken(check.text)):
+    if check.level == "fail" and (taken := judge.ended_after):
         raise BadInput(
             _too_short(launched, taken, judge.seconds_of_step(taken), one_off.plan, seen)
         )

@@ -9,9 +9,6 @@ from typing import Any, TypedDict
 
 from autotune.worker.decoding import decoder
 
-SCRIPT_ENDED = "the script ended after"
-COMMAND_ENDED = "the command ended with exit status 0 after"
-"""Beginnings of the cause of a timed run that ended by itself, without an error, too early."""
 COMPRESSION_WARM_UP = 3
 """Steps of a trial before gradient compression begins.
 
@@ -31,7 +28,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of the protocol. Raise it when an older side would misunderstand a message."""
 
 
@@ -527,6 +524,11 @@ class RankEnd(Message):
     """
     stopped: bool = False
     """True if a signal has stopped the process of a hung rank."""
+    ended_after: int | None = None
+    """Measured steps after which a script ended by itself and without an error, reports of a command.
+
+    None: it did not end so.
+    """
 
 
 @dataclass(frozen=True)
@@ -575,6 +577,8 @@ class TrialReport:
     """
     resident_of: str = ""
     """Trial whose warm worker it reused; empty if it was launched itself."""
+    ended_after: int | None = None
+    """See `RankEnd.ended_after`."""
 
 
 KINDS: dict[str, type[Message]] = {

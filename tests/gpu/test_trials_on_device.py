@@ -18,7 +18,6 @@ from autotune.config.kinds import spread
 from autotune.worker.effects import process
 from autotune.worker.protocol import (
     PYTHON,
-    SCRIPT_ENDED,
     BlockPlan,
     BlockReport,
     Deadlines,
@@ -257,7 +256,7 @@ def test_script_that_ends_after_it_was_out_of_memory_is_so(
     plan = BlockPlan(seconds=0.01, min_steps=2, max_blocks=ENDLESS)
     report = one.run("", import_paths=(), script=script, blocks=plan)
     assert report.outcome is outcome, report.cause
-    assert (SCRIPT_ENDED in report.cause) == (outcome is Outcome.ERROR)
+    assert (report.ended_after is not None) == (outcome is Outcome.ERROR)
 
 
 def test_ranks_that_share_a_device_use_gloo(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ class Left(Exception):
     """End of a rank."""
 
 
-def leave(outcome: Outcome | None, cause: str) -> NoReturn:
-    raise Left(outcome, cause)
+def leave(outcome: Outcome | None, cause: str, *, ended_after: int | None = None) -> NoReturn:
+    raise Left(outcome, cause, ended_after)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ def test_kill_for_want_of_memory_below_a_launcher_is_out_of_memory(
         run.run()
     assert left.value.args[0] is outcome
     assert f"exit status {status}" in left.value.args[1]
+    assert left.value.args[2] == (None if status else 0)
 
 
 TRACEBACK = "Traceback (most recent call last):"

@@ -1,7 +1,11 @@
 """Which settings of a script say how long it trains, and what is said of one that ends too early."""
 
-from autotune.standalone.lasting import settings, steps_taken, too_short
+import pytest
+
+from autotune.standalone.lasting import LastingMonitor, settings, too_short
+from autotune.worker.protocol import Outcome, TrialReport
 from autotune.worker.survey_result import Option
+from storage import AttemptState
 
 
 def option(flag: str, value: object, *, sure: bool = True) -> Option:
@@ -40,9 +44,11 @@ def test_message_without_a_known_setting_names_none() -> None:
     assert "(now" not in too_short("train.py", 3, None, 50.0, OTHERS)
 
 
-def test_steps_are_counted_of_a_script_that_ended_without_an_error_alone() -> None:
-    ended = (
-        "ERROR: rank 0: the script ended after 9 measured optimizer steps, before enough was seen"
-    )
-    assert steps_taken(ended) == 10
-    assert not steps_taken(ended.replace("ended after", "ended with exit status 1 after"))
+@pytest.mark.parametrize(("ended_after", "steps"), [(9, 10), (0, 1), (None, None)])
+def test_steps_are_counted_of_a_script_that_ended_without_an_error_alone(
+    ended_after: int | None, steps: int | None
+) -> None:
+    judge = LastingMonitor(1.0)
+    ended = TrialReport("t", Outcome.ERROR, "it ended", (), 1.0, ended_after=ended_after)
+    assert judge.result(ended).state == AttemptState.ERROR
+    assert judge.ended_after == steps

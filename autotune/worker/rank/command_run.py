@@ -20,7 +20,6 @@ from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.observers import memory
 from autotune.worker.observers.contention import NodeLoad
 from autotune.worker.protocol import (
-    COMMAND_ENDED,
     BlockPlan,
     BlockReport,
     Command,
@@ -28,6 +27,7 @@ from autotune.worker.protocol import (
     Outcome,
     TrialRequest,
 )
+from autotune.worker.rank.context import Leave
 from autotune.worker.rank.readings import (
     FileLines,
     Lines,
@@ -47,9 +47,6 @@ _OUTPUT = 1
 _TRACEBACK = "traceback (most recent call last)"
 _KILLED = ("kill", "signal 9", "exitcode -9", "terminated")
 """Words of launchers, shells and pools of processes about one that was killed."""
-
-Leave = Callable[[Outcome | None, str], NoReturn]
-"""Ends the rank with an outcome and its cause."""
 
 
 @dataclass
@@ -231,7 +228,11 @@ class CommandRun:
     def _ended(self, status: int) -> NoReturn:
         about = f"{self._reports} reports, before enough was seen"
         if not status:
-            self._leave(Outcome.ERROR, f"{COMMAND_ENDED} {about}; have it run for longer")
+            self._leave(
+                Outcome.ERROR,
+                f"the command ended with exit status 0 after {about}; have it run for longer",
+                ended_after=self._reports,
+            )
         outcome, how = self._failed(status, self._log_tail())
         self._leave(outcome, f"the command {how} after {about}")
 

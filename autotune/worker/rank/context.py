@@ -11,11 +11,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
-from autotune.worker.protocol import Configure, TrialRequest, Turn, Waiting, from_line
+from autotune.worker.protocol import Configure, Outcome, TrialRequest, Turn, Waiting, from_line
 
 
 class Turns(Protocol):
@@ -139,3 +139,12 @@ class RankContext:
     def device(self) -> torch.device:
         """Return the device that holds the rank's model and takes its batches."""
         return self.devices[0]
+
+
+class Leave(Protocol):
+    """Function that ends the rank with an outcome and its cause. What it runs does not run on."""
+
+    def __call__(
+        self, outcome: Outcome | None, cause: str, *, ended_after: int | None = None
+    ) -> NoReturn:
+        """Report the end, and exit; `ended_after` is that of `RankEnd`."""

@@ -87,7 +87,7 @@ def main(
         if os.getpid() != rank:
             execution.flush_output()
             os._exit(1)  # a script has forked this process: it does not speak for the rank
-        line.leave(failure.outcome_of_error(error), _describe(error), at)
+        line.leave(failure.outcome_of_error(error), _describe(error), at=at)
     line.leave(None, "finished")
 
 
@@ -110,13 +110,24 @@ class _Line:
         """Report a block."""
         self.connection.send_bytes(block.to_line())
 
-    def leave(self, outcome: Outcome | None, cause: str, at: float | None = None) -> NoReturn:
+    def leave(
+        self,
+        outcome: Outcome | None,
+        cause: str,
+        *,
+        at: float | None = None,
+        ended_after: int | None = None,
+    ) -> NoReturn:
         """Report the end of the rank, and exit.
 
         Args:
+            outcome: None: it finished, or was ended by request.
+            cause: of the outcome.
             at: time of the end; None: now.
+            ended_after: see `RankEnd.ended_after`.
         """
-        end = RankEnd(self._rank, outcome, cause, at=time.time() if at is None else at)
+        at = time.time() if at is None else at
+        end = RankEnd(self._rank, outcome, cause, at=at, ended_after=ended_after)
         execution.flush_output()
         self.connection.send_bytes(end.to_line())
         # Destructors of DDP and of the process group can deadlock: exit without them.

@@ -23,7 +23,6 @@ from autotune.worker.inject.settled import Loaded
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication, memory
 from autotune.worker.protocol import (
-    SCRIPT_ENDED,
     SPAWN,
     BlockReport,
     Observed,
@@ -31,7 +30,7 @@ from autotune.worker.protocol import (
     TrialRequest,
 )
 from autotune.worker.rank import profiling
-from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.context import Leave, RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
 from autotune.worker.rank.own_devices import GivenDevices
@@ -42,9 +41,6 @@ from autotune.worker.rank.trajectory import (
     run_trajectory,
     without_dropout_anywhere,
 )
-
-Leave = Callable[[Outcome | None, str], NoReturn]
-"""Ends the rank with an outcome and its cause. The script does not run on."""
 
 
 class ScriptTraining(Training):
@@ -219,10 +215,11 @@ class ScriptRun:
             self._leave(
                 outcome, f"{what} after {taken} measured optimizer steps, and the script ended"
             )
-        how = f"the script ended {ended}after" if ended else SCRIPT_ENDED
         self._leave(
             Outcome.ERROR,
-            f"{how} {taken} measured optimizer steps, before enough was seen; have it train for longer",
+            f"the script ended {ended}after {taken} measured optimizer steps, before enough was seen; "
+            "have it train for longer",
+            ended_after=None if ended else taken,
         )
 
     def _caught(self) -> tuple[Outcome, str] | None:

@@ -14,10 +14,9 @@ from autotune.worker.inject.constructed import Constructed
 from autotune.worker.inject.script_survey import Survey
 from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import Outcome, TrialRequest
-from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.context import Leave, RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.own_devices import GivenDevices
-from autotune.worker.rank.script_run import Leave
 from autotune.worker.survey_result import ENDED, SurveyResult
 
 _OF_STARTUP = 0.9

@@ -73,7 +73,7 @@ class Limits:
             than three blocks.
         precision: relative half-width of the 95 % interval at which it ends.
         long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
-        limit: time of the trial; `soft` is that of all blocks, warm-up included.
+        time_limit: of the trial; `soft` is that of all blocks, warm-up included.
         settling: bound on later steps from the first ones.
         measure: quantity of the rate.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
@@ -95,7 +95,7 @@ class Limits:
     run_df: float = math.inf
     fewest: int = FEWEST_BLOCKS
     long_step: float = math.inf
-    limit: TimeLimit = NO_LIMIT
+    time_limit: TimeLimit = NO_LIMIT
     warm_blocks: float = math.inf
     settling: OnsetBound = field(default_factory=OnsetBound)
     proves: bool = False
@@ -280,7 +280,7 @@ class StopRule:
 
     def _no_time(self, block: BlockReport) -> bool:
         """Return whether another block like the latest would exceed the time of the trial."""
-        limit = self._limits.limit
+        limit = self._limits.time_limit
         blocks = [*(s.block for s in self.seen if s.block is not block), block]
         taken = limit.charged(
             sum(each.seconds for each in blocks), sum(map(seconds_of_compilation, blocks))
@@ -343,7 +343,7 @@ class StopRule:
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
-        limit, compiled = self._limits.limit, sum(block.seconds for block in self._spared())
+        limit, compiled = self._limits.time_limit, sum(block.seconds for block in self._spared())
         longest = min(
             longest, MEASUREMENT.warm_up_share * (limit.soft - limit.charged(compiled, compiled))
         )

@@ -68,8 +68,8 @@ class InterleavedSchedule:
         """
         self.at_once = at_once
         self._limits = limits[0]
-        self._whole = sum(each.limit.soft for each in limits)
-        self._compiling = max(each.limit.compiling for each in limits)
+        self._whole = sum(each.time_limit.soft for each in limits)
+        self._compiling = max(each.time_limit.compiling for each in limits)
         """Seconds that are left for compilation beside the others."""
         self._rules = [StopRule(each) for each in limits]
         self.monitors: list[MemberMonitor] = [

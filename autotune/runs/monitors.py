@@ -50,7 +50,7 @@ class TimedMonitor:
     def __init__(self, limits: Limits, rule: StopRule | None = None) -> None:
         """Use these limits, or a stop rule that another object calls."""
         self._rule = rule or StopRule(limits)
-        self._hurried = math.isfinite(limits.limit.soft)
+        self._hurried = math.isfinite(limits.time_limit.soft)
         self.seen = self._rule.seen
 
     def __call__(self, block: BlockReport) -> bool:

@@ -333,7 +333,7 @@ class RunPlanner:
                 settling=self._context.costs().settling if low else OnsetBound(),
             )
         power = None if attempt.knobs == plan.baseline else plan.power_limit
-        return dataclasses.replace(limits, limit=limit, power=power)
+        return dataclasses.replace(limits, time_limit=limit, power=power)
 
 
 def _incumbent_low(attempts: Attempts, barred: Container[int], df: float) -> float:

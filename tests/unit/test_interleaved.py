@@ -148,7 +148,7 @@ def play(
     behaviour: Behaviour, members: int, limits: Limits = LIMITS, **machine: Any
 ) -> tuple[list[AttemptResult], list[TrialReport]]:
     """What is judged, and reported, of trials t-0, t-1 and so on that take turns."""
-    share = dataclasses.replace(limits, limit=limits.limit.shared(members))
+    share = dataclasses.replace(limits, time_limit=limits.time_limit.shared(members))
     group = InterleavedSchedule([share] * members)
     requests = [
         interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
@@ -208,7 +208,7 @@ def test_it_is_over_as_soon_as_their_ratios_are_known() -> None:
 
 
 def test_all_of_them_have_a_time_together() -> None:
-    limits = dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, limit=TimeLimit(12.0))
+    limits = dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, time_limit=TimeLimit(12.0))
     judged, reports = play(noisy(EQUAL, block=0.1), 3, limits)
     assert sum(r.wall_seconds for r in reports) == pytest.approx(12.0, rel=0.2)
     assert {r.state for r in judged} == {AttemptState.COMPLETE}

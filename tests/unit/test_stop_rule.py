@@ -199,7 +199,7 @@ def test_the_longest_timing_is_kept_within_a_step(step):
 def test_the_whole_time_is_kept_and_something_counts():
     for step in (0.1, 1.0, 2.0):
         watch = StopRule(
-            dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, limit=TimeLimit(6.0))
+            dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, time_limit=TimeLimit(6.0))
         )
         assert steps(watch, [step] * 1000) is not None
         watch.close()
@@ -218,7 +218,7 @@ def test_warm_up_of_few_blocks_is_over_however_they_drift():
 
 
 def test_compilation_takes_nothing_from_the_time_that_counts():
-    rule = StopRule(dataclasses.replace(LIMITS, limit=TimeLimit(18.0)))
+    rule = StopRule(dataclasses.replace(LIMITS, time_limit=TimeLimit(18.0)))
     compiling = dataclasses.replace(block(0, 15.0), observed={"compilations": 1})
     rule(compiling)
     for index in range(1, 10):
@@ -229,7 +229,7 @@ def test_compilation_takes_nothing_from_the_time_that_counts():
 @pytest.mark.parametrize(("compiles", "longest"), [(False, 1.0), (True, 5.0)])
 def test_only_compilation_has_the_time_that_there_is_for_it(compiles: bool, longest: float) -> None:
     limit = TimeLimit(soft=5.0, compiling=60.0)
-    rule = StopRule(dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, limit=limit))
+    rule = StopRule(dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, time_limit=limit))
     observed = Observed(compilations=1) if compiles else Observed()
     blocks = [dataclasses.replace(block(0, 4.0), observed=observed)]
     blocks += [block(index, 0.4 + 0.1 * (index % 2)) for index in range(1, 50)]
@@ -249,7 +249,7 @@ def test_disturbance_of_a_block_that_counts_for_want_of_others_is_told() -> None
 
 @pytest.mark.parametrize(("proves", "kept"), [(True, 0), (False, 1)])
 def test_first_step_of_a_run_that_was_cut_proves_nothing(proves: bool, kept: int) -> None:
-    watch = StopRule(dataclasses.replace(LIMITS, limit=TimeLimit(0.0), proves=proves))
+    watch = StopRule(dataclasses.replace(LIMITS, time_limit=TimeLimit(0.0), proves=proves))
     watch(block(0, 0.5))
     watch.close()
     assert len(watch.kept) == kept

@@ -28,7 +28,7 @@ from agreement import watched
 from autotune.config import load
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.stop_rule import Limits, StopRule
-from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.plan import StudySetup, launcher_of
 from autotune.worker.protocol import BlockPlan
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "scripts"
@@ -107,10 +107,10 @@ def _in_turn(
     best = yaml.safe_load((folder / "best.yaml").read_text())["knobs"]
     (folder / "agents").mkdir(exist_ok=True)
     with launcher_of(spec, folder / "agents") as launcher:
-        plan = Plan(spec, launcher)
+        setup = StudySetup(spec, launcher)
 
         def trial(knobs: dict[str, Any], name: str) -> float:
-            return _of_trial(plan, {**plan.baseline, **knobs}, folder, name, seconds)
+            return _of_trial(setup, {**setup.baseline, **knobs}, folder, name, seconds)
 
         runs: dict[str, Callable[[int], Any]] = {
             "job today": lambda _: _rate(today, folder, workload["script"], seconds),
@@ -139,10 +139,12 @@ def _compared(rounds: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, flo
         yield f"{name}_over_trials", vars(paired_ratio(jobs, trials))
 
 
-def _of_trial(plan: Plan, knobs: dict[str, Any], folder: Path, name: str, seconds: float) -> float:
+def _of_trial(
+    setup: StudySetup, knobs: dict[str, Any], folder: Path, name: str, seconds: float
+) -> float:
     """Return samples per second of a configuration as a trial of its study."""
-    slot = plan.launcher.slots[0]
-    asked = plan.request(slot, knobs, name=name, workdir=folder, log_dir=folder / "logs" / name)
+    slot = setup.launcher.slots[0]
+    asked = setup.request(slot, knobs, name=name, workdir=folder, log_dir=folder / "logs" / name)
     watch = StopRule(Limits(warmup=WARM_UP, longest=seconds, precision=1e-9))
     blocks = BlockPlan(BLOCK_SECONDS, asked.blocks.min_steps)
     return watched(slot, dataclasses.replace(asked, blocks=blocks), watch)

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autotune.config import StudySpec, withheld
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
@@ -173,10 +173,10 @@ def study(
     assert claim is not None
     stored, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.slots[0].environment)
-    plan = Plan(spec, launcher)
-    context = StudyContext(stored, plan, lease, repository, environment)
+    setup = StudySetup(spec, launcher)
+    context = StudyContext(stored, setup, lease, repository, environment)
     verdict = Tuner(context, Signals(), notes).run()
-    best = max(map(device.rate, _configurations(spec, plan)))
+    best = max(map(device.rate, _configurations(spec, setup)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today
     own = verdict.throughput if recommended != today else None
@@ -192,8 +192,8 @@ def study(
     )
 
 
-def _configurations(spec: StudySpec, plan: Plan) -> Iterator[dict[str, Any]]:
-    space = Space(spec.values(), spec.full_baseline(), plan.facts)
+def _configurations(spec: StudySpec, setup: StudySetup) -> Iterator[dict[str, Any]]:
+    space = Space(spec.values(), spec.full_baseline(), setup.facts)
     return map(space.complete, space.feasible(random.Random(0)))
 
 

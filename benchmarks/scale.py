@@ -39,7 +39,7 @@ from sqlalchemy import insert
 
 from autotune.cli.shared_options import MOST_ROWS
 from autotune.config import StudySpec, withheld
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
@@ -131,7 +131,7 @@ class Recorded:
         self._fill_others(others)
 
     def _fill(self, trials: int) -> None:
-        space = Plan(SPEC, self.launcher).space()
+        space = StudySetup(SPEC, self.launcher).space()
         baseline = SPEC.full_baseline()
         first = {name: baseline[name] for name in space.distributions()}
         others = (p for p in space.feasible(random.Random(0)) if p != first)
@@ -212,7 +212,9 @@ class Recorded:
         launcher = launcher or self.launcher
         environment = launcher.slots[0].environment
         recorded = self.repository.environments.record(self.lease, environment)
-        return StudyContext(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
+        return StudyContext(
+            self.study, StudySetup(SPEC, launcher), self.lease, self.repository, recorded
+        )
 
     def command(self, name: str) -> Callable[[], object]:
         """Return a function that runs a command as it is typed."""

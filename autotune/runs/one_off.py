@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.config import StudySpec
 from autotune.runs.monitors import RunMonitor
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import TrialRequest
 from storage import AttemptResult, AttemptState
@@ -26,12 +26,12 @@ class OneOffRuns:
     """Runner of configurations on the first slot of a launcher, one after another.
 
     Attributes:
-        plan: the study on its launcher.
+        setup: the study on its launcher.
         folder: folder for output and traces of the ranks, with a folder per run.
         workdir: folder in which the ranks run.
     """
 
-    plan: Plan
+    setup: StudySetup
     folder: Path
     workdir: Path
 
@@ -45,15 +45,15 @@ class OneOffRuns:
             monitor: monitor of the run.
             shape: function that turns a timed trial into the wanted one.
         """
-        slot = self.plan.launcher.slots[0]
-        asked = self.plan.request(
+        slot = self.setup.launcher.slots[0]
+        asked = self.setup.request(
             slot, knobs, name=name, workdir=self.workdir, log_dir=self.folder / name
         )
         return monitor.result(slot.run_solo(shape(asked), monitor))
 
     def of(self, spec: StudySpec) -> "OneOffRuns":
         """Return these runs with other settings."""
-        return replace(self, plan=self.plan.of(spec))
+        return replace(self, setup=self.setup.of(spec))
 
     def files(self, name: str) -> TrialFiles:
         """Return the files of a run's ranks."""

@@ -87,7 +87,7 @@ def resources(spec: StudySpec) -> Resources:
     )
 
 
-class Plan:
+class StudySetup:
     """A study on a launcher: what may be tried there, and how each run is requested.
 
     Attributes:
@@ -112,9 +112,9 @@ class Plan:
         """Configuration that the user runs today, a value for every knob."""
         return self.spec.full_baseline()
 
-    def of(self, spec: StudySpec) -> "Plan":
-        """Return this plan with other settings."""
-        return Plan(spec, self.launcher)
+    def of(self, spec: StudySpec) -> "StudySetup":
+        """Return this setup with other settings."""
+        return StudySetup(spec, self.launcher)
 
     def space(self) -> Space:
         """Return the space of configurations that may be tried.

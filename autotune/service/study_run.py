@@ -15,7 +15,7 @@ from autotune.config import StudySpec, stores, withheld
 from autotune.errors import LauncherError, StorageError
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
-from autotune.runs.plan import OpenLauncher, Plan
+from autotune.runs.plan import OpenLauncher, StudySetup
 from autotune.service.cleaning import signature
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
@@ -75,7 +75,7 @@ class StudyRun:
             (later if launcher.is_remote else now).callback(launcher.close)
             later.callback(self._signals.waiting.set)  # closing time does not count
             self._signals.waiting.clear()
-            return self._tune(Plan(self._spec, launcher))
+            return self._tune(StudySetup(self._spec, launcher))
 
     def _pinned(self) -> StudySpec:
         """Return the settings, pinned to the kind of device on which the study began.
@@ -134,30 +134,30 @@ class StudyRun:
         kind = MessageKind.WAITING
         self._repository.messages.say(self._lease, self._study.id, text, kind=kind)
 
-    def _tune(self, plan: Plan) -> Verdict:
+    def _tune(self, setup: StudySetup) -> Verdict:
         self._signals.check()
-        facts = dataclasses.asdict(plan.facts)
+        facts = dataclasses.asdict(setup.facts)
         self._check_same(facts)
-        self._say_where(plan.launcher)
+        self._say_where(setup.launcher)
         self._repository.claims.record_facts(self._lease, self._study.id, facts)
         job = StudyContext(
             self._study,
-            plan,
+            setup,
             self._lease,
             self._repository,
-            self._repository.environments.record(self._lease, plan.launcher.site.environment),
+            self._repository.environments.record(self._lease, setup.launcher.site.environment),
         )
         resolved = LargestBatch(job, self._signals.check).resolved()
-        # Its time has advanced; its settings stay those of the plan, and new ones apply later.
+        # Its time has advanced; its settings stay those of the setup, and new ones apply later.
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
-        context = dataclasses.replace(job, plan=plan.of(resolved), study=study)
+        context = dataclasses.replace(job, setup=setup.of(resolved), study=study)
         tuner = Tuner(context, self._signals, notes)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)
         context.record_standing()
         if verdict.trial is not None:
-            self._export(verdict, plan.launcher)
+            self._export(verdict, setup.launcher)
         return verdict
 
     def _check_same(self, facts: Mapping[str, Any]) -> None:

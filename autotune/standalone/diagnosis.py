@@ -15,7 +15,7 @@ from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.runs.one_off import OneOffRuns, why_not
-from autotune.runs.plan import Plan, launcher_of, profiled
+from autotune.runs.plan import StudySetup, launcher_of, profiled
 from autotune.worker.files import make_private
 from search_spaces import infeasible
 from storage import AttemptResult
@@ -66,27 +66,27 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         spec = spec.model_copy(update={"objective": spec.objective.model_copy(update=_OF_SPEED)})
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
-        return _profiled_baseline(OneOffRuns(Plan(spec, launcher), folder, workdir))
+        return _profiled_baseline(OneOffRuns(StudySetup(spec, launcher), folder, workdir))
 
 
 def _profiled_baseline(one_off: OneOffRuns) -> Diagnosis:
-    plan = one_off.plan
-    plan.check_baseline()
+    setup = one_off.setup
+    setup.check_baseline()
     judge = ProfileMonitor()
-    result = one_off.run("profile", plan.baseline, judge, profiled)
+    result = one_off.run("profile", setup.baseline, judge, profiled)
     if problem := why_not(result):
         raise BadInput(f"the baseline ended in {problem}")
     if not judge.seen:
         raise BadInput(f"the baseline shows nothing: {result.cause}")
     observed: Any = judge.seen[0].block.observed
-    beyond_reach = plan.spec.workload.beyond_reach(plan.spec.values())
+    beyond_reach = setup.spec.workload.beyond_reach(setup.spec.values())
     unusable = [*observed.get("unusable", ()), *beyond_reach]
     throughput, rising = _speed(one_off)
     return Diagnosis(
-        findings({**observed, "unusable": unusable}, plan.baseline, plan.facts, rising),
+        findings({**observed, "unusable": unusable}, setup.baseline, setup.facts, rising),
         breakdown(observed["parts"]),
         throughput,
-        plan.spec.unit,
+        setup.spec.unit,
         rising,
         one_off.files("profile").traces(),
     )
@@ -100,17 +100,17 @@ def _speed(one_off: OneOffRuns) -> tuple[float, float | None]:
     Raises:
         BadInput: the baseline ends in a failure.
     """
-    plan = one_off.plan
-    size = 2 * plan.baseline["micro_batch"]
-    doubled: dict[str, Any] | None = {**plan.baseline, "micro_batch": size}
-    if plan.spec.workload.keeps_global_batch:
-        doubled = split_otherwise(plan.baseline, "micro_batch", size)
-    free = dataclasses.replace(plan.facts, global_batch=None)
+    setup = one_off.setup
+    size = 2 * setup.baseline["micro_batch"]
+    doubled: dict[str, Any] | None = {**setup.baseline, "micro_batch": size}
+    if setup.spec.workload.keeps_global_batch:
+        doubled = split_otherwise(setup.baseline, "micro_batch", size)
+    free = dataclasses.replace(setup.facts, global_batch=None)
     refused = doubled is None or bool(infeasible(doubled, free))
-    refused |= not plan.spec.workload.can_set("micro_batch", plan.spec.flags)
+    refused |= not setup.spec.workload.can_set("micro_batch", setup.spec.flags)
     once, twice = [], []
     for number in range(_PAIRS):
-        run = _timed(one_off, f"once-{number}", plan.baseline)
+        run = _timed(one_off, f"once-{number}", setup.baseline)
         if run.throughput is None:
             raise BadInput(f"the baseline ended in {why_not(run)}")
         once.append(run.throughput)
@@ -122,7 +122,7 @@ def _speed(one_off: OneOffRuns) -> tuple[float, float | None]:
 
 
 def _timed(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> AttemptResult:
-    return one_off.run(name, knobs, TimedMonitor(one_off.plan.search_limits()))
+    return one_off.run(name, knobs, TimedMonitor(one_off.setup.search_limits()))
 
 
 def described(diagnosis: Diagnosis) -> Iterator[str]:

@@ -20,7 +20,7 @@ from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken, StorageError
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
-from autotune.runs.plan import Plan, launcher_of, reporting_each_step, surveyed
+from autotune.runs.plan import StudySetup, launcher_of, reporting_each_step, surveyed
 from autotune.standalone import process_comparison
 from autotune.standalone.own_options import shows
 from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks
@@ -214,7 +214,7 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
                     CheckResult("process", "ok", text)
                     for text in process_comparison.comparison(spec, launcher)
                 )
-                one_off = OneOffRuns(Plan(spec, launcher), Path(folder), Path.cwd())
+                one_off = OneOffRuns(StudySetup(spec, launcher), Path(folder), Path.cwd())
                 baseline = baseline_of(one_off)
                 yield baseline
                 yield from _protection(one_off)
@@ -256,8 +256,8 @@ def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
     Raises:
         AutotuneError: that is not possible.
     """
-    one_off.plan.check_baseline()
-    result = one_off.run(BASELINE_RUN, one_off.plan.baseline, judge, shape)
+    one_off.setup.check_baseline()
+    result = one_off.run(BASELINE_RUN, one_off.setup.baseline, judge, shape)
     if problem := why_not(result):
         raise AutotuneError(problem)
     if compiled := _compiled_again([seen.block for seen in judge.seen]):
@@ -268,8 +268,8 @@ def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
 
 def _protection(one_off: OneOffRuns) -> Iterator[CheckResult]:
     """Yield how the user's files were protected from the baseline."""
-    workload = one_off.plan.spec.workload
-    if text := stores.warning(stores.remote_stores(one_off.plan.spec)):
+    workload = one_off.setup.spec.workload
+    if text := stores.warning(stores.remote_stores(one_off.setup.spec)):
         yield CheckResult("remote files", "warn", text)
     if not (workload.discards_writes or workload.may_write):
         text = (
@@ -319,12 +319,12 @@ def _knobs(one_off: OneOffRuns, *, settles: bool) -> Iterator[CheckResult]:
         one_off: runs of the study.
         settles: whether the baseline stops compiling after its first steps.
     """
-    plan = one_off.plan
+    setup = one_off.setup
     # Alone, accumulation or a micro-batch cannot hold the global batch.
-    free = dataclasses.replace(plan.facts, global_batch=None)
-    for name, values in plan.spec.values().items():
-        others = [value for value in values if value not in (plan.baseline[name], LARGEST)]
-        variants = {value: _variant(plan, name, value) for value in others}
+    free = dataclasses.replace(setup.facts, global_batch=None)
+    for name, values in setup.spec.values().items():
+        others = [value for value in values if value not in (setup.baseline[name], LARGEST)]
+        variants = {value: _variant(setup, name, value) for value in others}
         refused = {value: infeasible(knobs, free) for value, knobs in variants.items()}
         other = next((value for value in others if not refused[value]), None)
         if other is not None:
@@ -344,11 +344,11 @@ def _knobs(one_off: OneOffRuns, *, settles: bool) -> Iterator[CheckResult]:
             yield CheckResult(f"knob {name}", "ok", f"not tried: {why}")
 
 
-def _variant(plan: Plan, name: str, value: KnobValue) -> dict[str, Any]:
+def _variant(setup: StudySetup, name: str, value: KnobValue) -> dict[str, Any]:
     """Return the baseline with one knob changed, and what the script derives from it."""
-    alone = {**plan.baseline, name: value}
-    if name in COUNTED and plan.spec.workload.keeps_global_batch:
-        return split_otherwise(plan.baseline, name, value) or alone
+    alone = {**setup.baseline, name: value}
+    if name in COUNTED and setup.spec.workload.keeps_global_batch:
+        return split_otherwise(setup.baseline, name, value) or alone
     return alone
 
 
@@ -363,13 +363,13 @@ def _takes(one_off: OneOffRuns, name: str, knobs: dict[str, Any], *, settles: bo
     judge = FitMonitor()
     result = one_off.run(f"doctor-{name}", knobs, judge, reporting_each_step)
     if why_not(result):
-        if split := _held(one_off.plan, name, value):
+        if split := _held(one_off.setup, name, value):
             return _takes_together(one_off, name, split)
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
         raise _Doubt(f"{written(value)}: {compiled}")
-    workload = one_off.plan.spec.workload
-    setting = workload.passed_by(name, one_off.plan.spec.flags)
+    workload = one_off.setup.spec.workload
+    setting = workload.passed_by(name, one_off.setup.spec.flags)
     if setting is None:
         return f"{written(value)} takes effect, from outside"
     shown = name in COUNTED and workload.observable
@@ -382,20 +382,20 @@ def _takes(one_off: OneOffRuns, name: str, knobs: dict[str, Any], *, settles: bo
 
 
 def _unseen(one_off: OneOffRuns, name: str, value: KnobValue) -> str:
-    spec = one_off.plan.spec
+    spec = one_off.setup.spec
     by, noun = spec.workload.passed_by(name, spec.flags), spec.workload.noun
     return f"{written(value)} runs, by {by}; whether the {noun} heeds it is not seen"
 
 
-def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:
+def _held(setup: StudySetup, name: str, value: KnobValue) -> dict[str, Any] | None:
     """Return the baseline's global batch split otherwise, if a study holds it and maps both parts.
 
     A script may refuse one of the parts alone (DeepSpeed).
     """
-    mapped = name in COUNTED and {*COUNTED} <= plan.spec.flags.keys()
-    if not mapped or plan.facts.global_batch is None:
+    mapped = name in COUNTED and {*COUNTED} <= setup.spec.flags.keys()
+    if not mapped or setup.facts.global_batch is None:
         return None
-    return split_otherwise(plan.baseline, name, value)
+    return split_otherwise(setup.baseline, name, value)
 
 
 def _takes_together(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
 from autotune.runs.monitors import TimedMonitor
 from autotune.runs.one_off import OneOffRuns
-from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.plan import StudySetup, launcher_of
 from autotune.search.space import Space, key
 from launchers import Launcher
 from launchers.replay.tables import (
@@ -192,8 +192,8 @@ def record(
         tempfile.TemporaryDirectory() as logs,
         launcher_of(spec, Path(logs)) as launcher,
     ):
-        one_off = OneOffRuns(Plan(spec, launcher), Path(logs), workdir)
-        space = one_off.plan.space()
+        one_off = OneOffRuns(StudySetup(spec, launcher), Path(logs), workdir)
+        space = one_off.setup.space()
         names = sorted(space.varying)
         if not names:
             raise BadInput("search_space: nothing varies; give at least one knob two values")
@@ -251,7 +251,7 @@ def _check_free(output: Path) -> None:
 class _Recorder:
     def __init__(self, one_off: OneOffRuns, space: Space, journal: Journal) -> None:
         self._one_off = one_off
-        self._spec = one_off.plan.spec
+        self._spec = one_off.setup.spec
         self._space = space
         self._journal = journal
 
@@ -279,7 +279,7 @@ class _Recorder:
         """
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
-            judge = TimedMonitor(self._one_off.plan.search_limits())
+            judge = TimedMonitor(self._one_off.setup.search_limits())
             result = self._one_off.run(name, self._space.complete(params), judge)
             if result.state != AttemptState.LOST:
                 break

@@ -20,7 +20,7 @@ from autotune.analysis.wording import difference
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from autotune.search.space import MICRO_BATCH, Space
 from autotune.standalone.recording import NO_ENERGY
 from autotune.study.context import StudyContext
@@ -199,7 +199,7 @@ def _beyond(
 
 def _everything(spec: StudySpec, launcher: ReplayLauncher) -> Space:
     """Return the space that the study asks for, whether or not the table holds it."""
-    return Space(spec.values(), spec.full_baseline(), Plan(spec, launcher).facts)
+    return Space(spec.values(), spec.full_baseline(), StudySetup(spec, launcher).facts)
 
 
 def _missing(space: Space, table: Table) -> int:
@@ -227,7 +227,7 @@ def _run(
     assert claim is not None
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
-    context = StudyContext(study, Plan(spec, launcher), lease, repository, environment)
+    context = StudyContext(study, StudySetup(spec, launcher), lease, repository, environment)
     tuner = Tuner(context, Signals(), notes)
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None

@@ -13,7 +13,7 @@ from autotune.config import StudySpec, fields, stores
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
-from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
+from autotune.runs.plan import StudySetup, facts_of, launcher_of, surveyed
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
@@ -131,7 +131,7 @@ def survey(
         for notice in [*launcher.notices(), *own]:
             say(f"Note: {notice}")
         runner = _Runner(
-            OneOffRuns(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say
+            OneOffRuns(StudySetup(spec, launcher), Path(folder), workdir), launched, workdir, say
         )
         seen = runner.at({})
         if not seen.spawns:
@@ -168,7 +168,7 @@ def _study_of(
 ) -> StudySpec:
     """Return the study of a script that was seen to train, once its baseline has run."""
     launched, one_off, began = runner.launched, runner.one_off, time.monotonic()
-    launcher = one_off.plan.launcher
+    launcher = one_off.setup.launcher
     seen = _with_settings(seen, launched, runner.workdir)
     _check(seen, runner)
     found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
@@ -195,7 +195,7 @@ def _own_options(
     searching: SearchTime,
 ) -> OwnOptions:
     """Try the options that are named for a knob, within this time."""
-    cpus = cpus_of_rank(runner.one_off.plan.launcher.ranks)
+    cpus = cpus_of_rank(runner.one_off.setup.launcher.ranks)
     tried = worth_trying(named_options.others(options, facts, cpus), seen, facts.device)
     found = find_own_options(runner.given, seen, tried, runner.say, searching)
     return found.fitting(facts.device)
@@ -236,11 +236,11 @@ def _check_start(
     """
     say(f"Running {launched.target} once more, as the study will ...")
     with reported(say, lambda: one_off.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
-        judge = LastingMonitor(one_off.plan.least_timed)
+        judge = LastingMonitor(one_off.setup.least_timed)
         check = doctor.baseline_of(one_off, judge, in_moments)
     if check.level == "fail" and (taken := judge.ended_after):
         raise BadInput(
-            _too_short(launched, taken, judge.seconds_of_step(taken), one_off.plan, seen)
+            _too_short(launched, taken, judge.seconds_of_step(taken), one_off.setup, seen)
         )
     if check.level == "fail":
         raise BadInput(
@@ -253,9 +253,9 @@ def _check_start(
 
 
 def _too_short(
-    launched: Launched, steps: int, per_step: float | None, plan: Plan, seen: SurveyResult
+    launched: Launched, steps: int, per_step: float | None, setup: StudySetup, seen: SurveyResult
 ) -> str:
-    return too_short(launched.target, steps, per_step, plan.longest_timed, seen.options)
+    return too_short(launched.target, steps, per_step, setup.longest_timed, seen.options)
 
 
 def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
@@ -313,7 +313,7 @@ class _Runner:
         self.say = say
         self.launched = launched
         self._runs = 0
-        self.startup = one_off.plan.spec.measurement.startup_deadline
+        self.startup = one_off.setup.spec.measurement.startup_deadline
         self.usual = 0.0
         self._last = ""
 
@@ -372,7 +372,7 @@ class _Runner:
         limit = self._limit(COMPILING if compiles else 1.0)
         with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
             shape = _with(given, limit)
-            configuration = {**self.one_off.plan.baseline, **knobs}
+            configuration = {**self.one_off.setup.baseline, **knobs}
             result = self.one_off.run(name, configuration, FitMonitor(), shape)
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
@@ -455,7 +455,7 @@ def _check(seen: SurveyResult, runner: "_Runner") -> None:
         longer = "" if seen.ended_by_itself else _slower_start(runner.startup)
         raise BadInput(_without_step(seen, launched, output) + longer)
     if seen.ended_by_itself:
-        raise BadInput(_too_short(launched, seen.steps, None, runner.one_off.plan, seen))
+        raise BadInput(_too_short(launched, seen.steps, None, runner.one_off.setup, seen))
 
 
 def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:

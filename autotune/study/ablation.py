@@ -21,7 +21,7 @@ class Ablation:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._context = runner.context
-        self._plan = runner.context.plan
+        self._setup = runner.context.setup
         self._time = runner.time
 
     def take_back(self, confirmation: Confirmation) -> bool:
@@ -29,7 +29,7 @@ class Ablation:
 
         Without another round, leave out the changes that are known by then.
         """
-        rounds = self._plan.spec.measurement.attribution
+        rounds = self._setup.spec.measurement.attribution
         if confirmation.chosen is None or rounds < 2:
             return False
         attempts = self._context.attempts()
@@ -40,10 +40,10 @@ class Ablation:
         found = spared(
             attempts.of_trial(confirmation.chosen),
             confirmation.candidates[confirmation.chosen].knobs,
-            self._plan.baseline,
-            self._plan.facts,
+            self._setup.baseline,
+            self._setup.facts,
             rounds=rounds,
-            most=self._plan.spec.measurement.rounds,
+            most=self._setup.spec.measurement.rounds,
         )
         if found.next and self._complete_step(confirmation, found.next):
             return True
@@ -58,7 +58,7 @@ class Ablation:
         prices = self._runner.prices
         repeats = PROOF.most_repeats if confirmation.waits else 0
         kept = prices.rounds(both, confirmation.to_prove)
-        kept += repeats * prices.costs.brief(self._plan.baseline)
+        kept += repeats * prices.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
         rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.processes else 1
@@ -72,8 +72,8 @@ class Ablation:
 
     def attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """Measure the winner, and the winner less each of its changes, in rounds."""
-        several = attribution.variants(winner, self._plan.baseline, self._plan.facts)
-        rounds = self._plan.spec.measurement.attribution
+        several = attribution.variants(winner, self._setup.baseline, self._setup.facts)
+        rounds = self._setup.spec.measurement.attribution
         for number in attribution_rounds(rounds, reduced=reduced):
             order = self._runner.drawn(several, "attribution", number)
             missing = [k for k in order if not self._attributed(chosen, k, number)]

@@ -1,4 +1,4 @@
-"""Context of a running study: its plan, its records and its clock."""
+"""Context of a running study: its setup, its records and its clock."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ from autotune.analysis.run_digest import run_digest
 from autotune.analysis.standing import StoredStanding
 from autotune.config import StudySpec
 from autotune.paths import StudyPaths
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from search_spaces.constraints import why_not_live
 from storage import (
     AttemptFeed,
@@ -115,10 +115,10 @@ class AttemptCache:
 
 @dataclass(frozen=True)
 class StudyContext:
-    """Running study: its plan, and the records that it is read from and written to."""
+    """Running study: its setup, and the records that it is read from and written to."""
 
     study: StoredStudy
-    plan: Plan
+    setup: StudySetup
     lease: Lease
     repository: Repository
     environment_id: int
@@ -139,7 +139,7 @@ class StudyContext:
     @functools.cached_property
     def attempt_cache(self) -> AttemptCache:
         """Cache of the attempts, through which they are written."""
-        baseline, harmless = self.plan.baseline, self.plan.spec.harmless
+        baseline, harmless = self.setup.baseline, self.setup.spec.harmless
         return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
 
     def say(self, message: str | NewMessage) -> None:
@@ -160,14 +160,14 @@ class StudyContext:
 
         What the profiler leaves behind on a CUDA device has not been measured: there it launches.
         """
-        today = self.plan.baseline
-        reusable = self.plan.spec.workload.reusable
+        today = self.setup.baseline
+        reusable = self.setup.spec.workload.reusable
         return reusable and not self.on_device and not why_not_live(today, today)
 
     @property
     def on_device(self) -> bool:
         """True if trials run on CUDA devices."""
-        return self.plan.launcher.site.on_device
+        return self.setup.launcher.site.on_device
 
     def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """Drop the output of a run, unless a user may want it.
@@ -178,7 +178,7 @@ class StudyContext:
             attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
         )
         failed = result.state not in (AttemptState.COMPLETE, AttemptState.PRUNED)
-        if not (failed or asked_for or self.plan.spec.logs == "all"):
+        if not (failed or asked_for or self.setup.spec.logs == "all"):
             shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
 
     @property
@@ -187,9 +187,9 @@ class StudyContext:
 
         Noise of rates per joule is another one.
         """
-        spec = self.plan.spec.workload
+        spec = self.setup.spec.workload
         arguments = json.dumps(spec.given, sort_keys=True).encode()
-        energy = " J" if self.plan.spec.of_energy else ""
+        energy = " J" if self.setup.spec.of_energy else ""
         return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}{energy}"
 
     def known_sigma(self) -> float | None:
@@ -198,7 +198,7 @@ class StudyContext:
             self.study.id,
             self.environment_id,
             workload=self.workload,
-            world_size=self.plan.launcher.ranks,
+            world_size=self.setup.launcher.ranks,
         )
         return known.sigma_run if known else None
 
@@ -210,7 +210,7 @@ class StudyContext:
             self.environment_id,
             noise,
             workload=self.workload,
-            world_size=self.plan.launcher.ranks,
+            world_size=self.setup.launcher.ranks,
         )
 
     def record_standing(self) -> None:
@@ -233,4 +233,4 @@ class StudyContext:
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:
-        return CostRecords(self.blocks, self.plan.launcher.site.device)
+        return CostRecords(self.blocks, self.setup.launcher.site.device)

@@ -161,7 +161,7 @@ class DashboardSync:
         self._context = context
         self._ledger = ledger
         self._texts = texts
-        self._unit = context.plan.spec.unit
+        self._unit = context.setup.spec.unit
         self._note = ""
         self._next = -math.inf
         self._behind = False
@@ -184,7 +184,7 @@ class DashboardSync:
         context = self._context
         records = Records.of(context.repository, context.attempts(), context.study.id)
         facts = StudyFacts(context.study.name, ended=False)
-        self.show(build_verdict(records, context.plan.spec, facts))
+        self.show(build_verdict(records, context.setup.spec, facts))
         context.record_standing()
         took = time.monotonic() - began
         self._next = began + max(EVERY_SECONDS, took / LARGEST_SHARE)
@@ -193,10 +193,10 @@ class DashboardSync:
         """Show an answer; a verdict also in the notes of those that were measured again for it."""
         if not verdict.provisional:
             self._note_finalists(verdict)
-        attempts, plan = self._context.attempts(), self._context.plan
-        shown = self._texts.attributes(verdict, attempts, plan.baseline, self._unit)
+        attempts, setup = self._context.attempts(), self._context.setup
+        shown = self._texts.attributes(verdict, attempts, setup.baseline, self._unit)
         self._ledger.set_attributes(dict(shown))
-        note = self._texts.study_note(verdict, plan.spec.job_knobs)
+        note = self._texts.study_note(verdict, setup.spec.job_knobs)
         if note != self._note:
             self._ledger.note(note)
             self._note = note
@@ -226,7 +226,7 @@ class DashboardSync:
             level: factor of its node, by which the result has been multiplied already.
             confirmed: its throughput by round, if it was measured again.
         """
-        own = self._context.plan.spec.job_knobs
+        own = self._context.setup.spec.job_knobs
         return self._texts.trial_note(
             attempt, result, self._unit, own=own, confirmed=confirmed, level=level
         )

@@ -158,7 +158,7 @@ class TrialExecutor:
     def _request(self, plan: RunPlan, attempt: StoredAttempt) -> TrialRequest:
         """Return the request of an attempt, ready to launch on the slot of its plan."""
         context = self._context
-        timed = context.plan.request(
+        timed = context.setup.request(
             self._pool[plan.slot],
             attempt.knobs,
             name=f"{context.study.id}/{attempt.name}/{context.lease.epoch}",
@@ -272,7 +272,7 @@ class TrialExecutor:
         """
         daemon_died = any(one.fault == Fault.DAEMON for one in lost)
         elsewhere = daemon_died or len({one.cause for one in lost}) > 1
-        one_node = not self._context.plan.launcher.several_nodes
+        one_node = not self._context.setup.launcher.several_nodes
         return len(lost) >= MEASUREMENT.most_launches and (one_node or elsewhere)
 
     def abandon(self) -> None:

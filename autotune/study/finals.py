@@ -45,7 +45,7 @@ class Finals:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._context = runner.context
-        self._plan = runner.context.plan
+        self._setup = runner.context.setup
         self._time = runner.time
         self._ablation = Ablation(runner)
         self._void: set[int] | None = None
@@ -170,8 +170,8 @@ class Finals:
 
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)
-        attempts, rounds = self._context.attempts(), self._plan.spec.measurement.rounds
-        blocks = Measure.of(self._plan.spec).step_blocks(self._context.blocks)
+        attempts, rounds = self._context.attempts(), self._setup.spec.measurement.rounds
+        blocks = Measure.of(self._setup.spec).step_blocks(self._context.blocks)
         return replay(attempts, self.selection, rounds, self._barred(attempts), blocks)
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
@@ -184,7 +184,7 @@ class Finals:
             for one in confirmation.candidates.values()
             if confirmation.leads_baseline(one.trial) or self._may_win(confirmation, one.trial)
         ]
-        check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
+        check = gate.next_check(candidates, self._setup.baseline, attempts, blocks)
         if check is None:
             return False
         attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, round=check.seed)
@@ -211,7 +211,7 @@ class Finals:
         A finalist that has come to a second epoch by itself needs none.
         """
         attempts, blocks = self._context.attempts(), self._context.blocks
-        compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
+        compared = Comparison(attempts, blocks, self._setup.baseline, Rules.of(self._setup.spec))
         costs = self._context.costs()
         for trial in confirmation.members():
             knobs = confirmation.candidates[trial].knobs
@@ -377,7 +377,7 @@ class Finals:
             return
         chosen, baseline = confirmation.choice(), confirmation.baseline
         profiled = {chosen, chosen if baseline is None else baseline}
-        for trial in sorted(profiled if self._plan.spec.workload.observable else ()):
+        for trial in sorted(profiled if self._setup.spec.workload.observable else ()):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
             reduced = bool(confirmation.taken_back)
@@ -424,7 +424,7 @@ class SoakPair:
         if baseline is None or chosen == baseline or not confirmation.rounds:
             return
         order = [chosen, baseline]
-        random.Random(f"{self._context.plan.spec.seed}/long").shuffle(order)
+        random.Random(f"{self._context.setup.spec.seed}/long").shuffle(order)
         missing = [trial for trial in order if not self._measured(confirmation, trial)]
         seconds = self._seconds()
         if not missing or seconds < PROOF.shortest_soak:
@@ -439,7 +439,7 @@ class SoakPair:
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
-        limits = self._context.plan.confirm_limits(sigma_run=noise)
+        limits = self._context.setup.confirm_limits(sigma_run=noise)
         limits = replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup

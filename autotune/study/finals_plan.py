@@ -24,7 +24,7 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     They are the most promising ones or, where even the first of these takes longer than what is left,
     the most promising of those that do not.
     """
-    wanted = context.plan.spec.measurement.finalists
+    wanted = context.setup.spec.measurement.finalists
     if not time.limited:
         return Selection(wanted)
     attempts = context.attempts()
@@ -32,7 +32,7 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     every = [
         trial
         for trial in timed_trials(attempts)
-        if trial.knobs != context.plan.baseline and trial.trial not in proof.barred.trials
+        if trial.knobs != context.setup.baseline and trial.trial not in proof.barred.trials
     ]
     order, timed = most_promising_first(every), proof.worth_checking(every)
     for those in _pools(timed, proof, time):

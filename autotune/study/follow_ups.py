@@ -76,7 +76,7 @@ class FollowUps:
         oom = [Shortage.of(a.knobs, a.result.cause) for a in ended]
         ran = [a.knobs for a in attempts.searched().complete()]
         suggestions = fitting(
-            self._space, self._context.plan.baseline, self._next(trials, attempts), oom, ran
+            self._space, self._context.setup.baseline, self._next(trials, attempts), oom, ran
         )
         new = next((one for one in suggestions if _is_new(one, trials)), None)
         if new:
@@ -116,11 +116,11 @@ class FollowUps:
         ran = [attempt.knobs for attempt in attempts.searched().complete()]
         failed = (a for a in attempts.searched() if a.trial in suggested and _has_failed(a))
         bundles = [(suggested[attempt.trial], attempt.result.state) for attempt in failed]
-        yield from parts_of(self._space, self._context.plan.baseline, bundles, ran)
+        yield from parts_of(self._space, self._context.setup.baseline, bundles, ran)
 
     def _rest(self, trials: Sequence[FrozenTrial], barred: Barred) -> Iterator[Suggestion]:
         """Yield what was suggested and is refused, without the changes that are refused."""
-        today = self._context.plan.baseline
+        today = self._context.setup.baseline
         for trial in trials:
             if SUGGESTED_BY not in trial.user_attrs or trial.number not in barred.trials:
                 continue
@@ -146,7 +146,7 @@ class FollowUps:
             return
         self._told = True
         for name, seconds, lacking in self._unaffordable(proof):
-            whole = self._context.plan.spec.budget.wall_time or 0.0
+            whole = self._context.setup.spec.budget.wall_time or 0.0
             enough = _ROUNDED_TO * math.ceil((whole + lacking) / _ROUNDED_TO)
             self._context.say(
                 f"{name} is left out: a trial of about {seconds:.0f} s and its proof do not fit into "
@@ -154,7 +154,7 @@ class FollowUps:
             )
 
     def _unaffordable(self, proof: Proof) -> Iterator[tuple[str, float, float]]:
-        today = self._context.plan.baseline
+        today = self._context.setup.baseline
         compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
         for name in DEAR:
             for value in compiled_values(self._space, name):

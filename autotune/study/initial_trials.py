@@ -277,7 +277,7 @@ class Experts:
 
     def __init__(self, context: StudyContext, space: Space) -> None:
         self._context = context
-        self._plan = context.plan
+        self._setup = context.setup
         self._space = space
 
     @property
@@ -300,7 +300,7 @@ class Experts:
         Where trials follow each other, the bundle waits for the answer to what holds the baseline back.
         """
         every = self._suggestions(seen)
-        return every[:1] if len(self._plan.launcher.slots) == 1 else every
+        return every[:1] if len(self._setup.launcher.slots) == 1 else every
 
     def bundle(self, attempts: Attempts) -> Suggestion | None:
         """Return all that is favoured, without an answer that was tried and is slower.
@@ -320,7 +320,7 @@ class Experts:
         its, own = level.searched().measured().with_knobs(knobs).first, level.baseline()
         if its is None or own is None or its in rivals([own, its], margin=0.0):
             return []
-        return changes(answer.params, self._plan.baseline)
+        return changes(answer.params, self._setup.baseline)
 
     def _suggestions(
         self, seen: dict[str, Any] | None, slower: Iterable[str] = ()
@@ -331,8 +331,8 @@ class Experts:
         room = self._room(seen)
         if room and not room.peak_bytes:
             return []  # once the baseline has shown what memory it takes
-        baseline, cores = self._plan.baseline, self._plan.launcher.site.cores_of_rank
-        found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
+        baseline, cores = self._setup.baseline, self._setup.launcher.site.cores_of_rank
+        found = findings(seen, baseline, self._setup.facts) if seen.get("parts") else []
         unusable = {*seen.get("unusable", ()), *slower}
         if cores < SEARCH.cores_for_loading:
             unusable.add("loader_workers")  # unless it is loading that holds the step back
@@ -340,7 +340,7 @@ class Experts:
 
     def _room(self, seen: dict[str, Any]) -> Room | None:
         """Return the memory that is left on a device; None on processors, where a launch is cheap."""
-        memory = self._plan.memory_of_rank()
+        memory = self._setup.memory_of_rank()
         return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
 
 
@@ -350,7 +350,7 @@ class InitialTrials:
     def __init__(self, runner: Runner, space: Space) -> None:
         self._runner = runner
         self._context = runner.context
-        self._plan = runner.context.plan
+        self._setup = runner.context.setup
         self._space = space
         self._experts = Experts(runner.context, space)
 
@@ -361,7 +361,7 @@ class InitialTrials:
         suggestions = self._experts.opening(self._look())
         if known := self._remembered():
             suggestions.insert(0, known)
-        trials = self._plan.spec.budget.trials
+        trials = self._setup.spec.budget.trials
         kept = suggestions if trials is None else suggestions[: trials - 1]
         for suggestion in kept:
             ledger.enqueue(suggestion.params, suggestion.reason)
@@ -373,11 +373,11 @@ class InitialTrials:
         Empty for a command, or without time for a profile.
         """
         time = self._runner.time
-        if not (self._plan.spec.workload.observable and time.pays_to_look()):
+        if not (self._setup.spec.workload.observable and time.pays_to_look()):
             return {}
         limit = time.for_opening()
         while self._experts.profile is None:
-            baseline = PlannedAttempt(BASELINE, self._plan.baseline, Purpose.PROFILE)
+            baseline = PlannedAttempt(BASELINE, self._setup.baseline, Purpose.PROFILE)
             self._runner.run_monitored(baseline, ProfileMonitor(), limit)
         return self._experts.seen
 
@@ -390,8 +390,8 @@ class InitialTrials:
         return breakdown(told) if told else {}
 
     def _remembered(self) -> Suggestion | None:
-        site = self._plan.launcher.site
-        workload = fields_set(self._plan.spec.workload.model_dump(mode="json"))
+        site = self._setup.launcher.site
+        workload = fields_set(self._setup.spec.workload.model_dump(mode="json"))
         place = Place(workload, site.ranks, kinds_of_device(site.environment))
         earlier = self._context.repository.recommendations.of_others(self._context.study.id)
-        return remembered(self._space, self._plan.baseline, earlier, place)
+        return remembered(self._space, self._setup.baseline, earlier, place)

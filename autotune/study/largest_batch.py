@@ -74,9 +74,9 @@ class LargestBatch:
         """Prepare the search; `check` raises when the study is to stop."""
         self._context = context
         self._check = check
-        self._first = int(context.plan.baseline["micro_batch"])
-        fixed = context.plan.facts.global_batch
-        self._share = None if fixed is None else fixed // context.plan.facts.world_size
+        self._first = int(context.setup.baseline["micro_batch"])
+        fixed = context.setup.facts.global_batch
+        self._share = None if fixed is None else fixed // context.setup.facts.world_size
         """Samples of a rank per step, if they are held: no micro-batch is larger."""
 
     def resolved(self) -> StudySpec:
@@ -86,13 +86,13 @@ class LargestBatch:
             BadInput: memory has no limit, or does not hold a single sample; or energy is needed and
                 cannot be read.
         """
-        plan, spec = self._context.plan, self._context.plan.spec
+        setup, spec = self._context.setup, self._context.setup.spec
         if not spec.asks_for_largest:
             return spec
         self._check_limit()
-        plan.check_energy()
+        setup.check_energy()
         # Why a baseline cannot run at all, the search says.
-        can_run = not infeasible(plan.baseline, plan.facts)
+        can_run = not infeasible(setup.baseline, setup.facts)
         largest = self._found() if can_run else None
         values = spec.values()
         numbers = [value for value in values["micro_batch"] if value != LARGEST]
@@ -104,9 +104,9 @@ class LargestBatch:
         return spec.model_copy(update={"search_space": space})
 
     def _check_limit(self) -> None:
-        plan = self._context.plan
-        shared = plan.launcher.site.devices_per_rank < 1
-        if shared and plan.spec.resources.memory_per_worker is None:
+        setup = self._context.setup
+        shared = setup.launcher.site.devices_per_rank < 1
+        if shared and setup.spec.resources.memory_per_worker is None:
             raise BadInput(
                 "search_space.micro_batch: max needs a limit where a rank has no device of its own: it "
                 "could take the memory of all; set resources.memory_per_worker, e.g. 8GiB"
@@ -137,7 +137,7 @@ class LargestBatch:
 
         Gradients that wait for one micro-batch take as much as if they waited for many.
         """
-        today = self._context.plan.baseline
+        today = self._context.setup.baseline
         steps = min(2, today["accumulation_steps"])
         if self._share is not None:
             steps = 1 if size >= self._share else 2
@@ -165,17 +165,17 @@ class LargestBatch:
 
     def _ruled_out(self, size: int) -> bool:
         """Return whether the study's own constraints rule a micro-batch out with every accumulation."""
-        plan = self._context.plan
+        setup = self._context.setup
         if self._share is not None:
             several = {self._share // size}
         else:
-            several = {plan.baseline[_STEPS], *plan.spec.values().get(_STEPS, ())}
+            several = {setup.baseline[_STEPS], *setup.spec.values().get(_STEPS, ())}
         one = self._knobs(size)
-        return all(any(broken({**one, _STEPS: steps}, plan.facts)) for steps in several)
+        return all(any(broken({**one, _STEPS: steps}, setup.facts)) for steps in several)
 
     def _limit(self, attempts: Attempts) -> TimeLimit:
         """Return the time limit of the next run."""
-        wall_time = self._context.plan.spec.budget.wall_time
+        wall_time = self._context.setup.spec.budget.wall_time
         if wall_time is None:
             return NO_LIMIT
         spent = sum(run.result.wall_seconds for run in _runs(attempts))
@@ -184,8 +184,8 @@ class LargestBatch:
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Return whether the share of the budget for these runs is spent."""
-        budget, seconds = self._context.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
-        hours = seconds * self._context.plan.launcher.ranks / 3600
+        budget, seconds = self._context.setup.spec.budget, sum(r.result.wall_seconds for r in runs)
+        hours = seconds * self._context.setup.launcher.ranks / 3600
         return any(
             limit is not None and spent >= SEARCH.fit_budget * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))

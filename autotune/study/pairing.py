@@ -39,7 +39,7 @@ class Residency:
             peak_bytes: bytes of the largest rank of each, added up; 0: not known.
             slots: number of slots with such runs at a time.
         """
-        workload = self._context.plan.spec.workload
+        workload = self._context.setup.spec.workload
         if not workload.observable:
             return f"a {workload.noun} that starts its own ranks cannot be paused"
         if len(knobs) < 2:
@@ -56,10 +56,10 @@ class Residency:
 
         On processors the runs of all slots may be on one node.
         """
-        plan = self._context.plan
-        there = plan.memory_of_rank()
+        setup = self._context.setup
+        there = setup.memory_of_rank()
         if there is None:
-            there = plan.launcher.site.bytes_of_rank / slots
+            there = setup.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
         if needed <= MEASUREMENT.resident_share * there:
@@ -75,7 +75,7 @@ class PairingPolicy:
         self._context = context
         self._residency = Residency(context)
         self._pool = pool
-        self._baseline = context.plan.baseline
+        self._baseline = context.setup.baseline
         self._paired: bool | None = None
         """True if the latest message said that trials are paired; None: there was none."""
         self._said = ""
@@ -95,7 +95,7 @@ class PairingPolicy:
         own = attempts.baseline()
         if own is None or own.result.throughput is None or knobs == self._baseline:
             return None
-        if self._context.plan.spec.measurement.baseline_runs < 2:
+        if self._context.setup.spec.measurement.baseline_runs < 2:
             return None  # it is not to run again
         if self._is_unsteady(own):
             return None  # its processes lie further apart than trials that follow each other
@@ -164,7 +164,7 @@ class PairingPolicy:
         limit: TimeLimit,
     ) -> bool:
         """Return whether a trial and the baseline may be resident at once."""
-        if not self._context.plan.spec.workload.reusable:
+        if not self._context.setup.spec.workload.reusable:
             return False  # it would be launched anew for each trial, and the baseline with it
         peaks = [
             one.result.peak_bytes
@@ -176,7 +176,7 @@ class PairingPolicy:
         beside = dict(self._baseline)
         if not self._context.on_device:
             beside["cpu_affinity"] = knobs["cpu_affinity"]
-        slots = len(self._context.plan.launcher.slots)
+        slots = len(self._context.setup.launcher.slots)
         return not self._obstacle([self._baseline, beside], both, limit.soft, slots)
 
     def _obstacle(

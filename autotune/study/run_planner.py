@@ -145,7 +145,7 @@ class RunPlanner:
         """
         attempts = self._context.attempts()
         # The baseline is never stopped early: everything is compared with it.
-        racing = knobs != self._context.plan.baseline
+        racing = knobs != self._context.setup.baseline
         low = _incumbent_low(attempts, barred, self.noise.df) if racing else 0.0
         rate = self.pairing.baseline_rate(trial, knobs, self.noise, limit)
         if rate:
@@ -163,7 +163,7 @@ class RunPlanner:
         Args:
             among: numbers of free slots to choose from; None: all of them.
         """
-        attempt = PlannedAttempt(trial, self._context.plan.baseline, Purpose.CALIBRATE)
+        attempt = PlannedAttempt(trial, self._context.setup.baseline, Purpose.CALIBRATE)
         return self._timed(attempt, self._choose(attempt, among), limit)
 
     def timed(self, attempt: PlannedAttempt, limit: TimeLimit) -> RunPlan:
@@ -200,7 +200,7 @@ class RunPlanner:
             seed=self._seed(attempts[0]),
             reuse=False,
             stays=False,
-            turn_seconds=self._context.plan.turn_seconds,
+            turn_seconds=self._context.setup.turn_seconds,
         )
 
     def _paired(
@@ -213,7 +213,7 @@ class RunPlanner:
             low: lower bound of the best rate so far.
         """
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
-        beside = PlannedAttempt(BASELINE, self._context.plan.baseline, Purpose.PAIRED, round=trial)
+        beside = PlannedAttempt(BASELINE, self._context.setup.baseline, Purpose.PAIRED, round=trial)
         slot = self._choose(attempt)
         live = self._pool.can_take_over(slot, knobs, interleaved=True)
         each = self._shared(limit, 2, live=live)
@@ -226,10 +226,10 @@ class RunPlanner:
             schedule=pair,
             monitors=tuple(pair.monitors),
             limit=each,
-            seed=self._context.plan.spec.seed,
+            seed=self._context.setup.spec.seed,
             reuse=True,
             stays=self._stays(Purpose.SEARCH),
-            turn_seconds=self._context.plan.turn_seconds,
+            turn_seconds=self._context.setup.turn_seconds,
         )
 
     def _timed(
@@ -273,7 +273,7 @@ class RunPlanner:
         Rounds draw other rows: of the same ones, however long, all rounds would tell the same.
         """
         other = attempt.round if attempt.purpose in _OTHER_ROWS else 0
-        return self._context.plan.spec.seed + other
+        return self._context.setup.spec.seed + other
 
     def _choose(self, attempt: PlannedAttempt, among: Collection[int] | None = None) -> int:
         free = self._pool.free if among is None else among
@@ -292,7 +292,7 @@ class RunPlanner:
         if purpose == Purpose.PROFILE:
             searched = self._context.attempts().of(Purpose.SEARCH)
             return self._context.profile_stays and not searched
-        return self._context.plan.spec.workload.reusable and purpose in SEARCHING
+        return self._context.setup.spec.workload.reusable and purpose in SEARCHING
 
     def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
         """Return a limit whose soft part is for the steps alone; the launch may be a slow one.
@@ -322,17 +322,17 @@ class RunPlanner:
             limit: time limit whose soft part counts from the first step.
             low: lower bound of the best rate so far; 0 switches racing off.
         """
-        plan, noise = self._context.plan, self.noise
+        setup, noise = self._context.setup, self.noise
         if attempt.purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ATTRIBUTE):
-            limits = plan.confirm_limits(sigma_run=noise.sigma_run)
+            limits = setup.confirm_limits(sigma_run=noise.sigma_run)
         else:
-            limits = plan.search_limits(
+            limits = setup.search_limits(
                 incumbent_low=low,
                 sigma_run=noise.sigma_run,
                 run_df=noise.df,
                 settling=self._context.costs().settling if low else OnsetBound(),
             )
-        power = None if attempt.knobs == plan.baseline else plan.power_limit
+        power = None if attempt.knobs == setup.baseline else setup.power_limit
         return dataclasses.replace(limits, time_limit=limit, power=power)
 
 

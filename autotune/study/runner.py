@@ -77,5 +77,5 @@ class Runner:
         """
         order = list(several)
         pair, backwards = divmod(round_, 2)
-        random.Random(f"{self.context.plan.spec.seed}/{what_for}/{pair}").shuffle(order)
+        random.Random(f"{self.context.setup.spec.seed}/{what_for}/{pair}").shuffle(order)
         return order[::-1] if backwards else order

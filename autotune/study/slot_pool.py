@@ -38,10 +38,10 @@ class SlotPool:
 
     def __init__(self, context: StudyContext) -> None:
         self._context = context
-        self._slots: list[Slot] = list(context.plan.launcher.slots)
+        self._slots: list[Slot] = list(context.setup.launcher.slots)
         self.free = {number for number, slot in enumerate(self._slots) if slot.usable}
         """Numbers of the slots on which nothing runs."""
-        first = context.plan.launcher.site.environment
+        first = context.setup.launcher.site.environment
         self._environments: list[tuple[dict[str, Any], int]] = [
             (dict(first), context.environment_id)
         ]
@@ -61,7 +61,7 @@ class SlotPool:
 
     def open_new(self) -> None:
         """Take in the slots that the launcher has opened since."""
-        for slot in self._context.plan.launcher.slots[len(self._slots) :]:
+        for slot in self._context.setup.launcher.slots[len(self._slots) :]:
             self.free.add(len(self._slots))
             self._slots.append(slot)
             usable = sum(slot.usable for slot in self._slots)
@@ -74,7 +74,7 @@ class SlotPool:
 
         The last ones go first: the confirmation stays on the slot that it has begun on.
         """
-        launcher = self._context.plan.launcher
+        launcher = self._context.setup.launcher
         for number in sorted(self.free, reverse=True):
             if launcher.surplus <= 0 or sum(slot.usable for slot in self._slots) <= 1:
                 return
@@ -233,13 +233,13 @@ class SlotHealthReporter:
 
     def report(self) -> None:
         """Record how many slots work and what keeps the others from it, if that has changed."""
-        for news in self._context.plan.launcher.notices():
+        for news in self._context.setup.launcher.notices():
             self._context.say(news)
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
             self._record()
 
     def _record(self) -> None:
-        context, launcher = self._context, self._context.plan.launcher
+        context, launcher = self._context, self._context.setup.launcher
         working, away = 0, list[tuple[int, str]]()
         for number, slot in enumerate(list(launcher.slots)):
             if slot.given_back:

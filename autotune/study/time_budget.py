@@ -47,10 +47,10 @@ class TimeBudget:
     def __init__(self, context: StudyContext) -> None:
         """Go on counting from what has elapsed, by the clock of the launcher."""
         self._context = context
-        self._baseline = context.plan.baseline
-        self._clock = context.plan.launcher.clock
+        self._baseline = context.setup.baseline
+        self._clock = context.setup.launcher.clock
         self._started = self._clock() - context.study.elapsed
-        self._wall_time = context.plan.spec.budget.wall_time
+        self._wall_time = context.setup.spec.budget.wall_time
         on_device = self._on_device = context.on_device
         self._residency = Residency(context)
         self._proof: Proof | None = None
@@ -59,7 +59,7 @@ class TimeBudget:
         self._calibration_share = (
             SEARCH.calibration_on_device if on_device else SEARCH.calibration_share
         )
-        self.rounds = min(context.plan.spec.measurement.rounds, PROOF.good_rounds)
+        self.rounds = min(context.setup.spec.measurement.rounds, PROOF.good_rounds)
         """Number of rounds of the confirmation among which its time is divided."""
 
     @property
@@ -112,7 +112,7 @@ class TimeBudget:
         A workload that cannot be reused, or anything on a CUDA device, starts anew for it.
         """
         limit = self.for_opening()
-        dear = self._on_device or not self._context.plan.spec.workload.reusable
+        dear = self._on_device or not self._context.setup.spec.workload.reusable
         return not dear or limit.hard >= SEARCH.shortest_look
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
@@ -210,7 +210,7 @@ class TimeBudget:
     def may_calibrate(self, attempts: Attempts) -> bool:
         """Return whether the baseline may run once more to show the noise."""
         proof = self.proof(attempts)
-        if proof.needed == PROOF.fewest_alone and len(self._context.plan.launcher.slots) == 1:
+        if proof.needed == PROOF.fewest_alone and len(self._context.setup.launcher.slots) == 1:
             return False  # its steps tell the noise, and the proof runs it again as often as needed
         share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
@@ -225,7 +225,7 @@ class TimeBudget:
         if self._wall_time is None or not self._no_time(attempts):
             return None
         own = attempts.of(*_OF_SEARCH).of_baseline().recorded()
-        runs, allowed = own.complete(), self._context.plan.spec.measurement.baseline_runs
+        runs, allowed = own.complete(), self._context.setup.spec.measurement.baseline_runs
         most_undisturbed = 2 * sum(run.result.contended for run in runs) < len(runs)
         if not runs or most_undisturbed or len(own) >= min(SEARCH.disturbed_runs, allowed):
             return None
@@ -275,7 +275,7 @@ class TimeBudget:
 
     def _proof_by(self, attempts: Attempts) -> Proof:
         blocks = self._context.blocks
-        out = Barred.by(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
+        out = Barred.by(attempts, blocks, self._baseline, Rules.of(self._context.setup.spec))
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
             return proof
@@ -295,7 +295,7 @@ class TimeBudget:
     def _processes(self, attempts: Attempts) -> Processes | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""
         own = attempts.baseline()
-        blocks = Measure.of(self._context.plan.spec).step_blocks(self._context.blocks)
+        blocks = Measure.of(self._context.setup.spec).step_blocks(self._context.blocks)
         if own is None or blocks is None:
             return None
         if own.id not in self._processes_of:

@@ -95,13 +95,13 @@ class Tuner:
             texts: texts for optuna-dashboard.
         """
         self._context = context
-        self._plan = context.plan
-        self._spec = context.plan.spec
+        self._setup = context.setup
+        self._spec = context.setup.spec
         self._signals = signals
-        self._ranks = context.plan.launcher.ranks
+        self._ranks = context.setup.launcher.ranks
         self._budget = Budget(self._spec.budget, self._ranks)
         self._time = TimeBudget(context)
-        self._space = self._plan.space()
+        self._space = self._setup.space()
         launched = {attempt.trial for attempt in context.attempts().of(Purpose.SEARCH)}
         database, name = context.repository.database, context.study.name
         self._space.keep(asked_before(database, name, launched))
@@ -118,7 +118,7 @@ class Tuner:
             self._spec.sampler,
             self._space,
             self._spec.seed + before,
-            self._plan.memory_of_rank(),
+            self._setup.memory_of_rank(),
             self._spec.measurement.finalists,
         )
         self._stopping = ExpectedGainStopping(
@@ -162,7 +162,7 @@ class Tuner:
         for suggestion in opening.run(self._ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
-            self._sampler.see(self._plan.baseline, parts)
+            self._sampler.see(self._setup.baseline, parts)
         finals = Finals(runner)
         searched = self._context.study.search_ended is not None
         proven_first = finals.begun() and self._is_proven_first(finals)
@@ -217,7 +217,7 @@ class Tuner:
                     NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
                 )
             known = self._spec.counts != "steps" and self._spec.batch_known
-            batch = self._plan.facts.global_batch
+            batch = self._setup.facts.global_batch
             size, *lonely = outline(self._space, batch, batch_known=known)
             self._context.say(NewMessage(size, MessageCode.SPACE))
             for line in lonely:
@@ -228,15 +228,15 @@ class Tuner:
         return ledger
 
     def _enqueue_baseline(self, ledger: TrialLedger) -> None:
-        today = self._plan.baseline
+        today = self._setup.baseline
         params = {name: today[name] for name in self._space.distributions()}
         ledger.enqueue(params, "baseline")
 
     def _check_baseline(self) -> None:
-        fixed = self._plan.facts.global_batch
+        fixed = self._setup.facts.global_batch
         if fixed and (refused := refused_global_batch(fixed, self._ranks)):
             raise BadInput(f"objective.global_batch: {refused}")
-        self._plan.check_baseline()
+        self._setup.check_baseline()
 
     # The search
 
@@ -276,7 +276,7 @@ class Tuner:
         Args:
             searching: True if trials are to come, for which noise and levels are wanted.
         """
-        attempts, today = self._context.attempts(), self._plan.baseline
+        attempts, today = self._context.attempts(), self._setup.baseline
         limit = self._time.for_trial(attempts)
         if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts, self._since)):
             executor.submit(self._planner.calibration(failed.trial, limit))
@@ -336,7 +336,7 @@ class Tuner:
 
     def _inform_sampler(self, attempts: Attempts) -> Barred:
         """Tell the sampler what the records show by now; return what may not be recommended."""
-        barred, today = self._time.proof(attempts).barred, self._plan.baseline
+        barred, today = self._time.proof(attempts).barred, self._setup.baseline
         affordable = self._time.affordable(attempts)
         self._sampler.doubt(errors_of_early(attempts))
         self._sampler.restrict(
@@ -387,10 +387,10 @@ class Tuner:
         self._inform_sampler(attempts)
         if expected := self._sampler.prediction(self._ledger.trials()):
             knobs = self._space.complete(expected.params)
-            changed = difference(knobs, self._plan.baseline)
+            changed = difference(knobs, self._setup.baseline)
             value = self._values.expected(expected.value, knobs, attempts)
             reaches = f"{changed} for the best, with {self._values.text(value)}"
-            if knobs == self._plan.baseline:  # its own value is a ratio to its first run
+            if knobs == self._setup.baseline:  # its own value is a ratio to its first run
                 reaches = "your configuration for the best"
             elif self._values.is_no_gain(value):
                 reaches = f"your configuration for the best ({changed} is next)"

@@ -19,7 +19,7 @@ from autotune.measurement.numerics import trajectory
 from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
-from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.plan import StudySetup, launcher_of
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, section_of
 from search_spaces import Facts, defaults, infeasible
@@ -174,10 +174,10 @@ def test_a_study_asks_for_one_process_under_data_parallel(tmp_path: Path) -> Non
         {"name": "a", "workload": {"name": "gpt"}, "resources": resources}
     )
     with launcher_of(spec, tmp_path) as launcher:
-        plan = Plan(spec, launcher)
-        assert plan.facts.nodes == 1
+        setup = StudySetup(spec, launcher)
+        assert setup.facts.nodes == 1
         several, one = (
-            plan.request(
+            setup.request(
                 launcher.slots[0],
                 {**defaults(), "parallelism": value},
                 name="t",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config import StudySpec
-from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.plan import StudySetup, launcher_of
 from autotune.worker.processes import MARKER
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, section_of
@@ -147,9 +147,9 @@ def test_a_cache_that_the_user_has_already_is_used(
 def test_a_trial_that_compiles_has_longer_to_start_and_for_its_steps(tmp_path: Path) -> None:
     spec = StudySpec.model_validate({**STUDY, "measurement": {"startup_deadline": 100}})
     with ReplayLauncher(lambda _: Answer(rate=100.0)) as launcher:
-        plan = Plan(spec, launcher)
+        setup = StudySetup(spec, launcher)
         deadlines = [
-            plan.request(
+            setup.request(
                 launcher.slots[0],
                 {**defaults(), "compile": mode},
                 name=mode,

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.config import StudySpec
 from autotune.runs.one_off import OneOffRuns
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from autotune.standalone import doctor
 from autotune.standalone.doctor import _knobs, shared_memory, watch_of_devices
 from autotune.worker.protocol import Outcome
@@ -39,7 +39,7 @@ def test_knob_whose_survey_stays_on_another_node_is_told_as_not_seen(
         name="a", workload=workload, search_space=space, objective={"global_batch": "keep"}
     )
     strict = where(PLAIN, other_batch, outcome=Outcome.ERROR)  # as DeepSpeed is
-    one_off = OneOffRuns(Plan(spec, ReplayLauncher(strict)), tmp_path, tmp_path)
+    one_off = OneOffRuns(StudySetup(spec, ReplayLauncher(strict)), tmp_path, tmp_path)
     [found] = _knobs(one_off, settles=False)
     assert found.level == "ok", found.text
     assert found.text.endswith("whether the script heeds it is not seen")

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.runs.plan import Plan
+from autotune.runs.plan import StudySetup
 from launchers.replay import ReplayLauncher
 from launchers.replay.answers import Answer, Launch
 from launchers.replay.launcher import ENVIRONMENT
@@ -88,7 +88,7 @@ def test_tf32_of_the_workload_itself_is_refused_where_the_baseline_says_fp32(
     )
     environment = {**ENVIRONMENT, "devices": devices[1:]}
     with ReplayLauncher(not_launched, workers=1, environment=environment) as launcher:
-        asked = Plan(spec, launcher).request(
+        asked = StudySetup(spec, launcher).request(
             launcher.slots[0], defaults(), name="t", workdir=Path(), log_dir=tmp_path
         )
     assert asked.strict_fp32 is strict
@@ -106,9 +106,9 @@ def test_protocol_of_nccl_that_the_user_runs_today_is_tried(own: str) -> None:
     )
     environment = {**ENVIRONMENT, "devices": DEVICES[:2]}
     with ReplayLauncher(not_launched, workers=2, environment=environment) as launcher:
-        plan = Plan(spec, launcher)
-        plan.check_baseline()
-        refused = infeasible({**plan.baseline, "nccl_proto": "LL128"}, plan.facts)
+        setup = StudySetup(spec, launcher)
+        setup.check_baseline()
+        refused = infeasible({**setup.baseline, "nccl_proto": "LL128"}, setup.facts)
     assert bool(refused) is (own == "auto")
 
 
@@ -141,9 +141,9 @@ def test_tf32_of_the_environment_is_told_before_a_factory_is_launched(
     spec = StudySpec.model_validate({**told, **changes})
     environment = {**ENVIRONMENT, "devices": devices}
     with ReplayLauncher(not_launched, workers=2, environment=environment) as launcher:
-        plan = Plan(spec, launcher)
+        setup = StudySetup(spec, launcher)
         if not refused:
-            plan.check_baseline()
+            setup.check_baseline()
             return
         with pytest.raises(BadInput, match=re.escape("`baseline: {precision: tf32}`")):
-            plan.check_baseline()
+            setup.check_baseline()

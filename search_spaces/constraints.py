@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
-from search_spaces.knob import STEP, Clash, Knob, KnobValue, OnlyWith, written
+from search_spaces.knob import STEP, Knob, KnobValue, NotWith, OnlyWith, written
 from search_spaces.needs import CUDA, FLASH, FP8, HOPPER, IN_DDP, NCCL, SHARDED, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FLASH: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
@@ -21,16 +21,16 @@ class Conflict:
     Attributes:
         first: the knob whose entry says so.
         second: another one.
-        clash: tells whether they clash in a configuration.
+        holds: tells whether a configuration has it.
         reason: why.
-        device: the only one on which they clash; empty: any.
+        device: the only one on which they conflict; empty: any.
         runs: they run together, only never faster: such a pair is not tried unless it is the user's own.
         given: further knobs on which it depends.
     """
 
     first: str
     second: str
-    clash: Callable[[Values], bool]
+    holds: Callable[[Values], bool]
     reason: str
     device: str = ""
     runs: bool = False
@@ -46,15 +46,15 @@ def _has(name: str, values: tuple[KnobValue, ...], knobs: Values) -> bool:
     return CATALOGUE[name].among(knobs[name], values)
 
 
-def _without(knob: Knob, only: OnlyWith) -> Conflict:
-    def clash(knobs: Values) -> bool:
+def _only_with(knob: Knob, only: OnlyWith) -> Conflict:
+    def holds(knobs: Values) -> bool:
         return _has(knob.name, (), knobs) and not _has(only.other, only.values, knobs)
 
-    return Conflict(knob.name, only.other, clash, only.reason)
+    return Conflict(knob.name, only.other, holds, only.reason)
 
 
-def _clash(knob: Knob, told: Clash) -> Conflict:
-    def clash(knobs: Values) -> bool:
+def _not_with(knob: Knob, told: NotWith) -> Conflict:
+    def holds(knobs: Values) -> bool:
         return (
             _has(knob.name, told.values, knobs)
             and _has(told.other, told.of_other, knobs)
@@ -62,14 +62,14 @@ def _clash(knob: Knob, told: Clash) -> Conflict:
         )
 
     given = tuple(name for name, _ in told.given)
-    return Conflict(knob.name, told.other, clash, told.reason, told.device, told.runs, given)
+    return Conflict(knob.name, told.other, holds, told.reason, told.device, told.runs, given)
 
 
 def conflicts_of(knobs: Iterable[Knob]) -> Iterator[Conflict]:
     """Yield the conflicts that the entries of these knobs tell of."""
     for knob in knobs:
-        yield from (_without(knob, only) for only in knob.only_with)
-        yield from (_clash(knob, told) for told in knob.conflicts)
+        yield from (_only_with(knob, only) for only in knob.only_with)
+        yield from (_not_with(knob, told) for told in knob.conflicts)
 
 
 CONFLICTS = (*conflicts_of(CATALOGUE.values()),)
@@ -114,7 +114,7 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
         *unmet_needs(knobs, facts),
         *_ranks(knobs, facts),
         *_buckets(knobs),
-        *conflicts(knobs, facts.device, slow_pairs=facts.slow_pairs),
+        *conflict_reasons(knobs, facts.device, slow_pairs=facts.slow_pairs),
         *_global_batch(knobs, facts),
         *(rule.broken(asked_of(knobs, facts.world_size)) for rule in broken(knobs, facts)),
     ]
@@ -154,17 +154,17 @@ def has_tf32(facts: Facts) -> bool:
     return _available(TF32, facts)
 
 
-def clashing(knobs: Values) -> Iterator[Conflict]:
+def conflicts_in(knobs: Values) -> Iterator[Conflict]:
     """Yield the conflicts that a configuration has on every device."""
-    return (conflict for conflict in CONFLICTS if conflict.clash(knobs))
+    return (conflict for conflict in CONFLICTS if conflict.holds(knobs))
 
 
 def runs_slowly(knobs: Values) -> bool:
     """Return whether two values of this configuration run together, only never faster."""
-    return any(conflict.runs for conflict in clashing(knobs))
+    return any(conflict.runs for conflict in conflicts_in(knobs))
 
 
-def conflicts(
+def conflict_reasons(
     knobs: Values, device: str, *, slow_pairs: bool = False, among: Collection[str] | None = None
 ) -> Iterator[str]:
     """Yield reasons that lie in two knobs together.
@@ -175,7 +175,7 @@ def conflicts(
         slow_pairs: pairs that run together, only never faster, are no reason.
         among: knobs that have these values for certain, without which nothing is a reason; None: all.
     """
-    for conflict in clashing(knobs):
+    for conflict in conflicts_in(knobs):
         if conflict.device not in ("", device) or (conflict.runs and slow_pairs):
             continue
         if among is not None and not {*conflict.pair, *conflict.given} <= {*among}:

@@ -157,7 +157,7 @@ class OnlyWith:
 
 
 @dataclass(frozen=True)
-class Clash:
+class NotWith:
     """Values of a knob that do not go with values of another knob.
 
     Attributes:
@@ -166,7 +166,7 @@ class Clash:
         values: of the knob itself; empty: every value but its default.
         of_other: values of the other knob; empty: every value but its default.
         given: a third knob, and its value without which they do go together.
-        device: the only one on which they clash; empty: any.
+        device: the only one on which they conflict; empty: any.
         runs: they run together, only never faster: such a pair is not tried unless it is the user's own.
     """
 
@@ -275,7 +275,7 @@ class Knob:
     source: str
     parts: tuple[str, ...]
     only_with: tuple[OnlyWith, ...]
-    conflicts: tuple[Clash, ...]
+    conflicts: tuple[NotWith, ...]
     exports: Mapping[str, Words] = field(hash=False)
     named: Named | None = field(default=None, hash=False)
     needs: str = ""

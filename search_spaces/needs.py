@@ -1,6 +1,6 @@
 """Needs that several knobs have: of the machine, and of the values of another knob."""
 
-from search_spaces.knob import Clash, OnlyWith
+from search_spaces.knob import NotWith, OnlyWith
 from search_spaces.words import Knobs
 
 CUDA = "a CUDA device"
@@ -25,7 +25,7 @@ IN_DDP = ("ddp", "zero1")
 WITH_DDP = OnlyWith("parallelism", IN_DDP, "it acts on DDP only")
 WITH_FSDP = OnlyWith("parallelism", SHARDED, "it acts on FSDP2 only")
 WITH_WORKERS = OnlyWith("loader_workers", (), "it acts on loader workers only")
-FOR_ONE_COPY = Clash(
+FOR_ONE_COPY = NotWith(
     "parallelism",
     "it is tied to one copy of the model, and every forward pass makes new ones",
     of_other=("data_parallel",),

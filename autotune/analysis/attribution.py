@@ -17,7 +17,7 @@ from autotune.measurement.estimate import CONFIDENCE, Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import Conflict, asked_by, broken, clashing, global_batch
+from search_spaces.constraints import Conflict, asked_by, broken, conflicts_in, global_batch
 from search_spaces.words import Knobs
 from storage import Attempts, Purpose
 
@@ -80,11 +80,11 @@ def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict
     knobs = {**winner, name: baseline[name]}
     if name == "micro_batch" and _split_otherwise(winner, baseline):
         knobs["accumulation_steps"] = baseline["accumulation_steps"]
-    known = set(clashing(winner))  # of another device than its own
+    known = set(conflicts_in(winner))  # of another device than its own
     while ill_matched := _ill_matched(knobs, known, facts):
         tied = {other for other in ill_matched if knobs[other] != baseline[other]}
         if not tied:
-            break  # it is the baseline that clashes, where it was never run
+            break  # the conflict is in the baseline itself, where it was never run
         knobs |= {other: baseline[other] for other in tied}
     return knobs
 
@@ -92,7 +92,7 @@ def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict
 def _ill_matched(knobs: Knobs, known: Collection[Conflict], facts: Facts | None) -> set[str]:
     """Return knobs that do not go together, or that break a constraint of the study's own."""
     rules = broken(knobs, facts) if facts else ()
-    pairs = {name for clash in set(clashing(knobs)) - set(known) for name in clash.pair}
+    pairs = {name for conflict in set(conflicts_in(knobs)) - set(known) for name in conflict.pair}
     return pairs | {name for rule in rules for name in asked_by(rule, knobs)}
 
 

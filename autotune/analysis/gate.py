@@ -21,7 +21,7 @@ from autotune.measurement.numerics import (
 )
 from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
-from search_spaces.constraints import clashing
+from search_spaces.constraints import conflicts_in
 from search_spaces.knob import DATA, GRAPH
 from search_spaces.words import Knobs
 from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -433,9 +433,9 @@ def reference_knobs(checked: Knobs, baseline: Knobs) -> dict[str, Any]:
     formats = {name: plain[name] for name, knob in CATALOGUE.items() if knob.number_format}
     fixed = {**formats, **_trained(checked)}
     knobs = {**baseline, **fixed}
-    known = set(clashing(baseline))  # on another device than its own
-    while new := set(clashing(knobs)) - known:
-        pairs = {name for clash in new for name in clash.pair}
+    known = set(conflicts_in(baseline))  # on another device than its own
+    while new := set(conflicts_in(knobs)) - known:
+        pairs = {name for conflict in new for name in conflict.pair}
         loose = {name for name in pairs - set(fixed) if knobs[name] != plain[name]}
         if not loose:
             break

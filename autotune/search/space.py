@@ -13,7 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from autotune.search.policy import SEARCH
 from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
-from search_spaces.constraints import conflicts, unmet_needs
+from search_spaces.constraints import conflict_reasons, unmet_needs
 from search_spaces.knob import written
 
 MICRO_BATCH, ACCUMULATION = "micro_batch", "accumulation_steps"
@@ -186,7 +186,7 @@ class Space:
         reasons = {}
         for value in self._values[name]:
             knobs = {**today, name: value}
-            found = conflicts(knobs, facts.device, slow_pairs=facts.slow_pairs, among=among)
+            found = conflict_reasons(knobs, facts.device, slow_pairs=facts.slow_pairs, among=among)
             if value != today[name] and (reason := next(found, None)):
                 reasons[value] = reason
         return reasons

@@ -17,9 +17,9 @@ from search_spaces.knob import (
     SPLIT_PROJECTIONS,
     STATISTICS,
     Choice,
-    Clash,
     Knob,
     Named,
+    NotWith,
     OnlyWith,
     Range,
     Via,
@@ -160,9 +160,9 @@ KNOBS = (
         only_with=(),
         conflicts=(
             FOR_ONE_COPY,
-            Clash("compile", "every choice of blocks would be compiled anew"),
-            Clash("static_graph", "other parameters get a gradient in every step"),
-            Clash(
+            NotWith("compile", "every choice of blocks would be compiled anew"),
+            NotWith("static_graph", "other parameters get a gradient in every step"),
+            NotWith(
                 "gradient_compression",
                 "what is left over from one step belongs to the same parameters in the next",
                 of_other=("powersgd", "one_bit"),
@@ -189,7 +189,7 @@ KNOBS = (
         promising=1,
         because="it trains something else: a decision for people",
         only_with=(),
-        conflicts=(Clash("compile", "every length would be compiled anew"),),
+        conflicts=(NotWith("compile", "every length would be compiled anew"),),
         stateful=(),
         exports={},
     ),
@@ -240,7 +240,7 @@ KNOBS = (
         only_with=(),
         conflicts=(
             FOR_ONE_COPY,
-            Clash("parallelism", "FSDP2 takes contiguous weights only", of_other=SHARDED),
+            NotWith("parallelism", "FSDP2 takes contiguous weights only", of_other=SHARDED),
         ),
         # The buckets of DDP keep the memory format that the weights had.
         reversible=("none",),
@@ -283,14 +283,14 @@ KNOBS = (
         only_with=(),
         conflicts=(
             FOR_ONE_COPY,
-            Clash(
+            NotWith(
                 "accumulation_steps",
                 "its CUDA graphs write gradients where those of the micro-batch before still lie "
                 "(pytorch#169545)",
                 values=CUDA_GRAPHS,
                 device="cuda",
             ),
-            Clash(
+            NotWith(
                 "set_to_none",
                 "its CUDA graphs write gradients where those of the step before, only set to zero, "
                 "still lie (pytorch#96693)",
@@ -364,14 +364,14 @@ KNOBS = (
         number_format=True,
         only_with=(OnlyWith("precision", BF16, "its products are rounded from and to bf16"),),
         conflicts=(
-            Clash(
+            NotWith(
                 "compile",
                 "only compiled code fuses the scaling into its products; without it 130,000 tokens/s "
                 "were measured where bf16 has 409,000 (GPT-2 124M, H200, torch 2.11)",
                 of_other=("none",),
                 runs=True,
             ),
-            Clash(
+            NotWith(
                 "parallelism",
                 "torchao's layers cannot be copied for every forward pass",
                 of_other=("data_parallel",),

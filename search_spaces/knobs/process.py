@@ -10,8 +10,8 @@ from search_spaces.knob import (
     SETTINGS,
     VARIABLES,
     Choice,
-    Clash,
     Knob,
+    NotWith,
     Range,
     Via,
 )
@@ -179,7 +179,7 @@ KNOBS = (
         promising=0,
         because="NCCL knows the links",
         only_with=(),
-        conflicts=(Clash("nccl_channels", "both say how many thread blocks NCCL takes"),),
+        conflicts=(NotWith("nccl_channels", "both say how many thread blocks NCCL takes"),),
         exports={},
     ),
     Knob(
@@ -202,7 +202,7 @@ KNOBS = (
         memory=True,
         only_with=(),
         conflicts=(
-            Clash("expandable_segments", "PyTorch switches registration off where segments grow"),
+            NotWith("expandable_segments", "PyTorch switches registration off where segments grow"),
         ),
         exports={},
     ),
@@ -246,8 +246,8 @@ KNOBS = (
         because="launches and copies do not cross sockets",
         only_with=(),
         conflicts=(
-            Clash("cpu_affinity", "both say on which processors a rank runs"),
-            Clash(
+            NotWith("cpu_affinity", "both say on which processors a rank runs"),
+            NotWith(
                 "parallelism",
                 "one process drives devices of several NUMA nodes",
                 of_other=("data_parallel",),

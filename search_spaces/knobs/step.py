@@ -16,9 +16,9 @@ from search_spaces.knob import (
     STATISTICS,
     STEP,
     Choice,
-    Clash,
     Knob,
     Named,
+    NotWith,
     Range,
     Via,
 )
@@ -202,7 +202,7 @@ KNOBS = (
         because="one kernel instead of one per parameter",
         only_with=(),
         conflicts=(
-            Clash(
+            NotWith(
                 "parallelism",
                 "under precision=fp16 the scale of the loss, which a fused update takes off by itself, "
                 "does not reach the optimizer inside ZeroRedundancyOptimizer",
@@ -238,7 +238,7 @@ KNOBS = (
         memory=True,
         only_with=(),
         conflicts=(
-            Clash(
+            NotWith(
                 "layer_keep",
                 "blocks that are left out would be updated with gradients of zero instead of skipped",
             ),
@@ -308,7 +308,7 @@ KNOBS = (
         memory=True,
         only_with=(),
         conflicts=(
-            Clash(
+            NotWith(
                 "precision",
                 "its kernels are for half precision",
                 values=("flash", "cudnn", "flash3"),

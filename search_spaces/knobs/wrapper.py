@@ -15,8 +15,8 @@ from search_spaces.knob import (
     STATISTICS,
     WRAPPER,
     Choice,
-    Clash,
     Knob,
+    NotWith,
     OnlyWith,
     Range,
     Via,
@@ -175,16 +175,16 @@ KNOBS = (
         because="it costs precision: only if communication is what hurts",
         only_with=(WITH_DDP,),
         conflicts=(
-            Clash(
+            NotWith(
                 "parallelism",
                 "both replace the optimizer",
                 values=("one_bit",),
                 of_other=("zero1",),
             ),
-            Clash(
+            NotWith(
                 "precision", _LOST_IN_SENDING, values=("one_bit",), of_other=("fp16", "pure_bf16")
             ),
-            Clash("precision", _LOST_IN_SENDING, values=("powersgd",), of_other=("fp16",)),
+            NotWith("precision", _LOST_IN_SENDING, values=("powersgd",), of_other=("fp16",)),
         ),
         stateful=("powersgd", "one_bit"),
         exports={
@@ -234,7 +234,7 @@ KNOBS = (
         parts=("communication",),
         only_with=(WITH_DDP,),
         conflicts=(
-            Clash(
+            NotWith(
                 "accumulation_steps",
                 "DDP learns the graph from its first backward pass, which no_sync hides from it "
                 "(torch 2.13)",
@@ -384,7 +384,7 @@ KNOBS = (
         number_format=True,
         only_with=(WITH_FSDP,),
         conflicts=(
-            Clash(
+            NotWith(
                 "precision", "gradients of bf16 weights are bf16 already", of_other=("pure_bf16",)
             ),
         ),
@@ -412,7 +412,7 @@ KNOBS = (
         ordered=True,
         only_with=(WITH_DDP,),
         conflicts=(
-            Clash(
+            NotWith(
                 "bucket_cap_mb", "DDP has a first bucket of its own only with its own bucket size"
             ),
         ),
@@ -433,7 +433,7 @@ KNOBS = (
         promising=False,
         because="a walk less per step; right unless parameters do go unused",
         only_with=(WITH_DDP,),
-        conflicts=(Clash("static_graph", "a static graph finds them in its first step"),),
+        conflicts=(NotWith("static_graph", "a static graph finds them in its first step"),),
         exports={
             "hf-trainer": field("ddp_find_unused_parameters", in_ddp),
             "lightning": _lightning_ddp("find_unused_parameters", usual=False),

@@ -33,8 +33,8 @@ from search_spaces.knob import (
     VARIABLES,
     WRAPPER,
     Choice,
-    Clash,
     Knob,
+    NotWith,
     Via,
 )
 from search_spaces.needs import SHARDED, WITH_WORKERS
@@ -78,9 +78,9 @@ def test_entry_says_what_it_changes_of_the_training(knob: Knob) -> None:
 @EVERY_KNOB
 def test_relations_name_knobs_and_their_values(knob: Knob) -> None:
     named = [(only.other, only.values) for only in knob.only_with]
-    for clash in knob.conflicts:
-        given = [(name, (value,)) for name, value in clash.given]
-        named += [(knob.name, clash.values), (clash.other, clash.of_other), *given]
+    for told in knob.conflicts:
+        given = [(name, (value,)) for name, value in told.given]
+        named += [(knob.name, told.values), (told.other, told.of_other), *given]
     for name, values in [*named, *((name, ()) for name in knob.made_for)]:
         assert not [value for value in values if CATALOGUE[name].domain.problem(value)], name
     others = [*(only.other for only in knob.only_with), *(c.other for c in knob.conflicts)]
@@ -109,7 +109,7 @@ def test_entry_says_where_it_acts_and_so_what_a_warm_worker_can_swap(knob: Knob)
 def test_conflicts_of_the_catalogue_are_those_of_its_entries() -> None:
     told = sum(len(knob.only_with) + len(knob.conflicts) for knob in CATALOGUE.values())
     assert len(CONFLICTS) == told
-    assert not [conflict for conflict in CONFLICTS if conflict.clash(defaults())]
+    assert not [conflict for conflict in CONFLICTS if conflict.holds(defaults())]
 
 
 @EVERY_KNOB
@@ -137,17 +137,17 @@ def test_new_entry_is_all_that_the_derived_tables_need(monkeypatch: pytest.Monke
         source="PyTorch torch.utils.data.DataLoader",
         parts=("loader",),
         only_with=(WITH_WORKERS,),
-        conflicts=(Clash("persistent_workers", "a test"),),
+        conflicts=(NotWith("persistent_workers", "a test"),),
         exports={"torchtitan": field("dataloader.in_order")},
     )
     monkeypatch.setitem(CATALOGUE, toy.name, toy)
     alone = {**defaults(), toy.name: False}
     beside = {**alone, "loader_workers": 2}
-    clashes = [*conflicts_of([toy])]
-    assert [one.second for one in clashes if one.clash(alone)] == ["loader_workers"]
-    assert not [one for one in clashes if one.clash(beside)]
+    conflicts = [*conflicts_of([toy])]
+    assert [one.second for one in conflicts if one.holds(alone)] == ["loader_workers"]
+    assert not [one for one in conflicts if one.holds(beside)]
     both = {**beside, "persistent_workers": True}
-    assert [one.second for one in clashes if one.clash(both)] == ["persistent_workers"]
+    assert [one.second for one in conflicts if one.holds(both)] == ["persistent_workers"]
     assert not_from_outside(toy.name, [False], True) is None
     assert not_from_outside(toy.name, [True], False)
     assert toy.name in without_target([DATASET])

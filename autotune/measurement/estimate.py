@@ -209,14 +209,14 @@ def half_width_of_mean(values: np.ndarray) -> float:
     return student(df) * float(np.std(values, ddof=1)) / math.sqrt(effective)
 
 
-def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
+def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
     """Return the ratio of two rates measured in the same rounds, by Student's t on the log ratios.
 
     Args:
-        faster: rates of one, by round.
-        slower: rates of the other in the same rounds.
+        numerator: rates of one, by round.
+        denominator: rates of the other in the same rounds.
     """
-    logs = np.log(np.asarray(faster, dtype=float) / np.asarray(slower, dtype=float))
+    logs = np.log(np.asarray(numerator, dtype=float) / np.asarray(denominator, dtype=float))
     mean = float(logs.mean())
     if len(logs) < 2:
         return Ratio(math.exp(mean), 0.0, math.inf)

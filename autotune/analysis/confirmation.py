@@ -7,6 +7,7 @@ alone tell by how much it is faster (`gain_rounds`). This module says which come
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from statistics import geometric_mean
 from typing import Any
 
@@ -18,6 +19,17 @@ from autotune.analysis.round_results import round_results
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose
+
+
+class Basis(Enum):
+    """Rounds that the speed-up of a choice rests on, and figures are taken from."""
+
+    CHOICE = "choice"
+    """Those that choose."""
+    FRESH = "fresh"
+    """Those of the choice and the baseline alone, once there are enough."""
+    ALL = "all"
+    """Both, where only all of them show that the choice is faster."""
 
 
 class Confirmation:
@@ -220,11 +232,19 @@ class Confirmation:
         return bool(own and today) and geometric_mean(own) > geometric_mean(today)
 
     @property
-    def basis(self) -> Rounds:
-        """Rounds that figures are taken from: the fresh ones, once there are enough."""
+    def basis(self) -> Basis:
+        """Kind of the rounds that figures are taken from."""
         if self.joint_gain:
+            return Basis.ALL
+        return Basis.FRESH if self.measured_alone else Basis.CHOICE
+
+    @property
+    def basis_rounds(self) -> Rounds:
+        """Rounds that figures are taken from."""
+        basis = self.basis
+        if basis is Basis.ALL:
             return self._all_rounds
-        return self.fresh if self.measured_alone else self.choosing.rounds
+        return self.fresh if basis is Basis.FRESH else self.choosing.rounds
 
     @property
     def joint_gain(self) -> Ratio | None:
@@ -252,11 +272,6 @@ class Confirmation:
         return self.alone is not None and self.alone.has_enough_rounds
 
     @property
-    def fresh_count(self) -> bool:
-        """True if the speed-up of the choice rests on its fresh rounds, or on these among all."""
-        return self.measured_alone or self.joint_gain is not None
-
-    @property
     def proven(self) -> bool:
         """True if as many rounds as are needed show that the choice is faster than the baseline."""
         today = self.baseline
@@ -272,14 +287,14 @@ class Confirmation:
 
     def rates(self, trial: int) -> list[float]:
         """Return a trial's throughput, round by round; fresh rounds come last, if they count."""
-        fresh = self.fresh.values() if self.fresh_count else ()
+        fresh = () if self.basis is Basis.CHOICE else self.fresh.values()
         return [
             rates[trial] for rates in (*self.choosing.rounds.values(), *fresh) if trial in rates
         ]
 
     def basis_rates(self, trial: int) -> list[float]:
-        """Return a trial's throughput in the rounds of `basis`; in all, if it ran in none of them."""
-        own = [rates[trial] for rates in self.basis.values() if trial in rates]
+        """Return a trial's throughput in the rounds of the basis; in all, if it ran in none of them."""
+        own = [rates[trial] for rates in self.basis_rounds.values() if trial in rates]
         return own or self.rates(trial)
 
     def gain(self, trial: int) -> Ratio:
@@ -326,10 +341,8 @@ class Confirmation:
             baseline=baseline,
             baseline_fails=fails,
             finalists={t: self._result_of(t, choice, fails=fails) for t in self.candidates},
-            rounds=len(self.basis),
-            chosen_in=len(self.choosing.rounds)
-            if self.measured_alone and not self.joint_gain
-            else 0,
+            rounds=len(self.basis_rounds),
+            chosen_in=len(self.choosing.rounds) if self.basis is Basis.FRESH else 0,
             contender=self.contender() if stays else None,
             most_gain=math.expm1(self.most_gain()) if stays else None,
             behind=None if stays or fails else self._relative_distance(choice),
@@ -358,7 +371,7 @@ class Confirmation:
 
     def _ratio_to(self, choice: int, trial: int) -> Ratio:
         """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
-        if self.alone and self.fresh_count:
+        if self.alone and self.basis is not Basis.CHOICE:
             both = self.alone.chosen, self.alone.baseline
             if (trial, choice) == both:
                 return self.gain(trial)

@@ -328,7 +328,7 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
         return PROOF.fewest_rounds
     # Once one is chosen only rounds after that tell by how much.
     alone = confirmation.chosen is not None and not confirmation.measured_alone
-    done = len(confirmation.fresh if alone else confirmation.basis)
+    done = len(confirmation.fresh if alone else confirmation.basis_rounds)
     logs = _differences(confirmation)
     if not confirmation.members() or len(logs) < 2:
         return max(1, PROOF.fewest_rounds - done)
@@ -344,7 +344,7 @@ def _differences(confirmation: Confirmation) -> list[float]:
     contender, baseline = confirmation.contender(), confirmation.baseline
     if contender is None or baseline is None:
         return []
-    both = [r for r in confirmation.basis.values() if contender in r and baseline in r]
+    both = [r for r in confirmation.basis_rounds.values() if contender in r and baseline in r]
     return [math.log(r[contender] / r[baseline]) for r in both]
 
 

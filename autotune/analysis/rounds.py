@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.analysis.barred import Barred
-from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.confirmation import Basis, Confirmation
 from autotune.analysis.finalists import (
     Selection,
     candidates,
@@ -34,6 +34,14 @@ class Stage(StrEnum):
     """Rounds that do not count: the search went on after them, or the machine was another one."""
     OPEN = "open"
     """A round that is not complete."""
+
+
+_STAGES = {
+    Basis.CHOICE: (Stage.CHOICE,),
+    Basis.FRESH: (Stage.GAIN,),
+    Basis.ALL: (Stage.CHOICE, Stage.GAIN),
+}
+"""Stages whose rounds the speed-up rests on."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,9 @@ def rounds_of(
     if ended and standings:
         confirmation.end()
         standings[max(standings)] = _standing(confirmation)
-    basis = _basis(confirmation)
+    stages = _STAGES[confirmation.basis]
     standings = {
-        number: found if found.stage in basis else _Standing(found.stage)
+        number: found if found.stage in stages else _Standing(found.stage)
         for number, found in standings.items()
     }
     today, first = confirmation.baseline, first_round(attempts)
@@ -111,18 +119,13 @@ def rounds_of(
     ]
 
 
-def _basis(confirmation: Confirmation) -> tuple[Stage, ...]:
-    """Return the stages whose rounds the speed-up rests on."""
-    if confirmation.joint_gain:
-        return Stage.CHOICE, Stage.GAIN
-    return (Stage.GAIN if confirmation.measured_alone else Stage.CHOICE,)
-
-
 def _standing(confirmation: Confirmation) -> _Standing:
     alone = confirmation.chosen is not None and bool(confirmation.fresh)
     stage = Stage.GAIN if alone else Stage.CHOICE
     today = confirmation.baseline
-    waits = alone and not confirmation.fresh_count  # its result is still that of earlier rounds
+    waits = (
+        alone and confirmation.basis is Basis.CHOICE
+    )  # its result is still that of earlier rounds
     if waits or today is None or not confirmation.rates(today):
         return _Standing(stage, counts=True)
     rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]

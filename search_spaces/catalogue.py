@@ -29,7 +29,7 @@ def without_target(lacks: Container[str]) -> list[str]:
     return sorted(name for name, knob in CATALOGUE.items() if knob.target in lacks)
 
 
-def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue) -> str | None:
+def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue) -> str:
     """Return why a knob cannot take these values in a script that does not turn it itself.
 
     Args:
@@ -37,7 +37,7 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
         baseline: what the script has today.
 
     Returns:
-        None if it can.
+        An empty text if it can.
     """
     via = CATALOGUE[name].inject if name in CATALOGUE else None
     if via is None:
@@ -46,7 +46,7 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
     if wanted and via.today not in (None, baseline):
         return f"cannot be changed from outside a script that has {written(baseline)} by itself"
     refused = [written(value) for value in wanted if via.values and value not in via.values]
-    return f"cannot be {' or '.join(refused)} from outside the script" if refused else None
+    return f"cannot be {' or '.join(refused)} from outside the script" if refused else ""
 
 
 def preset_names() -> list[str]:

@@ -190,8 +190,8 @@ def global_batch(knobs: Values, world_size: int) -> int:
     return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
 
 
-def refused_global_batch(wanted: int, world_size: int) -> str | None:
-    """Return why so many ranks cannot train this global batch, with advice; None if they can."""
+def refused_global_batch(wanted: int, world_size: int) -> str:
+    """Return why so many ranks cannot train this global batch, with advice; empty if they can."""
     if wanted < world_size:
         return (
             f"a global batch of {wanted} leaves {world_size - wanted} of {world_size} ranks without "
@@ -203,7 +203,7 @@ def refused_global_batch(wanted: int, world_size: int) -> str | None:
             f"a global batch of {wanted} cannot be split evenly over {world_size} ranks; "
             f"use {below} or {below + world_size}"
         )
-    return None
+    return ""
 
 
 def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:

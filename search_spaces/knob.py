@@ -102,11 +102,11 @@ class Choice:
 
     values: tuple[KnobValue, ...]
 
-    def problem(self, value: object) -> str | None:
-        """Return what is wrong with the value, or None."""
+    def problem(self, value: object) -> str:
+        """Return what is wrong with the value; empty: nothing."""
         # True == 1 in Python: a boolean is not a number here, nor the other way round.
         if any(value == known and type(value) is type(known) for known in self.values):
-            return None
+            return ""
         return f"must be one of {', '.join(written(known) for known in self.values)}"
 
     def describe(self) -> str:
@@ -125,11 +125,11 @@ class Range:
     high: float
     integer: bool = True
 
-    def problem(self, value: object) -> str | None:
-        """Return what is wrong with the value, or None."""
+    def problem(self, value: object) -> str:
+        """Return what is wrong with the value; empty: nothing."""
         kinds = (int,) if self.integer else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
-            return None
+            return ""
         return f"must be {self.describe()}"
 
     def _holds(self, value: float) -> bool:

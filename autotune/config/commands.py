@@ -83,15 +83,15 @@ class CommandWorkload(ForeignWorkload):
         return {**shared, ("workload", "command"): text} if program else shared
 
     @staticmethod
-    def flag_problem(flag: str) -> str | None:
+    def flag_problem(flag: str) -> str:
         """Return the mistake in the setting of a knob: a field of a file."""
         return fields.of_field(flag)
 
     @staticmethod
-    def own_flag_problem(name: str, flag: str | None) -> str | None:
+    def own_flag_problem(name: str, flag: str | None) -> str:
         if flag and fields.parted(flag) is None:
             return f"is for scripts: a command takes it where {{{name}}} stands; take it out"
-        return fields.of_field(flag) if flag else None
+        return fields.of_field(flag) if flag else ""
 
     # Knobs
 
@@ -201,17 +201,17 @@ def _of_throughput(throughput: ThroughputSpec | None) -> mistakes.Problems:
     return {}
 
 
-def _of_pattern(pattern: str) -> str | None:
+def _of_pattern(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
         return f"is no regular expression: {error}"
-    return None if groups == 1 else f"must have one group, the number; it has {groups}"
+    return "" if groups == 1 else f"must have one group, the number; it has {groups}"
 
 
-def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]) -> str | None:
+def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]) -> str:
     if name == FOLDER or name in own:
-        return None
+        return ""
     if name not in CATALOGUE:
         hint = mistakes.did_you_mean(name, [FOLDER, *own, *CATALOGUE])
         return (
@@ -220,7 +220,7 @@ def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]
         )
     if name not in baseline:
         return f"takes {name}, whose present value is not known; say it under baseline"
-    return None
+    return ""
 
 
 def _of_batch(

@@ -94,14 +94,14 @@ def parted(flag: str) -> tuple[Holder, str] | None:
     return (Holder(holder), field) if sign else None
 
 
-def of_flag(flag: str) -> str | None:
+def of_flag(flag: str) -> str:
     """Return the mistake in the flag of a knob."""
     found = parted(flag)
     if found is None:
         if arguments.is_constructed(flag):
             return _of_class(flag)
         if _FLAG.fullmatch(flag):
-            return None
+            return ""
         return (
             "must be --flag, --flag=, key= or $VARIABLE, a field of a file, such as "
             "config.yaml::a.field, or an argument of a class, such as TrainingArguments(bf16), got "
@@ -115,18 +115,18 @@ def of_flag(flag: str) -> str | None:
         )
     if not _FIELD.fullmatch(field):
         return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
-    return None
+    return ""
 
 
-def _of_class(flag: str) -> str | None:
+def _of_class(flag: str) -> str:
     """Return the mistake in the class that a flag names."""
     known = sorted({kind.name for kind in constructed.KINDS})
     if flag.partition("(")[0] in known:
-        return None
+        return ""
     return f"must be an argument of {', '.join(known)}, got {mistakes.in_yaml(flag)}"
 
 
-def of_field(flag: str) -> str | None:
+def of_field(flag: str) -> str:
     """Return the mistake in the flag of a command's knob, which has no placeholder."""
     found = parted(flag)
     if found and not found[0].text.startswith(arguments.ENVIRONMENT):

@@ -79,7 +79,7 @@ def _of_values(name: str, values: Sequence[Any]) -> Problems:
     for index, value in enumerate(values):
         path = ("search_space", name, index)
         is_largest = name == "micro_batch" and value == LARGEST
-        problem = None if is_largest else CATALOGUE[name].domain.problem(value)
+        problem = "" if is_largest else CATALOGUE[name].domain.problem(value)
         if problem:
             also = f", or {LARGEST}" if name == "micro_batch" else ""
             problems[path] = f"{problem}{also}, got {in_yaml(value)}"
@@ -272,10 +272,10 @@ def no_such_field(name: str, allowed: Collection[str]) -> str:
     return f"no such field{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
 
 
-def unknown_knob(name: str) -> str | None:
-    """Return the message for an unknown knob; None for a known one."""
+def unknown_knob(name: str) -> str:
+    """Return the message for an unknown knob; empty for a known one."""
     if name in CATALOGUE:
-        return None
+        return ""
     return (
         f"no such knob{did_you_mean(name, CATALOGUE)}; `autotune knobs` lists all {len(CATALOGUE)}"
     )

@@ -108,7 +108,7 @@ def _parsed(wanted: str, text: str | None) -> KnobValue | None:
 # Validation
 
 
-def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str | None]) -> mistakes.Problems:
+def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str]) -> mistakes.Problems:
     """Return mistakes: names that are taken, values of several kinds, invalid flags.
 
     Args:
@@ -125,7 +125,7 @@ def of_knobs(knobs: Knobs, of_flag: Callable[[str, str | None], str | None]) -> 
     return problems
 
 
-def _of_name(name: str) -> str | None:
+def _of_name(name: str) -> str:
     if name in CATALOGUE:
         return (
             "is a knob of the catalogue: say its values under search_space and its argument under "
@@ -135,7 +135,7 @@ def _of_name(name: str) -> str | None:
         return "is a word with a meaning of its own here; choose another name"
     if not _NAME.fullmatch(name):
         return "must be letters, digits and underscores, the first one a letter"
-    return None
+    return ""
 
 
 def _of_values(name: str, knob: OwnKnobSpec) -> mistakes.Problems:

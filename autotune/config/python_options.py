@@ -18,12 +18,12 @@ _REFUSED = {
 }
 
 
-def refused(options: Sequence[str]) -> str | None:
-    """Return why a trial cannot have these options; None: it can."""
+def refused(options: Sequence[str]) -> str:
+    """Return why a trial cannot have these options; empty: it can."""
     command = parsed([*options, _SCRIPT])
     if command is None or (command.target, command.args) != (_SCRIPT, ()):
         return f"must be options of python alone, got {mistakes.in_yaml(list(options))}"
     for letter in letters_of(options):
         if letter in _REFUSED:
             return f"must not have -{letter}, which {_REFUSED[letter]}; take it out"
-    return None
+    return ""

@@ -190,25 +190,25 @@ class ScriptWorkload(ForeignWorkload):
         return {}
 
     @staticmethod
-    def flag_problem(flag: str) -> str | None:
+    def flag_problem(flag: str) -> str:
         return fields.of_flag(flag)
 
     @staticmethod
-    def own_flag_problem(name: str, flag: str | None) -> str | None:
+    def own_flag_problem(name: str, flag: str | None) -> str:
         return "is missing" if flag is None else fields.of_flag(flag)
 
-    def workers_problem(self, workers: int | None) -> str | None:
+    def workers_problem(self, workers: int | None) -> str:
         if workers is None or self.ranks(workers) == workers:
-            return None
+            return ""
         return (
             f"is {workers}, and `launch: python` starts one process; give 1, or the launcher that "
             "starts them under workload.launch"
         )
 
-    def nodes_problem(self, nodes: int) -> str | None:
+    def nodes_problem(self, nodes: int) -> str:
         if self.launch == SPAWN and nodes > 1:
             return f"is {nodes}, and {SPAWN} starts the ranks of one node; give 1"
-        return None
+        return ""
 
     # Knobs
 

@@ -153,22 +153,22 @@ class WorkloadSpec(Section, ABC):
         yield from ()
 
     @staticmethod
-    def flag_problem(flag: str) -> str | None:
+    def flag_problem(flag: str) -> str:
         """Return the mistake in the setting of a knob."""
         return _NO_SETTINGS
 
     @staticmethod
-    def own_flag_problem(name: str, flag: str | None) -> str | None:
+    def own_flag_problem(name: str, flag: str | None) -> str:
         """Return the mistake in the setting of one of the study's own knobs."""
         return _NO_SETTINGS
 
-    def nodes_problem(self, nodes: int) -> str | None:
+    def nodes_problem(self, nodes: int) -> str:
         """Return the mistake in the number of nodes."""
-        return None
+        return ""
 
-    def workers_problem(self, workers: int | None) -> str | None:
+    def workers_problem(self, workers: int | None) -> str:
         """Return the mistake in the number of ranks, if it is given."""
-        return None
+        return ""
 
     @property
     def settings_by_knob(self) -> dict[str, str]:

@@ -138,8 +138,8 @@ class StopRule:
         self.steady = False
         self.hopeless = False
         """True if the trial cannot catch up with the incumbent any more."""
-        self.problem: str | None = None
-        """Description of an impossible block."""
+        self.problem = ""
+        """Description of an impossible block; empty if none came."""
         self._repeats = 0
 
     @property
@@ -171,7 +171,7 @@ class StopRule:
         if len(self.kept) < FEWEST_BLOCKS:
             self.hopeless = self._cannot_catch_up()
             return self.hopeless or last
-        self.problem = self.uncounted or None
+        self.problem = self.uncounted
         if self.problem:
             return True
         now, limits = self.estimate(), replace(self._limits, sigma_run=self.sigma_run)
@@ -219,7 +219,7 @@ class StopRule:
         kept = not self._is_spared(block)
         self.seen.append(ObservedBlock(block, kept, contended=contended(block, self.kept)))
         if len(self.kept) >= FEWEST_BLOCKS:
-            self.problem = self.uncounted or None
+            self.problem = self.uncounted
         return kept
 
     def _is_spared(self, block: BlockReport) -> bool:
@@ -364,10 +364,10 @@ def seconds_of_compilation(block: BlockReport) -> float:
     return block.seconds if block.observed.get("compilations") else 0.0
 
 
-def unusable(block: BlockReport) -> str | None:
-    """Return why a block is impossible: its loss or time is no number, or too small."""
+def unusable(block: BlockReport) -> str:
+    """Return why a block is impossible, by its loss or time; empty if it is possible."""
     if not math.isfinite(block.loss):
         return f"the loss is {block.loss} in block {block.index}"
     if not math.isfinite(block.seconds) or block.seconds < _FASTEST_STEP * block.steps:
         return f"block {block.index} reports {block.seconds} s for {block.steps} steps"
-    return None
+    return ""

@@ -82,7 +82,7 @@ def settings_of(
     found: dict[str, Option] = {}
     for option in (*sure, *given, *set_, *fields, *guessed):
         found.setdefault(option.flag.removesuffix(ASSIGNMENT), option)
-    return tuple(option for option in found.values() if of_flag(option.flag) is None)
+    return tuple(option for option in found.values() if not of_flag(option.flag))
 
 
 def fields(

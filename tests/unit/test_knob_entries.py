@@ -148,7 +148,7 @@ def test_new_entry_is_all_that_the_derived_tables_need(monkeypatch: pytest.Monke
     assert not [one for one in conflicts if one.holds(beside)]
     both = {**beside, "persistent_workers": True}
     assert [one.second for one in conflicts if one.holds(both)] == ["persistent_workers"]
-    assert not_from_outside(toy.name, [False], True) is None
+    assert not not_from_outside(toy.name, [False], True)
     assert not_from_outside(toy.name, [True], False)
     assert toy.name in without_target([DATASET])
     assert why_not_live(alone, defaults()) == ""

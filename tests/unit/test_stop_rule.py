@@ -62,7 +62,7 @@ def test_a_workload_without_tokens_has_no_rate_of_them():
 def test_nor_has_it_one_where_it_takes_turns():
     watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     for index in range(FEWEST_BLOCKS):
-        assert watch.problem is None
+        assert not watch.problem
         watch.take(without_tokens(index))
     assert "tokens_per_sample" in watch.problem
 
@@ -78,11 +78,11 @@ def test_a_block_without_tokens_among_others_counts():
     watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     assert not watch(without_tokens(0))
     assert feed(watch, [0.1] + [0.2] * 20)
-    assert watch.problem is None
+    assert not watch.problem
     in_turn = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
     for one in (without_tokens(0), block(1, 0.2), block(2, 0.2), block(3, 0.2)):
         in_turn.take(one)
-    assert in_turn.problem is None
+    assert not in_turn.problem
 
 
 def test_the_first_block_never_counts_as_steady():

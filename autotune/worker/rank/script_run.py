@@ -313,7 +313,7 @@ class ScriptRun:
         else:
             self._steps = run_blocks(self._training, *where)
 
-    def _problem(self) -> str | None:
+    def _problem(self) -> str:
         """Return why the training is not what the configuration says, or cannot be measured."""
         if problem := self._devices.problem():
             return problem
@@ -344,7 +344,7 @@ class ScriptRun:
                 "many a step has (workload.samples), or count steps (objective.metric: "
                 "steps_per_second)"
             )
-        return None
+        return ""
 
     def _in_force(self) -> dict[str, Any]:
         """Return what is in force in the script, without the number format of plain autocast."""

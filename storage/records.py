@@ -238,8 +238,9 @@ class Purpose(StrEnum):
     LONG = "long"
     """A soak run of the chosen configuration or the baseline, for minutes, to see whether its speed
     lasts."""
-    ATTRIBUTE = "attribute"
-    """An ablation: the winner, complete or with one knob back at the baseline's value."""
+    ABLATION = "attribute"
+    """The winner, complete or with one knob back at the baseline's value; stored under an earlier
+    name."""
     PROFILE = "profile"
     """A few steps under the profiler, for the composition of a step."""
     FIT = "fit"
@@ -599,7 +600,7 @@ class StoredAttempt:
 
     Attributes:
         trial: Optuna's number of the trial.
-        round: round of a comparison (CONFIRM, ATTRIBUTE), seed (REFERENCE, NUMERICS), trial of the
+        round: round of a comparison (CONFIRM, ABLATION), seed (REFERENCE, NUMERICS), trial of the
             search (PAIRED); 0 elsewhere.
         attempt: number from 1, among attempts of the same trial, purpose and round.
         started: seconds since the epoch, by the database's clock; `ended` likewise.

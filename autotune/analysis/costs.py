@@ -27,10 +27,10 @@ _TIMED = (
     Purpose.CALIBRATE,
     Purpose.CONFIRM,
     Purpose.REPEAT,
-    Purpose.ATTRIBUTE,
+    Purpose.ABLATION,
 )
 
-_PROVING = (Purpose.CONFIRM, Purpose.ATTRIBUTE)
+_PROVING = (Purpose.CONFIRM, Purpose.ABLATION)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.analysis import attribution
-from autotune.analysis.attribution import Step, attribution_rounds, spared
+from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.contributions import Step, ablation_rounds, spared
 from autotune.analysis.rounds import confirmed_alone
 from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
@@ -60,29 +60,29 @@ class Ablation:
         kept = prices.rounds(both, confirmation.to_prove)
         kept += repeats * prices.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "attribution", step.round)
-        missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
+        missing = [knobs for knobs in order if not self._is_measured(chosen, knobs, step.round)]
         rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.processes else 1
         # That many variants seldom fit in memory together: then each is launched by itself.
         one_by_one = replace(prices, at_once=False)
         if self._time.left < kept + rounds * one_by_one.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
-        self._attribute_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
+        self._run_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
         return True
 
-    def attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
+    def measure(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """Measure the winner, and the winner less each of its changes, in rounds."""
-        several = attribution.variants(winner, self._setup.baseline, self._setup.facts)
+        several = contributions.variants(winner, self._setup.baseline, self._setup.facts)
         rounds = self._setup.spec.measurement.attribution
-        for number in attribution_rounds(rounds, reduced=reduced):
+        for number in ablation_rounds(rounds, reduced=reduced):
             order = self._runner.drawn(several, "attribution", number)
-            missing = [k for k in order if not self._attributed(chosen, k, number)]
+            missing = [k for k in order if not self._is_measured(chosen, k, number)]
             # A round that is not complete compares nothing.
             if self._time.left < self._runner.prices.round(missing):
                 return
-            self._attribute_round(chosen, missing, number)
+            self._run_round(chosen, missing, number)
 
-    def _attribute_round(
+    def _run_round(
         self,
         chosen: int,
         missing: list[dict[str, Any]],
@@ -97,18 +97,18 @@ class Ablation:
             proof: number of later runs that are to have as much time each.
         """
         few = min(rounds, PROOF.fewest_rounds - 1)
-        self._attribute_in_turn(chosen, missing, number, few * len(missing) + proof)
+        self._run_in_turn(chosen, missing, number, few * len(missing) + proof)
         after = rounds * len(missing) + proof
         for index, knobs in enumerate(missing):
-            while not self._attributed(chosen, knobs, number):
+            while not self._is_measured(chosen, knobs, number):
                 if self._time.left <= 0:
                     return
                 share = 1 / (len(missing) - index + after)
                 limit = self._time.share(share, self._context.costs().shortest(knobs))
-                attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, round=number)
+                attempt = PlannedAttempt(chosen, knobs, Purpose.ABLATION, round=number)
                 self._runner.run_timed(attempt, limit)
 
-    def _attribute_in_turn(
+    def _run_in_turn(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
         """Run the variants interleaved, if they fit together and the round has not begun.
@@ -117,15 +117,15 @@ class Ablation:
             after: number of later runs that are to have as much time each.
         """
         attempts = self._context.attempts()
-        if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
+        if any(attempts.of(Purpose.ABLATION).of_trial(chosen).in_round(number)):
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         needed = max(known, default=0) * len(missing)
         limit = self._time.share(len(missing) / (len(missing) + after))
         members = [
-            PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, round=number) for knobs in missing
+            PlannedAttempt(chosen, knobs, Purpose.ABLATION, round=number) for knobs in missing
         ]
         self._runner.run_interleaved(members, limit, needed)
 
-    def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
-        return self._runner.recorded(Purpose.ATTRIBUTE, chosen, knobs, number)
+    def _is_measured(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
+        return self._runner.recorded(Purpose.ABLATION, chosen, knobs, number)

@@ -70,7 +70,7 @@ class Finals:
         )
 
     def run(self) -> None:
-        """Measure the finals, then profile the choice, attribute its gain, and run it for long.
+        """Measure the finals; then profile the choice, run its ablation, and run it for long.
 
         Raises:
             LauncherError: its runs come to be on another machine again and again.
@@ -381,7 +381,7 @@ class Finals:
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
             reduced = bool(confirmation.taken_back)
-            self._ablation.attribute(chosen, confirmation.candidates[chosen].knobs, reduced=reduced)
+            self._ablation.measure(chosen, confirmation.candidates[chosen].knobs, reduced=reduced)
 
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
         """Run a configuration under the profiler, once."""

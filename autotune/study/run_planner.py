@@ -31,7 +31,7 @@ from autotune.worker.protocol import TimeLimit, TrialRequest
 from launchers import SoloSchedule, TurnSchedule
 from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
 
-_OTHER_ROWS = (*TRAJECTORIES, Purpose.CONFIRM, Purpose.ATTRIBUTE)
+_OTHER_ROWS = (*TRAJECTORIES, Purpose.CONFIRM, Purpose.ABLATION)
 """Purposes whose rounds have a seed each."""
 _SHAPES: dict[Purpose, Shape] = {
     Purpose.REFERENCE: as_trajectory,
@@ -323,7 +323,7 @@ class RunPlanner:
             low: lower bound of the best rate so far; 0 switches racing off.
         """
         setup, noise = self._context.setup, self.noise
-        if attempt.purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ATTRIBUTE):
+        if attempt.purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION):
             limits = setup.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = setup.search_limits(

@@ -14,8 +14,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, ConfirmedGain, best_per_batch
+from autotune.analysis.contributions import Contribution, contributions
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank, outgrown
 from autotune.analysis.provenance import measured_in, nodes_of

@@ -64,7 +64,7 @@ _PHASE_OF = {
     Purpose.LONGEST: "check",
     Purpose.CONFIRM: "prove",
     Purpose.REPEAT: "prove",
-    Purpose.ATTRIBUTE: "explain",
+    Purpose.ABLATION: "explain",
     Purpose.LONG: "explain",
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from autotune.analysis.attribution import Contribution
+from autotune.analysis.contributions import Contribution
 from autotune.analysis.findings import listed
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Verdict

@@ -193,7 +193,7 @@ class ProgressLines:
         trial, round_, purpose = attempt.trial, attempt.round, attempt.purpose
         if purpose in (Purpose.CALIBRATE, Purpose.REPEAT):
             return f"{'again':8} {trial:>3}", "yours  "
-        if purpose == Purpose.ATTRIBUTE:
+        if purpose == Purpose.ABLATION:
             back = [name for name, value in attempt.knobs.items() if value != searched.get(name)]
             less = f"without {', '.join(back)}" if back else "as it is"
             return f"{'ablation':8} {round_:>3}", f"trial {trial} {less}  "

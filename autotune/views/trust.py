@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.analysis.attribution import Contribution
+from autotune.analysis.contributions import Contribution
 from autotune.analysis.findings import Finding
 from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.verdict import Kind, Verdict

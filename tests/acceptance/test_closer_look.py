@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.analysis.attribution import contributions
+from autotune.analysis.contributions import contributions
 from storage import Attempts, Purpose
 from tests.support.steering import StudyFolder, quick_measurement, study_folder
 

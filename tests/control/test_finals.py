@@ -310,7 +310,7 @@ def test_a_finalist_whose_agent_dies_is_measured_again(played: Replayed) -> None
 
 
 @pytest.mark.long
-def test_attribution_and_profiles_tell_what_each_knob_brings(played: Replayed) -> None:
+def test_ablation_and_profiles_tell_what_each_knob_brings(played: Replayed) -> None:
     played.run(budget={"trials": 10}, measurement={"attribution": 2})
     verdict = played.verdict
     winner = (verdict["knobs"]["micro_batch"], verdict["knobs"]["accumulation_steps"])

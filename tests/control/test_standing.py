@@ -62,7 +62,7 @@ def test_stored_standing_is_that_of_all_attempts_at_every_launch(
     assert ended.standing.leading is not None
     assert ended is read[-1]
     purposes = {one.running[-1].purpose for one in read[:-1]}
-    assert {Purpose.SEARCH, Purpose.CONFIRM, Purpose.ATTRIBUTE} <= purposes
+    assert {Purpose.SEARCH, Purpose.CONFIRM, Purpose.ABLATION} <= purposes
     assert computes < len(read) / 2
 
 

@@ -180,7 +180,7 @@ def test_nothing_is_said_to_be_saved_where_nothing_was(played: Replayed) -> None
     assert "saved 0" not in shown
 
 
-def test_a_missing_attribution_says_why_and_what_it_takes(played: Replayed) -> None:
+def test_a_missing_ablation_says_why_and_what_it_takes(played: Replayed) -> None:
     verdict = played.on(with_steps_of(1.0)).run(
         measurement={**USUAL, "rounds": 3, "attribution": 3},
         budget={"trials": None, "wall_time": "75s"},

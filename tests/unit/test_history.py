@@ -18,7 +18,7 @@ def attempt(
 ) -> StoredAttempt:
     configuration = {**defaults(), **knobs}
     return StoredAttempt(
-        int(started * 10), 1, Purpose.ATTRIBUTE, 1, 1, configuration, started, ended,
+        int(started * 10), 1, Purpose.ABLATION, 1, 1, configuration, started, ended,
         AttemptResult(state),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.analysis.attribution import NEGLIGIBLE, contributions, spared
+from autotune.analysis.contributions import NEGLIGIBLE, contributions, spared
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -22,7 +22,7 @@ WINNER = {**BASELINE, **CHANGES}
 
 
 def measured(gain, sigma, seed, rounds=3, most=10):
-    """All that is asked for is run; how it ends, and the rounds of attribution that it took."""
+    """All that is asked for is run; how it ends, and the rounds of ablation that it took."""
     generator = np.random.default_rng(seed)
     runs: list[StoredAttempt] = []
     while True:
@@ -38,7 +38,7 @@ def measured(gain, sigma, seed, rounds=3, most=10):
             at = len(runs) + 1
             runs.append(
                 StoredAttempt(
-                    at, 4, Purpose.ATTRIBUTE, found.next.round, 1, knobs, at, at + 1.0, result
+                    at, 4, Purpose.ABLATION, found.next.round, 1, knobs, at, at + 1.0, result
                 )
             )
 
@@ -111,13 +111,13 @@ def test_a_variant_that_fails_is_left_alone():
             result = AttemptResult(state, throughput=None if failed else level)
             at = len(runs) + 1
             step = found.next.round
-            runs.append(StoredAttempt(at, 4, Purpose.ATTRIBUTE, step, 1, knobs, at, at, result))
+            runs.append(StoredAttempt(at, 4, Purpose.ABLATION, step, 1, knobs, at, at, result))
     assert "static_graph" in kept(found.knobs)
     assert "bucket_cap_mb" in kept(found.knobs)
 
 
 def test_idle_changes_seldom_show_an_effect():
-    """All intervals of one attribution at once: with Student's of each alone a third of them had one."""
+    """All intervals of one ablation at once: with Student's of each alone a third of them had one."""
     shown = 0
     for seed in range(60):
         _, attempts = measured(lambda there: 0.0, 0.01, seed, most=2)

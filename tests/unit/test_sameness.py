@@ -249,7 +249,7 @@ def test_runs_of_other_rounds_or_other_knobs_do_not_hide_that_losses_are_summed(
     later = [
         (0, Purpose.CONFIRM, {}, updates(5.0, SLOW)),
         (1, Purpose.CONFIRM, SPLIT, updates(1.0, SLOW)),
-        (1, Purpose.ATTRIBUTE, {}, updates(1.0, SLOW)),
+        (1, Purpose.ABLATION, {}, updates(1.0, SLOW)),
     ]
     refused = comparison(updates(1.0, SLOW), (SPLIT, updates(8.0, SLOW)), later=later)
     assert list(refused.refused()) == [1]

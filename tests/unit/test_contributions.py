@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.attribution import contributions, variants
+from autotune.analysis.contributions import contributions, variants
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -68,7 +68,7 @@ def test_every_change_can_be_taken_back(
         StoredAttempt(
             number,
             1,
-            Purpose.ATTRIBUTE,
+            Purpose.ABLATION,
             1,
             1,
             knobs,

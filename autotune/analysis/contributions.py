@@ -24,9 +24,9 @@ from storage import Attempts, Purpose
 NEGLIGIBLE = math.log1p(PROOF.idle_gain)
 """Log gain below which the reverted changes surely lie."""
 _STAGE = 50
-"""Numbers of rounds that each group has, those of the attribution first."""
+"""Numbers of rounds that each group has, those of the ablation first."""
 LAST_STAGE = PROOF.idle_groups + 1
-"""Stage of the attribution of the reduced winner."""
+"""Stage of the ablation of the reduced winner."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _rates(attempts: Attempts, several: Sequence[Knobs]) -> dict[int, dict[int, 
     Attempts of one round in several environments count as rounds of their own: machines are not
     compared.
     """
-    runs = attempts.of(Purpose.ATTRIBUTE).measured()
+    runs = attempts.of(Purpose.ABLATION).measured()
     found: dict[tuple[int, int | None], dict[int, float]] = {}
     for place, knobs in enumerate(several):
         for run in runs.with_knobs(knobs):
@@ -186,7 +186,7 @@ def spared(
         winner: a value for every knob.
         baseline: a value for every knob.
         facts: facts about the machine and the study.
-        rounds: rounds of the attribution, by which changes look idle; at least two.
+        rounds: rounds of the ablation, by which changes look idle; at least two.
         most: most rounds for each group of changes.
     """
     every = variants(winner, baseline, facts)
@@ -316,7 +316,7 @@ def _measured(
 
     Rounds that ran in several environments are left out.
     """
-    runs = attempts.of(Purpose.ATTRIBUTE).recorded()
+    runs = attempts.of(Purpose.ABLATION).recorded()
     found: dict[int, dict[int, float]] = {}
     for number in range(stage * _STAGE + 1, stage * _STAGE + rounds + 1):
         own = [runs.in_round(number).with_knobs(knobs).last for knobs in configurations]
@@ -329,11 +329,11 @@ def _measured(
     return found, None
 
 
-def attribution_rounds(rounds: int, *, reduced: bool) -> range:
+def ablation_rounds(rounds: int, *, reduced: bool) -> range:
     """Return the numbers of the rounds that tell what each change of the winner brings.
 
     Args:
-        rounds: number of rounds of the attribution.
+        rounds: number of rounds of the ablation.
         reduced: True for the winner without the changes that bring nothing.
     """
     first = LAST_STAGE * _STAGE if reduced else 0

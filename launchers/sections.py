@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
@@ -186,11 +186,11 @@ class SlurmSection(LauncherSection):
 
 Section = LocalSection | RaySection | SlurmSection
 KINDS: Mapping[str, type[Section]] = {
-    "local": LocalSection,
-    "ray": RaySection,
-    "slurm": SlurmSection,
+    get_args(section.model_fields["kind"].annotation)[0]: section for section in get_args(Section)
 }
 """Section of each launcher, by the word that a study file has for it."""
+PLACES = tuple(name for name, kind in KINDS.items() if kind.place is not LauncherSection.place)
+"""Launchers whose clusters have queues of their own."""
 PACKAGES = {kind.package: f"launcher: {name}" for name, kind in KINDS.items() if kind.package}
 """Package that only one launcher needs -> how a study asks for that launcher."""
 SPANNING = " or ".join(f"`launcher: {name}`" for name, kind in KINDS.items() if kind.spans_nodes)

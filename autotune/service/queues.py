@@ -16,12 +16,11 @@ from pathlib import Path
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.worker.processes import VISIBLE_DEVICES
-from launchers.sections import CLUSTER, wrong_address
+from launchers.sections import CLUSTER, PLACES, wrong_address
 from storage import StoredStudy
 from storage.holders import user_name
 
-PLACES = ("host", "ray", "slurm")
-"""Kinds of places that have queues: machines, and the clusters of launchers."""
+_HOST = "host"
 _RAY = "ray"
 _DIGITS = 8
 _FIRST_PROCESS = 1
@@ -44,7 +43,7 @@ def queue_for(spec: StudySpec) -> str:
 
 def this_queue() -> str:
     """Return the queue of this machine."""
-    return owned(f"host:{this_machine()}")
+    return owned(f"{_HOST}:{this_machine()}")
 
 
 def owned(place: str) -> str:
@@ -70,7 +69,7 @@ def checked(place: str, known: Collection[str]) -> str:
         BadInput: no study is ever in a queue of that place.
     """
     kind, _, name = place.partition(":")
-    if kind not in PLACES or not name or not name.isprintable() or " " in name:
+    if kind not in (_HOST, *PLACES) or not name or not name.isprintable() or " " in name:
         raise BadInput(
             f"no study runs at {place!r}: say host:NAME, ray:HOST:PORT as in the study file, or "
             "slurm:CLUSTER; without --cluster the daemon serves this machine"
@@ -92,7 +91,7 @@ def checked(place: str, known: Collection[str]) -> str:
 def _here() -> list[str]:
     """Return the places that are here: this machine, and the Slurm cluster of this job."""
     cluster = os.environ.get(CLUSTER)
-    return [f"host:{this_machine()}", *([f"slurm:{cluster}"] if cluster else [])]
+    return [f"{_HOST}:{this_machine()}", *([f"slurm:{cluster}"] if cluster else [])]
 
 
 def place_of(queue: str) -> str:

@@ -123,7 +123,7 @@ def _run_of_trial(folder: Path, batch: int) -> ScriptRun:
         HashStore(),
         progressed=progress.counter(0),
         began=lambda: None,
-        report=lambda block: None,
+        report=lambda _: None,
         leave=_leave,
     )
 

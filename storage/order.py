@@ -114,7 +114,7 @@ def _in_force(quotas: Mapping[str, Quota], owner: str) -> Quota:
 def exhausted(session: Session, quotas: Mapping[str, Quota], now: Moment) -> Callable[[str], str]:
     """Return a function that tells, for an owner, which quota is exhausted; empty: none."""
     if not quotas:
-        return lambda owner: ""
+        return lambda _: ""
     running = _running(session, now)
     used = {
         days: recent_hours(session, now.wall, days)

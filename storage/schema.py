@@ -67,7 +67,7 @@ def is_strange(engine: Engine) -> bool:
 def create(
     engine: Engine,
     revision: str = "head",
-    check: Callable[[Connection], object] = lambda connection: None,
+    check: Callable[[Connection], object] = lambda _: None,
 ) -> None:
     """Create Optuna's tables and ours, or bring ours to a newer schema.
 

@@ -38,8 +38,8 @@ def watch(
         starts: called with the number of ranks that plain python starts by torch.multiprocessing.
     """
     if script.launch != SPAWN:
-
-        def started_by_torch(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        # Callers may name these arguments, as in torch.
+        def started_by_torch(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:  # noqa: ARG001
             if script.launch == PYTHON:
                 starts(nprocs)
             refused(_SPAWNS)
@@ -89,7 +89,7 @@ def join_spawned(index: int, ranks: int, store: Store) -> None:
     numbers = itertools.count()
 
     def rendezvous(
-        url: str, rank: int = _NO_PLACE, world_size: int = _NO_PLACE, **_: Any
+        _url: str, rank: int = _NO_PLACE, world_size: int = _NO_PLACE, **_: Any
     ) -> Iterator[tuple[Store, int, int]]:
         place = rank if rank != _NO_PLACE else int(os.environ["RANK"])
         size = world_size if world_size != _NO_PLACE else int(os.environ["WORLD_SIZE"])
@@ -136,9 +136,9 @@ def _split(command: Any) -> list[str]:
 
 
 _STARTS: dict[str, Callable[..., tuple[Any, Mapping[Any, Any] | None]]] = {
-    "subprocess.Popen": lambda executable, words, folder, env: (words, env),
-    "os.posix_spawn": lambda path, words, env: (words, env),
-    "os.exec": lambda path, words, env: (words, env),
+    "subprocess.Popen": lambda _executable, words, _folder, env: (words, env),
+    "os.posix_spawn": lambda _path, words, env: (words, env),
+    "os.exec": lambda _path, words, env: (words, env),
     "os.system": lambda command: (_split(command), None),
 }
 """Audit event of a program that begins -> its words and environment."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from search_spaces import defaults
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 
 Values = Mapping[str, Any]
 SWITCH = 0.1
@@ -41,7 +41,9 @@ class Clock:
         self._resident = self._whole(values) if worked else None
 
     def _begins(self, values: Values) -> float:
-        live = self._resident is not None and not why_not_live(self._resident, self._whole(values))
+        live = self._resident is not None and not why_not_taken_over(
+            self._resident, self._whole(values)
+        )
         return SWITCH if live else self._launch
 
     def _whole(self, values: Values) -> Values:

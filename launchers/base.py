@@ -171,7 +171,7 @@ class Slot(ABC):
 
     @property
     @abstractmethod
-    def resident(self) -> dict[str, Any] | None:
+    def warm_knobs(self) -> dict[str, Any] | None:
         """Configuration of the warm worker that waits; None if there is none.
 
         To be read while nothing runs.
@@ -199,7 +199,7 @@ class Slot(ABC):
         The processes of a trial that `stays` are left as a warm worker, silent, unless the trial
         has failed or was ended by `end` or its time limit. The trial in the same place of the next
         session takes them over if it stays as well and differs only in knobs that running processes
-        can change (`search_spaces.constraints.why_not_live`); all others are ended before anything
+        can change (`search_spaces.constraints.why_not_taken_over`); all others are ended before anything
         else runs.
 
         To be called by one thread at a time. A dead agent is replaced before the next session.

@@ -20,7 +20,7 @@ from autotune.worker.protocol import (
     WorkloadBuilt,
 )
 from launchers.agents import Agents
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 
 OnBlock = Callable[[BlockReport], object]
 """Function that is called with each block of a trial."""
@@ -225,7 +225,7 @@ class WarmMember(Member):
 
     def accepts(self, request: TrialRequest) -> bool:
         """Return whether the waiting ranks can measure this request next."""
-        return _as_launched(request) == _as_launched(self._launched) and not why_not_live(
+        return _as_launched(request) == _as_launched(self._launched) and not why_not_taken_over(
             self.knobs, request.knobs
         )
 

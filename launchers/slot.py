@@ -114,7 +114,7 @@ class AgentSlot(Slot):
         return Session(requests, self._ready(), schedule)
 
     @property
-    def resident(self) -> dict[str, Any] | None:
+    def warm_knobs(self) -> dict[str, Any] | None:
         waiting = self._waiting
         return waiting.knobs if waiting and waiting.is_alive() else None
 

@@ -278,7 +278,7 @@ def _place(facts: Facts) -> str:
     return f"CUDA devices of compute capability {facts.capability[0]}.{facts.capability[1]}"
 
 
-def why_not_live(now: Values, following: Values) -> str:
+def why_not_taken_over(now: Values, following: Values) -> str:
     """Return why processes that have trained one configuration cannot take another; empty: they can.
 
     Args:

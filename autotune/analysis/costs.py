@@ -14,7 +14,7 @@ from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 from search_spaces.words import Knobs
 from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -43,7 +43,7 @@ class RunTimes:
         compiled: True if something was compiled in it.
         samples: samples of a step; 0 where they are not seen.
         trained: seconds of all of its blocks, those of the warm-up included.
-        live: it took over the processes of the run before.
+        taken_over: it took over the processes of the run before.
         interleaved: it took turns with other runs.
         convolutional: its model has convolutions.
     """
@@ -54,7 +54,7 @@ class RunTimes:
     compiled: bool
     samples: float
     trained: float = 0.0
-    live: bool = False
+    taken_over: bool = False
     interleaved: bool = False
     convolutional: bool = False
 
@@ -100,7 +100,7 @@ class RunTimes:
         Args:
             launch: seconds of a usual launch.
         """
-        alone = compiles(self.knobs) and not (self.live or self.interleaved)
+        alone = compiles(self.knobs) and not (self.taken_over or self.interleaved)
         return self.compiling + (max(0.0, self.startup - launch) if alone else 0.0)
 
 
@@ -171,46 +171,47 @@ class Costs:
         Those at once with another are part of that one's time.
         """
         at_once = self._compilation.device == "cuda"
-        launched = [p for p in self._runs if not (p.live or (at_once and p.interleaved))]
+        launched = [p for p in self._runs if not (p.taken_over or (at_once and p.interleaved))]
         eager = [p.startup for p in launched if not compiles(p.knobs)]
         return eager or [p.startup for p in launched]
 
     @property
     def switch(self) -> float:
         """Usual time before the first step in warm workers; 0 as long as none took over."""
-        return statistics.median([run.startup for run in self._runs if run.live] or [0.0])
+        return statistics.median([run.startup for run in self._runs if run.taken_over] or [0.0])
 
     @property
     def trained(self) -> float:
         """Seconds of all blocks of a run; 0 as long as none is known."""
         return statistics.median([run.trained for run in self._runs] or [0.0])
 
-    def expected(self, knobs: Knobs, resident: Knobs | None) -> float:
+    def expected(self, knobs: Knobs, warm: Knobs | None) -> float:
         """Return seconds of a trial of the search from its launch to its end, above 0.
 
         They are equal for all trials while nothing is known.
 
         Args:
             knobs: configuration of the trial.
-            resident: configuration of warm workers on a slot; None: there are none.
+            warm: configuration of warm workers on a slot; None: there are none.
         """
         if not self.known:
             return MEASUREMENT.unknown_seconds
-        live = resident is not None and not why_not_live(resident, knobs)
-        alike = [run for run in self._runs if run.live == live] or self._runs
+        taken_over = warm is not None and not why_not_taken_over(warm, knobs)
+        alike = [run for run in self._runs if run.taken_over == taken_over] or self._runs
         usual = statistics.median(run.trained - run.compiling for run in alike)
-        compiled = live and resident is not None and graph(resident) == graph(knobs)
+        compiled = taken_over and warm is not None and graph(warm) == graph(knobs)
         usual += 0.0 if compiled else self.compilation(knobs)
         first = self.step(knobs) if compiled and compiles(knobs) else self.first_step(knobs)
         fewest = first + MEASUREMENT.fewest_timed_steps * self.step(knobs)
         return max(
-            MEASUREMENT.least_seconds, (self.switch if live else self.startup) + max(usual, fewest)
+            MEASUREMENT.least_seconds,
+            (self.switch if taken_over else self.startup) + max(usual, fewest),
         )
 
     @property
     def settling(self) -> OnsetBound:
         """Bound on first steps by those of this study in new processes; others tell too little."""
-        alone = [run for run in self._runs if not (run.compiled or run.live)]
+        alone = [run for run in self._runs if not (run.compiled or run.taken_over)]
         return OnsetBound.of([run.onset for run in alone])
 
     def step(self, knobs: Knobs) -> float:
@@ -373,7 +374,7 @@ class CostRecords:
         seen = [
             Compiled(p.knobs, seconds)
             for p in self._times(sorted([*timed, *checks], key=lambda one: one.id))
-            if (seconds := p.compiled_in(launch)) and (p.compiled or not p.live)
+            if (seconds := p.compiled_in(launch)) and (p.compiled or not p.taken_over)
         ]
         compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
         return Costs(runs, _in_vain(attempts), looked, compilation, self._references(attempts))

@@ -15,7 +15,7 @@ from autotune.analysis.standing import StoredStanding
 from autotune.config import StudySpec
 from autotune.paths import StudyPaths
 from autotune.runs.plan import StudySetup
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 from storage import (
     AttemptFeed,
     AttemptResult,
@@ -162,7 +162,7 @@ class StudyContext:
         """
         today = self.setup.baseline
         reusable = self.setup.spec.workload.reusable
-        return reusable and not self.on_device and not why_not_live(today, today)
+        return reusable and not self.on_device and not why_not_taken_over(today, today)
 
     @property
     def on_device(self) -> bool:

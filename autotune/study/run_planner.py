@@ -173,7 +173,7 @@ class RunPlanner:
     def monitored(self, attempt: PlannedAttempt, limit: TimeLimit, monitor: RunMonitor) -> RunPlan:
         """Plan a run by itself in new processes, with a monitor of its own."""
         slot = self._choose(attempt)
-        return self._solo(attempt, slot, self._after_launch(limit, live=False), monitor)
+        return self._solo(attempt, slot, self._after_launch(limit, taken_over=False), monitor)
 
     def interleaved(
         self, attempts: Sequence[PlannedAttempt], limit: TimeLimit, peak_bytes: int
@@ -187,7 +187,7 @@ class RunPlanner:
         knobs = [attempt.knobs for attempt in attempts]
         if not self.pairing.can_interleave(knobs, peak_bytes, limit, self.noise):
             return None
-        each = self._shared(limit, len(attempts), live=False)
+        each = self._shared(limit, len(attempts), taken_over=False)
         limits = [self._limits(one, each) for one in attempts]
         group = InterleavedSchedule(limits, at_once=self._context.on_device)
         return RunPlan(
@@ -215,8 +215,8 @@ class RunPlanner:
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
         beside = PlannedAttempt(BASELINE, self._context.setup.baseline, Purpose.PAIRED, round=trial)
         slot = self._choose(attempt)
-        live = self._pool.can_take_over(slot, knobs, interleaved=True)
-        each = self._shared(limit, 2, live=live)
+        taken_over = self._pool.can_take_over(slot, knobs, interleaved=True)
+        each = self._shared(limit, 2, taken_over=taken_over)
         own, its = self._limits(attempt, each, low), self._limits(beside, each)
         pair = PairedSchedule(own, its, rate, at_once=self._context.on_device)
         return RunPlan(
@@ -241,8 +241,8 @@ class RunPlanner:
             low: lower bound of the best rate so far; 0 switches racing off.
         """
         reuse = self._may_reuse(attempt)
-        live = reuse and self._pool.can_take_over(slot, attempt.knobs, interleaved=False)
-        left = self._after_launch(limit, live=live)
+        taken_over = reuse and self._pool.can_take_over(slot, attempt.knobs, interleaved=False)
+        left = self._after_launch(limit, taken_over=taken_over)
         monitor = TimedMonitor(self._limits(attempt, left, low))
         return self._solo(attempt, slot, left, monitor, reuse=reuse)
 
@@ -294,23 +294,23 @@ class RunPlanner:
             return self._context.profile_stays and not searched
         return self._context.setup.spec.workload.reusable and purpose in SEARCHING
 
-    def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
+    def _after_launch(self, limit: TimeLimit, *, taken_over: bool) -> TimeLimit:
         """Return a limit whose soft part is for the steps alone; the launch may be a slow one.
 
         Args:
-            live: True if the run takes over a warm worker.
+            taken_over: True if the run takes over a warm worker.
         """
         costs = self._context.costs()
-        return limit.after_launch(costs.switch if live else costs.slow_startup)
+        return limit.after_launch(costs.switch if taken_over else costs.slow_startup)
 
-    def _shared(self, limit: TimeLimit, members: int, *, live: bool) -> TimeLimit:
+    def _shared(self, limit: TimeLimit, members: int, *, taken_over: bool) -> TimeLimit:
         """Return the limit of each of several interleaved runs, whose soft part is for the steps.
 
         On CUDA devices they are launched at once, and elsewhere one after another.
         """
         if self._context.on_device:
-            return self._after_launch(limit, live=live).shared(members)
-        return self._after_launch(limit.shared(members), live=live)
+            return self._after_launch(limit, taken_over=taken_over).shared(members)
+        return self._after_launch(limit.shared(members), taken_over=taken_over)
 
     def _limits(self, attempt: PlannedAttempt, limit: TimeLimit, low: float = 0.0) -> Limits:
         """Return how long to measure, and what power the attempt may take.

@@ -11,7 +11,7 @@ from autotune.runs.monitors import NOT_ITS_OWN
 from autotune.study.context import StudyContext
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 from storage import (
     AttemptResult,
     AttemptState,
@@ -113,17 +113,17 @@ class SlotPool:
 
     def _cost(self, purpose: Purpose, knobs: dict[str, Any], number: int) -> int:
         """Return how many groups of processes are launched or ended for a run on a slot."""
-        waiting = self._slots[number].resident
+        waiting = self._slots[number].warm_knobs
         if waiting is None or purpose not in SEARCHING:
             return 1
-        return 2 if why_not_live(waiting, knobs) else 0
+        return 2 if why_not_taken_over(waiting, knobs) else 0
 
     def can_take_over(self, number: int, knobs: dict[str, Any], *, interleaved: bool) -> bool:
         """Return whether a run of the search could take over the warm worker of a slot."""
-        waiting = self._slots[number].resident
+        waiting = self._slots[number].warm_knobs
         if waiting is None or (number in self._interleaved) != interleaved:
             return False
-        return not why_not_live(waiting, knobs)
+        return not why_not_taken_over(waiting, knobs)
 
     def take(self, number: int, *, searching: bool) -> None:
         """Take a slot for a run.
@@ -164,9 +164,9 @@ class SlotPool:
     # Warm workers
 
     @property
-    def resident(self) -> dict[str, Any] | None:
+    def warm_knobs(self) -> dict[str, Any] | None:
         """Configuration of the warm worker on the first free slot that has one; None if none has."""
-        found = (self._slots[number].resident for number in sorted(self.free))
+        found = (self._slots[number].warm_knobs for number in sorted(self.free))
         return next(filter(None, found), None)
 
     def launched(

@@ -325,8 +325,8 @@ class Tuner:
             trials = self._ledger.trials()
         if end := self._why_enough(trials, attempts, barred):
             return end
-        costs, resident = self._context.costs(), self._pool.resident
-        self._sampler.price(lambda knobs: costs.expected(knobs, resident))
+        costs, warm = self._context.costs(), self._pool.warm_knobs
+        self._sampler.price(lambda knobs: costs.expected(knobs, warm))
         try:
             trial = self._ledger.ask(self._space.distributions())
         except Exhausted:

@@ -37,7 +37,7 @@ class Launch:
     before: Knobs | None = None
 
     @property
-    def live(self) -> bool:
+    def taken_over(self) -> bool:
         """True if it takes over the processes of the previous trial."""
         return self.before is not None
 

@@ -29,7 +29,7 @@ from launchers.base import Launcher, Slot, TurnSchedule
 from launchers.replay.answers import Answer, Behaviour, Launch, MachineSpeed, SpeedVariation
 from launchers.replay.member import ReplayMember
 from search_spaces import defaults
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 
 ENVIRONMENT: Mapping[str, Any] = {
     "host": "replay",
@@ -118,7 +118,9 @@ class ReplayLauncher(Launcher):
         before = taken.request.knobs if taken else None
         launch = Launch(request, number, at, draw, processes, before)
         answer = self._behaviour(launch)
-        return (dataclasses.replace(answer, startup=answer.switch) if launch.live else answer), draw
+        if launch.taken_over:
+            answer = dataclasses.replace(answer, startup=answer.switch)
+        return answer, draw
 
 
 class ReplaySlot(Slot):
@@ -153,7 +155,7 @@ class ReplaySlot(Slot):
         """Number of launches of processes."""
 
     @property
-    def resident(self) -> Knobs | None:
+    def warm_knobs(self) -> Knobs | None:
         return self._waiting[min(self._waiting)].request.knobs if self._waiting else None
 
     def dismiss(self) -> None:
@@ -256,7 +258,7 @@ class _WarmProcesses:
 
     def accepts(self, request: TrialRequest) -> bool:
         alike = request.takes_turns == self.request.takes_turns
-        return request.stays and alike and not why_not_live(self.request.knobs, request.knobs)
+        return request.stays and alike and not why_not_taken_over(self.request.knobs, request.knobs)
 
 
 def _unusual(knobs: Knobs) -> dict[str, Any]:

@@ -15,7 +15,7 @@ SLOW = where(PLAIN, lambda _: True, startup=LAUNCH)
 
 
 def unlucky(launch: Launch) -> bool:
-    return launch.live and launch.knobs["micro_batch"] == 4
+    return launch.taken_over and launch.knobs["micro_batch"] == 4
 
 
 def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
@@ -138,7 +138,7 @@ def test_a_baseline_that_is_built_again_is_timed_as_long_as_ever(played: Replaye
 
 def test_a_baseline_that_fails_where_it_was_profiled_is_launched_again(played: Replayed) -> None:
     def unlucky_once(launch: Launch) -> bool:
-        return launch.live and launch.number <= 2
+        return launch.taken_over and launch.number <= 2
 
     broken = where(SLOW, unlucky_once, outcome=Outcome.ERROR, cause="rank 0: out of luck")
     played.on(broken).run(budget={"trials": 3})

@@ -18,8 +18,8 @@ BUCKETS = {**BASELINE, "bucket_cap_mb": 1}
 LAUNCH, SWITCH, TRAINED = 30.0, 0.1, 8.0
 
 
-def times(startup: float, trained: float = TRAINED, *, live: bool = False) -> RunTimes:
-    return RunTimes(BASELINE, startup, Onset(0.5, 0.2), False, 8.0, trained, live)
+def times(startup: float, trained: float = TRAINED, *, taken_over: bool = False) -> RunTimes:
+    return RunTimes(BASELINE, startup, Onset(0.5, 0.2), False, 8.0, trained, taken_over)
 
 
 def test_before_anything_is_known_all_trials_cost_the_same() -> None:
@@ -39,7 +39,7 @@ def test_a_launch_is_spared_where_a_resident_can_take_it_over() -> None:
 
 
 def test_a_switch_costs_what_switches_have_cost() -> None:
-    costs = Costs([times(LAUNCH), *[times(SWITCH, 2.0, live=True)] * 3])
+    costs = Costs([times(LAUNCH), *[times(SWITCH, 2.0, taken_over=True)] * 3])
     assert costs.startup == LAUNCH
     assert costs.expected(BATCHES, BASELINE) == pytest.approx(SWITCH + 2.0)
     assert costs.expected(BATCHES, None) == LAUNCH + TRAINED
@@ -47,7 +47,7 @@ def test_a_switch_costs_what_switches_have_cost() -> None:
 
 def test_change_of_the_graph_in_warm_workers_costs_its_compilation_and_no_launch() -> None:
     compiled = {**BASELINE, "compile": "default"}
-    costs = Costs([times(LAUNCH), times(SWITCH, live=True)], compilation=Compilation("cuda"))
+    costs = Costs([times(LAUNCH), times(SWITCH, taken_over=True)], compilation=Compilation("cuda"))
     cold = MEASUREMENT.compile_default
     assert costs.expected(compiled, BASELINE) == pytest.approx(SWITCH + TRAINED + cold)
     again = {**compiled, "log_interval": 1}
@@ -85,7 +85,7 @@ def test_steps_of_a_script_whose_batch_is_not_seen_take_as_long_as_the_slowest_k
 
 def test_first_steps_in_processes_that_are_there_tell_nothing_of_others() -> None:
     slow = RunTimes(BASELINE, LAUNCH, Onset(4.0, 0.2), False, 8.0, TRAINED)
-    costs = Costs([slow, *[times(SWITCH, live=True)] * 9])
+    costs = Costs([slow, *[times(SWITCH, taken_over=True)] * 9])
     assert costs.settling == Costs([slow]).settling
 
 
@@ -178,7 +178,7 @@ def test_a_look_that_has_shown_nothing_tells_nothing() -> None:
 
 def test_launches_that_were_timed_tell_more() -> None:
     assert Costs([times(LAUNCH)], looked=99.0).startup == LAUNCH
-    assert Costs([times(SWITCH, live=True)], looked=LAUNCH).startup == LAUNCH
+    assert Costs([times(SWITCH, taken_over=True)], looked=LAUNCH).startup == LAUNCH
 
 
 @pytest.mark.parametrize(("launch", "steps"), [(0.2, 0.1), (2.0, 1.0), (30.0, 3.0)])

@@ -12,7 +12,7 @@ from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
 from search_spaces.catalogue import not_from_outside, without_target
-from search_spaces.constraints import CONFLICTS, conflicts_of, why_not_live
+from search_spaces.constraints import CONFLICTS, conflicts_of, why_not_taken_over
 from search_spaces.knob import (
     ANY_WORKLOAD,
     DATA,
@@ -151,7 +151,7 @@ def test_new_entry_is_all_that_the_derived_tables_need(monkeypatch: pytest.Monke
     assert not not_from_outside(toy.name, [False], True)
     assert not_from_outside(toy.name, [True], False)
     assert toy.name in without_target([DATASET])
-    assert why_not_live(alone, defaults()) == ""
+    assert why_not_taken_over(alone, defaults()) == ""
     assert "--dataloader.no_in_order" in FORMATS["torchtitan"](of_workload(alone)).text
     assert FORMATS["hf-trainer"](of_workload(alone)).unsaid[toy.name] is False
 

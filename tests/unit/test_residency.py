@@ -3,7 +3,7 @@
 import pytest
 
 from search_spaces import CATALOGUE, defaults
-from search_spaces.constraints import why_not_live
+from search_spaces.constraints import why_not_taken_over
 from search_spaces.knob import MODEL, PROCESS, STEP, WRAPPER, Choice
 
 STEPS = [name for name, knob in CATALOGUE.items() if knob.acts_on == STEP]
@@ -28,15 +28,15 @@ def test_every_knob_says_where_it_acts(name: str) -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_what_acts_on_a_step_is_taken_live_there_and_back(name: str) -> None:
     changed = {**defaults(), name: another(name)}
-    assert why_not_live(defaults(), changed) == ""
-    assert why_not_live(changed, defaults()) == ""
+    assert why_not_taken_over(defaults(), changed) == ""
+    assert why_not_taken_over(changed, defaults()) == ""
 
 
 @pytest.mark.parametrize("name", REVERSIBLE)
 def test_knob_of_the_model_that_can_be_undone_is_taken_live_there_and_back(name: str) -> None:
     changed = {**ALONE, name: another(name)}
-    assert why_not_live(ALONE, changed) == ""
-    assert why_not_live(changed, ALONE) == ""
+    assert why_not_taken_over(ALONE, changed) == ""
+    assert why_not_taken_over(changed, ALONE) == ""
 
 
 def test_what_replaces_the_forward_pass_alone_can_be_undone() -> None:
@@ -58,14 +58,14 @@ def test_knob_of_the_model_takes_new_processes_beneath_a_wrapper(
     parallelism: str, name: str, value: object
 ) -> None:
     now = {**defaults(), "parallelism": parallelism}
-    assert why_not_live(now, {**now, name: value}) == f"{name} acts on the model"
+    assert why_not_taken_over(now, {**now, name: value}) == f"{name} acts on the model"
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_whatever_acts_elsewhere_takes_new_processes(name: str) -> None:
     changed = {**defaults(), name: another(name)}
-    assert why_not_live(defaults(), changed).startswith(name)
-    assert why_not_live(changed, defaults()).startswith(name)
+    assert why_not_taken_over(defaults(), changed).startswith(name)
+    assert why_not_taken_over(changed, defaults()).startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_whatever_acts_elsewhere_takes_new_processes(name: str) -> None:
 )
 def test_single_values_stay_with_their_process(name: str, value: str) -> None:
     plain, lasting = defaults(), {**defaults(), name: value}
-    assert why_not_live(plain, lasting) and why_not_live(lasting, plain)
-    assert why_not_live(lasting, {**lasting, "log_interval": 1}) == ""
+    assert why_not_taken_over(plain, lasting) and why_not_taken_over(lasting, plain)
+    assert why_not_taken_over(lasting, {**lasting, "log_interval": 1}) == ""
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_was_made_for_a_value_is_made_anew_for_another(
 ) -> None:
     now = {**defaults(), maker: made}
     reason = f"{name} is part of what was made for {maker}"
-    assert why_not_live(now, {**now, name: value}) == reason
+    assert why_not_taken_over(now, {**now, name: value}) == reason
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,23 @@ def test_what_was_made_for_a_value_is_made_anew_for_another(
 def test_what_has_a_history_is_no_start_of_another_training(name: str, value: object) -> None:
     now = {**defaults(), name: value}
     reason = f"{name}={value} goes with a training from its first step on"
-    assert why_not_live(now, {**now, "log_interval": 1}) == reason
+    assert why_not_taken_over(now, {**now, "log_interval": 1}) == reason
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_compiled_model_takes_what_is_not_in_its_graph(mode: str) -> None:
     now = {**defaults(), "compile": mode}
-    assert why_not_live(now, {**now, "log_interval": 1, "loader_workers": 2}) == ""
+    assert why_not_taken_over(now, {**now, "log_interval": 1, "loader_workers": 2}) == ""
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
 def test_model_without_cuda_graphs_is_compiled_anew_where_it_is(mode: str) -> None:
     now = {**defaults(), "compile": mode}
     changed = {**now, "micro_batch": 1, "precision": "bf16", "attention": "flash"}
-    assert why_not_live(now, changed) == ""
+    assert why_not_taken_over(now, changed) == ""
 
 
 def test_what_the_catalogue_does_not_know_takes_new_processes() -> None:
     now = {**defaults(), "hidden_size": 1}
-    assert "hidden_size" in why_not_live(now, {**now, "hidden_size": 2})
-    assert why_not_live(now, {**now, "micro_batch": 1}) == ""
+    assert "hidden_size" in why_not_taken_over(now, {**now, "hidden_size": 2})
+    assert why_not_taken_over(now, {**now, "micro_batch": 1}) == ""

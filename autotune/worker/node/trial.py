@@ -127,12 +127,12 @@ class NodeTrial:
 
     def pump(self) -> Iterator[BlockReport | WorkloadBuilt]:
         """Read the ranks' messages; yield those that the launcher must have at once."""
-        for member in self._ranks:
-            exited = not member.exit_seen and member.process.exitcode is not None
-            yield from self._read(member)
+        for rank in self._ranks:
+            exited = not rank.exit_seen and rank.process.exitcode is not None
+            yield from self._read(rank)
             if exited:
-                member.exit_seen = True
-                self._note_exit(member)
+                rank.exit_seen = True
+                self._note_exit(rank)
 
     def end(self, *, hung: str, on_purpose: bool) -> None:
         """Mark the trial as ended.
@@ -149,10 +149,10 @@ class NodeTrial:
     def take_turn(self, turn: Turn) -> None:
         """Let the ranks train for a block."""
         self._turn = turn.number
-        for member in self._ranks:
-            member.last_progress = time.monotonic()
+        for rank in self._ranks:
+            rank.last_progress = time.monotonic()
             with contextlib.suppress(OSError):  # a dead rank is noticed elsewhere
-                member.connection.send_bytes(turn.to_line())
+                rank.connection.send_bytes(turn.to_line())
 
     def configure(self, command: Configure) -> None:
         """Give the waiting ranks a request that they measure from the next turn on."""
@@ -165,26 +165,26 @@ class NodeTrial:
             first, cause = self._placement.first_rank, f"ranks cannot be configured: {error}"
             self._note(RankEnd(first, Outcome.ERROR, cause, at=time.time()))
             return
-        for local_rank, member in enumerate(self._ranks):
-            member.count_before = self._progress[local_rank]
+        for local_rank, rank in enumerate(self._ranks):
+            rank.count_before = self._progress[local_rank]
             with contextlib.suppress(OSError):  # a dead rank is noticed elsewhere
-                member.connection.send_bytes(command.to_line())
+                rank.connection.send_bytes(command.to_line())
 
     @property
     def rests(self) -> bool:
         """Return whether a warm worker's ranks all wait, so that there is nothing to watch."""
-        waits = all(member.waits == self._turn for member in self._ranks)
+        waits = all(rank.waits == self._turn for rank in self._ranks)
         return self.request.stays and waits and not self._ends
 
     @property
     def roots(self) -> list[int]:
         """Return the process ids of the ranks; every process of the trial here descends from them."""
-        return [member.process.pid for member in self._ranks if member.process.pid]
+        return [rank.process.pid for rank in self._ranks if rank.process.pid]
 
     def forgive(self, seconds: float) -> None:
         """Extend all deadlines by the time for which this node was suspended."""
-        for member in self._ranks:
-            member.last_progress += seconds
+        for rank in self._ranks:
+            rank.last_progress += seconds
         if self._failed_at is not None:
             self._failed_at += seconds
 
@@ -210,9 +210,9 @@ class NodeTrial:
         except processes.Survivors as survivors:
             stuck = str(survivors)
         stuck = stuck or self._join()
-        for member in self._ranks:
-            member.connection.close()
-            self._files.cut(member.number)
+        for rank in self._ranks:
+            rank.connection.close()
+            self._files.cut(rank.number)
         if self._sandbox and not stuck:
             self._sandbox.close()
         ends = tuple(self._ends)
@@ -221,23 +221,23 @@ class NodeTrial:
     def _join(self) -> str:
         """Await the exit codes of ranks, which are dead; return those that have none, in words."""
         give_up = time.monotonic() + _JOIN_SECONDS
-        for member in self._ranks:
-            member.process.join(max(0.0, give_up - time.monotonic()))
-        left = [member.process for member in self._ranks if member.process.exitcode is None]
+        for rank in self._ranks:
+            rank.process.join(max(0.0, give_up - time.monotonic()))
+        left = [rank.process for rank in self._ranks if rank.process.exitcode is None]
         return processes.described(process.pid or 0 for process in left)
 
-    def _read(self, member: _Rank) -> Iterator[BlockReport | WorkloadBuilt]:
-        while member.connected and member.connection.poll():
+    def _read(self, rank: _Rank) -> Iterator[BlockReport | WorkloadBuilt]:
+        while rank.connected and rank.connection.poll():
             try:
-                line = member.connection.recv_bytes()
+                line = rank.connection.recv_bytes()
             except (EOFError, OSError):
-                member.connected = False
+                rank.connected = False
                 return
             message = from_line(line)
             if isinstance(message, BlockReport | WorkloadBuilt):
                 yield message
             elif isinstance(message, Waiting):
-                member.waits = message.after
+                rank.waits = message.after
             elif isinstance(message, RankEnd):
                 self._note(message)
 
@@ -254,27 +254,27 @@ class NodeTrial:
             end = dataclasses.replace(end, cause=end.cause + advice, log_tail=tail)
         self._ends.append(end)
 
-    def _note_exit(self, member: _Rank) -> None:
-        status = member.process.exitcode
+    def _note_exit(self, rank: _Rank) -> None:
+        status = rank.process.exitcode
         assert status is not None
         outcome, cause = failure.outcome_of_exit(
             status,
-            self._log_tail(member.number),
+            self._log_tail(rank.number),
             kernel_killed=failure.kernel_oom_kills() > self._kernel_kills,
         )
-        self._note(RankEnd(member.number, outcome, cause, at=time.time()))
+        self._note(RankEnd(rank.number, outcome, cause, at=time.time()))
 
     def _judge_progress(self, now: float) -> None:
         deadlines = self.request.deadlines
         going = self._going()
-        for local_rank, member in enumerate(self._ranks):
-            if member not in going or member.waits == self._turn:
+        for local_rank, rank in enumerate(self._ranks):
+            if rank not in going or rank.waits == self._turn:
                 continue
             count = self._progress[local_rank]
-            if count != member.last_count:
-                member.last_count, member.last_progress = count, now
-            limit = deadlines.step if count > member.count_before else deadlines.startup
-            if now - member.last_progress > limit:
+            if count != rank.last_count:
+                rank.last_count, rank.last_progress = count, now
+            limit = deadlines.step if count > rank.count_before else deadlines.startup
+            if now - rank.last_progress > limit:
                 begun = any(self._progress[r] > m.count_before for r, m in enumerate(self._ranks))
                 self._note_hang(self._too_long(limit, begun=begun))
                 return
@@ -288,25 +288,25 @@ class NodeTrial:
 
     def _going(self) -> list[_Rank]:
         ended = {end.rank for end in self._ends}
-        return [member for member in self._ranks if member.number not in ended]
+        return [rank for rank in self._ranks if rank.number not in ended]
 
     def _note_hang(self, what: str) -> None:
         at = time.time()
         hung = [
             RankEnd(
-                member.number,
+                rank.number,
                 Outcome.HANG,
                 what,
                 at=at,
-                stopped=processes.state(member.process.pid or 0) == "T",
-                progress=self._progress[member.number - self._placement.first_rank],
+                stopped=processes.state(rank.process.pid or 0) == "T",
+                progress=self._progress[rank.number - self._placement.first_rank],
             )
-            for member in self._going()
+            for rank in self._going()
         ]
-        for member in self._ranks:
-            if member.process.pid and not member.exit_seen:
+        for rank in self._ranks:
+            if rank.process.pid and not rank.exit_seen:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(member.process.pid, processes.DUMP_SIGNAL)
+                    os.kill(rank.process.pid, processes.DUMP_SIGNAL)
         time.sleep(_DUMP_SECONDS)
         for end in hung:
             self._note(end)
@@ -317,8 +317,8 @@ class NodeTrial:
     def _cut_logs(self, now: float) -> None:
         if now - self._logs_cut >= _CUT_SECONDS:
             self._logs_cut = now
-            for member in self._ranks:
-                self._files.cut(member.number)
+            for rank in self._ranks:
+                self._files.cut(rank.number)
 
 
 def _become_a_rank(

@@ -43,7 +43,7 @@ def pids(site: Site) -> list[int]:
 def test_the_same_processes_measure_what_differs_at_a_step(site: Site) -> None:
     first = stay(site)
     assert (first.outcome, first.cause, first.resident_of) == (None, "", "")
-    assert site.slot.resident == knobs()
+    assert site.slot.warm_knobs == knobs()
     launched = pids(site)
     second = stay(site, knobs=knobs(micro_batch=4, accumulation_steps=2))
     assert (second.outcome, second.cause, second.resident_of) == (None, "", first.trial)
@@ -76,7 +76,7 @@ def test_who_was_looked_at_is_timed_in_the_same_processes(site: Site) -> None:
 @sites("local")
 def test_a_look_for_which_there_is_no_time_leaves_nobody(site: Site) -> None:
     look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, limit=TimeLimit(hard=5.0))
-    assert (look.outcome, look.blocks, site.slot.resident) == (None, (), None)
+    assert (look.outcome, look.blocks, site.slot.warm_knobs) == (None, (), None)
     assert stay(site, args={"sleep": 1.0}).resident_of == ""
 
 
@@ -188,7 +188,7 @@ def test_whatever_else_runs_has_the_slot_alone(site: Site) -> None:
     alone: list[bool] = []
     site.slot.run_solo(site.request(), lambda _: alone.append(bool({*pids(site)} & {*launched})))
     assert alone and not any(alone)
-    assert site.slot.resident is None
+    assert site.slot.warm_knobs is None
 
 
 @sites("local", "pair")
@@ -196,7 +196,7 @@ def test_a_rank_that_is_killed_as_it_waits_leads_to_a_launch(site: Site) -> None
     stay(site)
     agent = site.agents()[-1]
     ranks(agent)[-1].kill()
-    wait_for(lambda: site.slot.resident is None, "the slot to hear of it")
+    wait_for(lambda: site.slot.warm_knobs is None, "the slot to hear of it")
     assert not ranks(agent), "the agent has cleared the others away"
     report = stay(site, knobs=knobs(micro_batch=4))
     assert (report.outcome, report.cause, report.resident_of) == (None, "", "")
@@ -229,7 +229,7 @@ def test_what_fails_live_ends_the_processes_and_nothing_else(
     assert first.outcome is None
     failed = stay(site, **unlucky, knobs=knobs(micro_batch=4))
     assert (failed.outcome, failed.resident_of) == (outcome, first.trial)
-    assert site.slot.resident is None
+    assert site.slot.warm_knobs is None
     assert site.strays() == []
     assert stay(site, **unlucky).resident_of == ""
 
@@ -254,7 +254,7 @@ def test_end_from_another_thread_ends_the_processes(site: Site) -> None:
     with ending(site, lambda: len(blocks) > 1):
         report = site.slot.run_solo(request, lambda block: blocks.append(block.index))
     assert (report.outcome, bool(report.resident_of)) == (None, True)
-    assert site.slot.resident is None
+    assert site.slot.warm_knobs is None
     assert site.strays() == []
 
 
@@ -269,7 +269,7 @@ def test_a_watch_that_raises_ends_the_processes(site: Site) -> None:
     stay(site)
     with pytest.raises(StorageDown):
         site.slot.run_solo(site.request(stays=True, blocks=SHORT), fail)
-    assert site.slot.resident is None
+    assert site.slot.warm_knobs is None
     assert site.strays() == []
 
 

@@ -74,19 +74,19 @@ def test_who_fails_is_launched_anew_beside_the_one_that_waits(site: Site) -> Non
 def test_before_a_trial_by_itself_all_of_them_are_ended(site: Site) -> None:
     in_turn(site, Forth(2, 3), asked(site), asked(site))
     before = {*living(site)}
-    assert site.slot.resident == asked(site).knobs
+    assert site.slot.warm_knobs == asked(site).knobs
     site.check_next_trial()
     assert not living(site).keys() & before
-    assert site.slot.resident is None
+    assert site.slot.warm_knobs is None
 
 
 @sites("local", slow=["pair", "ray", "slurm"])
 def test_one_that_dies_while_it_waits_is_launched_anew(site: Site) -> None:
     larger = {"knobs": knobs(micro_batch=4)}
     in_turn(site, Forth(2, 3), asked(site, **larger), beside := asked(site))
-    assert site.slot.resident == larger["knobs"]
+    assert site.slot.warm_knobs == larger["knobs"]
     living(site)[min(living(site))].kill()
-    wait_for(lambda: site.slot.resident == knobs(), "only the other one to wait")
+    wait_for(lambda: site.slot.warm_knobs == knobs(), "only the other one to wait")
     second = in_turn(site, Forth(2, 3), asked(site, **larger), asked(site))
     assert [report.resident_of for report in second] == ["", beside.trial]
     assert [(r.outcome, len(r.blocks)) for r in second] == [(None, 3)] * 2
@@ -99,7 +99,7 @@ def test_an_end_from_another_thread_leaves_nobody_waiting(site: Site) -> None:
     turns = Watched(2, 10**6, lambda block: training.set() if block.index else None)
     with ending(site, training.is_set):
         in_turn(site, turns, asked(site), asked(site))
-    assert site.slot.resident is None
+    assert site.slot.warm_knobs is None
     assert site.strays() == []
     site.check_next_trial()
 

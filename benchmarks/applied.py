@@ -101,8 +101,8 @@ def _in_turn(
     folder: Path, workload: dict[str, Any], rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    today = [*torchrun, "--nproc-per-node", "2", workload["script"], *workload["args"]]
-    tuned = [*OURS, "run", "best.yaml", "--", *today]
+    baseline = [*torchrun, "--nproc-per-node", "2", workload["script"], *workload["args"]]
+    tuned = [*OURS, "run", "best.yaml", "--", *baseline]
     spec = load(folder / "study.yaml")
     best = yaml.safe_load((folder / "best.yaml").read_text())["knobs"]
     (folder / "agents").mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def _in_turn(
             return _of_trial(setup, {**setup.baseline, **knobs}, folder, name, seconds)
 
         runs: dict[str, Callable[[int], Any]] = {
-            "job today": lambda _: _rate(today, folder, workload["script"], seconds),
+            "job today": lambda _: _rate(baseline, folder, workload["script"], seconds),
             "job tuned": lambda _: _rate(tuned, folder, workload["script"], seconds),
             "trial today": lambda at: trial({}, f"today-{at}"),
             "trial tuned": lambda at: trial(best, f"tuned-{at}"),
@@ -129,7 +129,7 @@ def _rounds(runs: dict[str, Callable[[int], Any]], count: int) -> Iterator[dict[
 
 
 def _compared(rounds: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Tuned over today's: of trials, of jobs, and how much more the jobs gain."""
+    """Tuned over the baseline: of trials, of jobs, and how much more the jobs gain."""
     even = [1.0] * len(rounds)
     trials = [found["trial tuned"] / found["trial today"] for found in rounds]
     yield "trials", vars(paired_ratio(trials, even))

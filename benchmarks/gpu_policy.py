@@ -177,12 +177,12 @@ def study(
     context = StudyContext(stored, setup, lease, repository, environment)
     verdict = Tuner(context, Signals(), notes).run()
     best = max(map(device.rate, _configurations(spec, setup)))
-    today = device.rate(spec.full_baseline())
-    recommended = device.rate(verdict.knobs) if verdict.knobs else today
-    own = verdict.throughput if recommended != today else None
+    reference = device.rate(spec.full_baseline())
+    recommended = device.rate(verdict.knobs) if verdict.knobs else reference
+    own = verdict.throughput if recommended != reference else None
     return Studied(
         kind=verdict.kind,
-        speedup=recommended / today,
+        speedup=recommended / reference,
         lower=_finite(verdict.speedup and verdict.speedup.low),
         upper=_finite(verdict.speedup and verdict.speedup.high),
         gap=1 - recommended / best,

@@ -34,7 +34,7 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
 
     Args:
         name: of the knob, which may be the study's own.
-        baseline: what the script has today.
+        baseline: what the script has by itself.
 
     Returns:
         An empty text if it can.
@@ -43,7 +43,7 @@ def not_from_outside(name: str, values: Sequence[KnobValue], baseline: KnobValue
     if via is None:
         return "cannot be changed from outside the script"
     wanted = [value for value in values if value != baseline]
-    if wanted and via.today not in (None, baseline):
+    if wanted and via.baseline not in (None, baseline):
         return f"cannot be changed from outside a script that has {written(baseline)} by itself"
     refused = [written(value) for value in wanted if via.values and value not in via.values]
     return f"cannot be {' or '.join(refused)} from outside the script" if refused else ""

@@ -89,7 +89,7 @@ class Facts:
         rules: the study's own constraints, each as the user wrote it.
         slow_pairs: pairs of values that run together, only never faster, are tried as well: the user's
             own configuration is one.
-        own_ll128: LL128 is the protocol of NCCL that the user runs today.
+        own_ll128: LL128 is the protocol of NCCL in the baseline.
     """
 
     device: str

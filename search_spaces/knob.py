@@ -186,13 +186,13 @@ class Via:
     Attributes:
         through: VARIABLES, SETTINGS, DDP, SHARDING, ROOT, LOADER or OPTIMIZER.
         values: that can be set from outside; empty: all.
-        today: the value that the script must have by itself, as any other cannot be taken away; None:
+        baseline: the value that the script must have by itself, as any other cannot be taken away; None:
             any value can be changed.
     """
 
     through: str
     values: tuple[KnobValue, ...] = ()
-    today: KnobValue | None = None
+    baseline: KnobValue | None = None
 
 
 @dataclass(frozen=True)

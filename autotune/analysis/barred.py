@@ -29,7 +29,7 @@ class Barred:
         cls,
         attempts: Attempts,
         blocks: Callable[[int], Sequence[StoredBlock]],
-        today: Mapping[str, Any],
+        baseline: Mapping[str, Any],
         rules: Rules,
     ) -> Self:
         """Return what the records of a study show.
@@ -37,17 +37,17 @@ class Barred:
         Args:
             attempts: attempts of the study.
             blocks: returns the blocks of an attempt.
-            today: the baseline, a value for every knob.
+            baseline: a value for every knob.
             rules: rules of the study.
         """
-        unchecked = gate.unchecked(attempts, blocks, today) if rules.refuse_unchecked else {}
-        other = Comparison(attempts, blocks, today, rules).objections()
+        unchecked = gate.unchecked(attempts, blocks, baseline) if rules.refuse_unchecked else {}
+        other = Comparison(attempts, blocks, baseline, rules).objections()
         memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
         reasons = {trial: objection.reason for trial, objection in other.items()}
         slowest_first = reversed(other.items())
         kinds = {objection.kind: trial for trial, objection in slowest_first if objection.kind}
         return cls({**memory, **unchecked, **reasons}, kinds)
 
-    def covers(self, knobs: Knobs, today: Knobs) -> bool:
+    def covers(self, knobs: Knobs, baseline: Knobs) -> bool:
         """Return whether a configuration is of a kind of which a trial was refused."""
-        return any(kind.includes(knobs, today) for kind in self.kinds)
+        return any(kind.includes(knobs, baseline) for kind in self.kinds)

@@ -106,17 +106,17 @@ def _worth(one: BatchBest) -> tuple[bool, float]:
 
 
 def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchBest:
-    today = attempts.baseline()
+    baseline = attempts.baseline()
     throughput = attempt.result.throughput or 0.0
     confirmed = attempts.of(Purpose.CONFIRM).measured()
     own = {a.round: a.result.throughput for a in confirmed.of_trial(attempt.trial)}
-    before = [] if today is None else list(confirmed.of_trial(today.trial))
+    before = [] if baseline is None else list(confirmed.of_trial(baseline.trial))
     pairs = [(own[a.round], a.result.throughput) for a in before if a.round in own]
     speedup = None
     if pairs:
         speedup = paired_ratio([new or 0.0 for new, _ in pairs], [old or 0.0 for _, old in pairs])
-    elif today is not None and today.result.throughput:
-        speedup = paired_ratio([throughput], [today.result.throughput])
+    elif baseline is not None and baseline.result.throughput:
+        speedup = paired_ratio([throughput], [baseline.result.throughput])
     return BatchBest(
         global_batch=global_batch(attempt.knobs, world_size),
         trial=attempt.trial,
@@ -127,9 +127,9 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
     )
 
 
-def batch_change(knobs: Knobs, today: Knobs, world_size: int) -> BatchChange | None:
+def batch_change(knobs: Knobs, baseline: Knobs, world_size: int) -> BatchChange | None:
     """Return the change of the global batch; None if there is none."""
-    before, after = global_batch(today, world_size), global_batch(knobs, world_size)
+    before, after = global_batch(baseline, world_size), global_batch(knobs, world_size)
     return BatchChange(before, after) if before != after else None
 
 
@@ -139,8 +139,8 @@ def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange
     None: the choice keeps the batch.
     """
     assert result.baseline is not None
-    today = result.finalists[result.baseline].knobs
-    change = batch_change(result.chosen.knobs, today, world_size)
+    baseline = result.finalists[result.baseline].knobs
+    change = batch_change(result.chosen.knobs, baseline, world_size)
     if change is None:
         return None
     rivals = [
@@ -155,11 +155,11 @@ def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange
     return replace(change, compared=True, best_knobs=knobs, best_gain=gain)
 
 
-def counters_text(knobs: Knobs, today: Knobs) -> str:
+def counters_text(knobs: Knobs, baseline: Knobs) -> str:
     """Return what counts of micro-batches mean under another split of a global batch; else nothing."""
-    if not is_other_split(knobs, today):
+    if not is_other_split(knobs, baseline):
         return ""
-    factor = knobs["micro_batch"] / today["micro_batch"]
+    factor = knobs["micro_batch"] / baseline["micro_batch"]
     return (
         "What the job counts in micro-batches (such as validation and saving) now means "
         f"{factor:.3g} times as many samples."

@@ -102,8 +102,8 @@ class ChoiceRounds:
     def contender(self) -> int | None:
         """Return the finalist that may gain most over the baseline; None if none is left."""
         assert self.baseline is not None
-        today = self.baseline
-        return max(self.rivals(), key=lambda trial: self._beyond(today, [trial]), default=None)
+        baseline = self.baseline
+        return max(self.rivals(), key=lambda trial: self._beyond(baseline, [trial]), default=None)
 
     def most_gain(self) -> float:
         """Return the highest gain over the baseline that the rounds leave possible, in logarithms."""
@@ -201,8 +201,8 @@ class ChoiceRounds:
     def _distance(self, trial: int) -> int:
         if self.baseline is None:
             return 0
-        today = self.candidates[self.baseline].knobs
-        return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
+        baseline = self.candidates[self.baseline].knobs
+        return sum(value != baseline[name] for name, value in self.candidates[trial].knobs.items())
 
 
 def _rates(rounds: Rounds, trial: int) -> list[float]:

@@ -162,20 +162,20 @@ class Confirmation:
         self.alone = None
 
     def _choose(self) -> None:
-        best, today = self.choosing.best(), self.baseline
-        if today is None or best == today or today in self.choosing.dropped:
+        best, baseline = self.choosing.best(), self.baseline
+        if baseline is None or best == baseline or baseline in self.choosing.dropped:
             return
-        self.alone = self._alone_with(best, today, least=PROOF.fewest_rounds)
+        self.alone = self._alone_with(best, baseline, least=PROOF.fewest_rounds)
 
-    def _alone_with(self, chosen: int, today: int, *, least: int) -> GainRounds:
+    def _alone_with(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
         """Plan rounds of a choice and the baseline alone, which tell from so many on."""
         most = self._most_rounds
         if self.processes is not None:
             wanted = min(PROOF.fewest_alone, most)
         else:
-            seen = self.choosing.contrast(chosen, today)
+            seen = self.choosing.contrast(chosen, baseline)
             wanted = rounds_wanted(seen, len(self.choosing.rounds), most)
-        return GainRounds(chosen, today, most, wanted, least, self.processes)
+        return GainRounds(chosen, baseline, most, wanted, least, self.processes)
 
     def end(self) -> None:
         """Take the rounds so far for all that there are, where the time for more is over.
@@ -199,8 +199,12 @@ class Confirmation:
     @property
     def waits(self) -> bool:
         """Return whether more processes of the baseline would tell more than more rounds."""
-        today = self.baseline
-        return self.processes is not None and today is not None and self.processes.unsteady(today)
+        baseline = self.baseline
+        return (
+            self.processes is not None
+            and baseline is not None
+            and self.processes.unsteady(baseline)
+        )
 
     @property
     def settled(self) -> bool:
@@ -228,8 +232,8 @@ class Confirmation:
     def leads_baseline(self, trial: int) -> bool:
         """Return whether a trial is faster than the baseline in the mean of the rounds so far."""
         own = self.rates(trial)
-        today = [] if self.baseline is None else self.rates(self.baseline)
-        return bool(own and today) and geometric_mean(own) > geometric_mean(today)
+        baseline = [] if self.baseline is None else self.rates(self.baseline)
+        return bool(own and baseline) and geometric_mean(own) > geometric_mean(baseline)
 
     @property
     def basis(self) -> Basis:
@@ -274,11 +278,11 @@ class Confirmation:
     @property
     def proven(self) -> bool:
         """True if as many rounds as are needed show that the choice is faster than the baseline."""
-        today = self.baseline
-        if self.to_prove or today is None or today in self.choosing.dropped:
+        baseline = self.baseline
+        if self.to_prove or baseline is None or baseline in self.choosing.dropped:
             return False
         choice = self.choice()
-        return choice != today and self.gain(choice).faster
+        return choice != baseline and self.gain(choice).faster
 
     @property
     def nothing_to_choose(self) -> bool:

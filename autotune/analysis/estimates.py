@@ -33,7 +33,7 @@ _SHOWN = 4
 
 def leader(
     attempts: Attempts,
-    today: Mapping[str, Any],
+    baseline: Mapping[str, Any],
     checks: GateRecord,
     world_size: int,
     noise: StoredNoise | None,
@@ -46,7 +46,7 @@ def leader(
 
     Args:
         attempts: attempts of a study that may be under way.
-        today: the baseline, a value for every knob.
+        baseline: a value for every knob.
         checks: what the numerics gate has found.
         world_size: number of ranks.
         noise: newest run-to-run noise of the study; None: as recorded with each run.
@@ -54,44 +54,44 @@ def leader(
     if not attempts.searched():
         return Verdict(Kind.NO_RESULT)
     ranked, own = _ranked(attempts, checks), attempts.baseline()
-    baseline = next((one for one in ranked if own and one.trial == own.trial), None)
-    others = _safe([one for one in ranked if one is not baseline], today, checks)[:_SHOWN]
-    if not others and baseline is None:
+    reference = next((one for one in ranked if own and one.trial == own.trial), None)
+    others = _safe([one for one in ranked if one is not reference], baseline, checks)[:_SHOWN]
+    if not others and reference is None:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
     df = _df(attempts)
     ratios = trial_ratios(attempts, noise)
-    kind, ahead = _compared(others, baseline, ratios)
-    chosen = baseline if baseline and kind != Kind.BETTER else others[0]
-    shown = [*([baseline] if baseline else []), *others]
-    fastest = others[0] if ahead and chosen is baseline else None
+    kind, ahead = _compared(others, reference, ratios)
+    chosen = reference if reference and kind != Kind.BETTER else others[0]
+    shown = [*([reference] if reference else []), *others]
+    fastest = others[0] if ahead and chosen is reference else None
 
     def ratio_of(one: StoredAttempt) -> Ratio:
-        return ratios[one.trial].ratio if baseline else _ratio(one, chosen, df)
+        return ratios[one.trial].ratio if reference else _ratio(one, chosen, df)
 
     return Verdict(
         kind,
         trial=chosen.trial,
         knobs=chosen.knobs,
         throughput=_rate(chosen, df),
-        speedup=ratios[chosen.trial].ratio if baseline else None,
-        baseline=_rate(baseline, df) if baseline else None,
-        finalists=tuple(_finalist(one, chosen, baseline, df) for one in shown),
+        speedup=ratios[chosen.trial].ratio if reference else None,
+        baseline=_rate(reference, df) if reference else None,
+        finalists=tuple(_finalist(one, chosen, reference, df) for one in shown),
         refused=checks.refused,
-        baseline_failure=None if baseline else baseline_failure(attempts),
+        baseline_failure=None if reference else baseline_failure(attempts),
         contender=Contender(fastest.trial, fastest.knobs, ahead) if fastest and ahead else None,
-        unchecked=_unchecked(ranked, chosen, today, checks, ratio_of),
-        **(_of_change(chosen, today, checks, world_size) if kind == Kind.BETTER else {}),
+        unchecked=_unchecked(ranked, chosen, baseline, checks, ratio_of),
+        **(_of_change(chosen, baseline, checks, world_size) if kind == Kind.BETTER else {}),
     )
 
 
 def _safe(
-    trials: Iterable[StoredAttempt], today: Mapping[str, Any], checks: GateRecord
+    trials: Iterable[StoredAttempt], baseline: Mapping[str, Any], checks: GateRecord
 ) -> list[StoredAttempt]:
     """Return the trials that cannot change numerics, or have passed the gate."""
     return [
         one
         for one in trials
-        if one.trial in checks.passed or not touched(one.knobs, today, checks.harmless)
+        if one.trial in checks.passed or not touched(one.knobs, baseline, checks.harmless)
     ]
 
 
@@ -105,14 +105,14 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
         return None
     runs = attempts.of(Purpose.LONG).complete()
     own = runs.of_trial(verdict.trial).with_knobs(verdict.knobs).last
-    today = runs.of_baseline().last
-    if own is None or today is None or own.environment != today.environment:
+    baseline = runs.of_baseline().last
+    if own is None or baseline is None or own.environment != baseline.environment:
         return None
-    ratio = _ratio(own, today, _df(attempts))
+    ratio = _ratio(own, baseline, _df(attempts))
     if min(ratio.low, short.low) <= 0 or not math.isfinite(max(ratio.high, short.high)):
         return None
     beyond = math.hypot(_half_width(ratio), _half_width(short))
-    seconds = min(own.result.wall_seconds, today.result.wall_seconds)
+    seconds = min(own.result.wall_seconds, baseline.result.wall_seconds)
     return LongRun(seconds, ratio, Ratio.around(ratio.value / short.value, beyond))
 
 
@@ -133,13 +133,13 @@ def _compared(
 
 
 def _of_change(
-    chosen: StoredAttempt, today: Mapping[str, Any], checks: GateRecord, world_size: int
+    chosen: StoredAttempt, baseline: Mapping[str, Any], checks: GateRecord, world_size: int
 ) -> dict[str, Any]:
     """Return the parts of a verdict that say what a recommended change does besides."""
     found = checks.passed.get(chosen.trial)
     return {
-        "batch": batch_change(chosen.knobs, today, world_size),
-        "touched": tuple(touched(chosen.knobs, today, checks.harmless)),
+        "batch": batch_change(chosen.knobs, baseline, world_size),
+        "touched": tuple(touched(chosen.knobs, baseline, checks.harmless)),
         "numerics": found and Numerics.of(found),
         "risks": checks.risks.get(chosen.trial, ""),
     }
@@ -164,13 +164,13 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
 def _unchecked(
     ranked: Sequence[StoredAttempt],
     chosen: StoredAttempt,
-    today: Mapping[str, Any],
+    baseline: Mapping[str, Any],
     checks: GateRecord,
     ratio_of: Callable[[StoredAttempt], Ratio],
 ) -> Unchecked | None:
     """Return the fastest trial that is ahead of the choice and may compute something else."""
     for one in ranked:
-        names = tuple(touched(one.knobs, today, checks.harmless))
+        names = tuple(touched(one.knobs, baseline, checks.harmless))
         if _speed(one) > _speed(chosen) and names and one.trial not in checks.passed:
             return Unchecked(one.knobs, ratio_of(one), names)
     return None

@@ -135,13 +135,13 @@ def candidates(
         selection: choice of finalists by time.
         first: number of the first round that counts.
     """
-    today = attempts.baseline()
+    baseline = attempts.baseline()
     complete = [a for a in ranked(attempts) if a.trial not in barred]
     if not complete:
         return [], None
-    today = today if today in complete else None
-    measured = [a for a in timed_trials(attempts) if a is not today and a.trial not in barred]
-    chosen = _chosen(measured, selection, today)
+    baseline = baseline if baseline in complete else None
+    measured = [a for a in timed_trials(attempts) if a is not baseline and a.trial not in barred]
+    chosen = _chosen(measured, selection, baseline)
     rounds = attempts.of(Purpose.CONFIRM).recorded()
     took_part = {run.trial for run in rounds.in_round(first) if not run.in_vain}
     # A check may be wanted only after rounds: without time for it their finalist is out again.
@@ -149,9 +149,9 @@ def candidates(
     others = [a for a in measured if a.trial in took_part and (a.trial not in cut or a in chosen)]
     if not any(run.round > first for run in rounds) and all(a in chosen for a in others):
         others = chosen
-    members = [today, *others] if today else others
+    members = [baseline, *others] if baseline else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
-    return candidates, today.trial if today else None
+    return candidates, baseline.trial if baseline else None
 
 
 def _with_a_cut_check(attempts: Attempts) -> set[int]:
@@ -160,7 +160,7 @@ def _with_a_cut_check(attempts: Attempts) -> set[int]:
 
 
 def _chosen(
-    measured: Sequence[StoredAttempt], selection: Selection, today: StoredAttempt | None
+    measured: Sequence[StoredAttempt], selection: Selection, baseline: StoredAttempt | None
 ) -> list[StoredAttempt]:
     left_out = frozenset(selection.unaffordable)
 
@@ -169,7 +169,9 @@ def _chosen(
 
     # Ordered with all others, as the choice by time was: what is expected of one depends on them.
     chosen = affordable(most_promising_first(measured))[: selection.finalists]
-    same_batch = of_same_batch(today, affordable(measured), chosen) if selection.same_batch else []
+    same_batch = (
+        of_same_batch(baseline, affordable(measured), chosen) if selection.same_batch else []
+    )
     return chosen + same_batch
 
 
@@ -202,14 +204,16 @@ def fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
 
 
 def of_same_batch(
-    today: StoredAttempt | None, measured: Iterable[StoredAttempt], members: Sequence[StoredAttempt]
+    baseline: StoredAttempt | None,
+    measured: Iterable[StoredAttempt],
+    members: Sequence[StoredAttempt],
 ) -> list[StoredAttempt]:
     """Return the fastest trial with the baseline's global batch, if no finalist has that.
 
     It shows what is gained without another learning rate. It may have been stopped early.
     """
-    own = global_batch(today.knobs, 1) if today else None
-    if today is None or any(global_batch(a.knobs, 1) == own for a in members):
+    own = global_batch(baseline.knobs, 1) if baseline else None
+    if baseline is None or any(global_batch(a.knobs, 1) == own for a in members):
         return []
     return [a for a in measured if global_batch(a.knobs, 1) == own][:1]
 
@@ -284,11 +288,11 @@ def expected_gains(attempts: Attempts) -> dict[int, Ratio]:
     close, model = _expected(own if one.trial == own.trial else one for one in timed)
     place = next((n for n, one in enumerate(close) if one.trial == own.trial), None)
     if place is None:
-        today = own.result.throughput
+        baseline = own.result.throughput
         return {
-            one.trial: Ratio(rate / today, 0.0, math.inf)
+            one.trial: Ratio(rate / baseline, 0.0, math.inf)
             for one, rate in zip(close, model.rates, strict=True)
-            if today
+            if baseline
         }
     return {
         one.trial: Ratio.around(model.rates[n] / model.rates[place], model.half_width(n, place))

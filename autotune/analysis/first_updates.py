@@ -48,12 +48,12 @@ def grows_with_gradient(optimizer: str) -> bool:
     return "sgd" in name and "sign" not in name
 
 
-def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:
+def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, baseline: Knobs) -> str:
     """Return how the learning rate differs from the baseline's with another split; empty if it does not.
 
     It is empty, too, where runs of one configuration differ, or none has told it.
     """
-    if not is_other_split(knobs, today):
+    if not is_other_split(knobs, baseline):
         return ""
     of_steps = zip(*run.rates, strict=False), zip(*base.rates, strict=False)
     known = [
@@ -70,13 +70,13 @@ def other_rate(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs
     )
 
 
-def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> str:
+def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, baseline: Knobs) -> str:
     """Return that the first gradient is in proportion to the accumulation steps; empty if it is not.
 
     Shards of a gradient are not compared with whole ones, so parallelism must be equal.
     """
-    both = _compared(run, base, knobs, today)
-    expected = _factor(knobs, today)
+    both = _compared(run, base, knobs, baseline)
+    expected = _factor(knobs, baseline)
     if not both or not all(is_in_proportion(ratio, expected) for ratio in both):
         return ""
     typical = statistics.geometric_mean(both)
@@ -86,27 +86,27 @@ def other_gradient(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: K
     )
 
 
-def is_sum(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> bool:
+def is_sum(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, baseline: Knobs) -> bool:
     """Return whether first gradients lie apart by just the factor that a sum of losses makes."""
-    both, expected = _compared(run, base, knobs, today), _factor(knobs, today)
+    both, expected = _compared(run, base, knobs, baseline), _factor(knobs, baseline)
     return bool(both) and all(_departure(r, expected) < PROOF.surely_summed for r in both)
 
 
-def _compared(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, today: Knobs) -> list[float]:
+def _compared(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, baseline: Knobs) -> list[float]:
     """Return the ratios of the first gradients, of every pair of runs; none where they tell nothing."""
-    if not is_other_split(knobs, today) or knobs["parallelism"] != today["parallelism"]:
+    if not is_other_split(knobs, baseline) or knobs["parallelism"] != baseline["parallelism"]:
         return []
     return [mine / yours for mine, yours in itertools.product(run.gradients, base.gradients)]
 
 
-def _factor(knobs: Knobs, today: Knobs) -> float:
-    return float(knobs["accumulation_steps"] / today["accumulation_steps"])
+def _factor(knobs: Knobs, baseline: Knobs) -> float:
+    return float(knobs["accumulation_steps"] / baseline["accumulation_steps"])
 
 
-def is_other_split(knobs: Knobs, today: Knobs) -> bool:
+def is_other_split(knobs: Knobs, baseline: Knobs) -> bool:
     """Return whether a configuration splits the baseline's global batch in another way."""
-    other = knobs["accumulation_steps"] != today["accumulation_steps"]
-    return other and global_batch(knobs, 1) == global_batch(today, 1)
+    other = knobs["accumulation_steps"] != baseline["accumulation_steps"]
+    return other and global_batch(knobs, 1) == global_batch(baseline, 1)
 
 
 def _least_factor(mine: Sequence[float], yours: Sequence[float]) -> float:

@@ -375,8 +375,8 @@ def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[R
 
 def _refused(reasons: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
     """Return refusals of the trials that are faster than the baseline, the fastest first."""
-    today = attempts.baseline()
-    least = today.result.throughput or 0.0 if today else 0.0
+    baseline = attempts.baseline()
+    least = baseline.result.throughput or 0.0 if baseline else 0.0
     runs = [a for a in attempts.searched().complete() if a.trial in reasons]
     faster = [a for a in runs if (a.result.throughput or 0.0) > least]
     faster.sort(key=lambda a: -(a.result.throughput or 0.0))

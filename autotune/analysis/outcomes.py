@@ -103,12 +103,12 @@ class SearchBest:
             noise: newest run-to-run noise that the study has found; None: as recorded with each run.
         """
         level, ratios = levelled(attempts), trial_ratios(attempts, noise)
-        today = level.baseline()
+        baseline = level.baseline()
         complete = level.searched().complete()
         best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
-        if today is None or best is None or best.trial not in ratios:
+        if baseline is None or best is None or best.trial not in ratios:
             return cls(complete=bool(complete))
-        return cls(True, best.knobs, today.result.throughput or 0.0, ratios[best.trial].ratio)
+        return cls(True, best.knobs, baseline.result.throughput or 0.0, ratios[best.trial].ratio)
 
 
 def baseline_failure(attempts: Attempts) -> Failure | None:

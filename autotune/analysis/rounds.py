@@ -106,15 +106,15 @@ def rounds_of(
         number: found if found.stage in stages else _Standing(found.stage)
         for number, found in standings.items()
     }
-    today, first = confirmation.baseline, first_round(attempts)
+    baseline, first = confirmation.baseline, first_round(attempts)
     grouped: dict[int, dict[int, StoredAttempt]] = {}
     for run in runs:
         grouped.setdefault(run.round, {})[run.trial] = run
     last = max(grouped)
     return [
-        _round(number, grouped[number], today, standings[number])
+        _round(number, grouped[number], baseline, standings[number])
         if number in standings
-        else _uncounted(number, grouped[number], today, is_open=first <= number == last)
+        else _uncounted(number, grouped[number], baseline, is_open=first <= number == last)
         for number in sorted(grouped)
     ]
 
@@ -122,13 +122,13 @@ def rounds_of(
 def _standing(confirmation: Confirmation) -> _Standing:
     alone = confirmation.chosen is not None and bool(confirmation.fresh)
     stage = Stage.GAIN if alone else Stage.CHOICE
-    today = confirmation.baseline
+    baseline = confirmation.baseline
     waits = (
         alone and confirmation.basis is Basis.CHOICE
     )  # its result is still that of earlier rounds
-    if waits or today is None or not confirmation.rates(today):
+    if waits or baseline is None or not confirmation.rates(baseline):
         return _Standing(stage, counts=True)
-    rivals = [t for t in confirmation.members() if t != today and confirmation.rates(t)]
+    rivals = [t for t in confirmation.members() if t != baseline and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
     known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest * g.low}
     return _Standing(stage, counts=True, so_far=known)
@@ -138,13 +138,13 @@ def _round(
     number: int, runs: Mapping[int, StoredAttempt], baseline: int | None, found: _Standing
 ) -> Round:
     rates = {t: run.result.throughput for t, run in runs.items() if run.result.throughput}
-    today = None if baseline is None else rates.get(baseline)
+    reference = None if baseline is None else rates.get(baseline)
     return Round(
         number,
         found.stage,
         found.counts,
         rates,
-        {t: rate / today for t, rate in rates.items() if t != baseline} if today else {},
+        {t: rate / reference for t, rate in rates.items() if t != baseline} if reference else {},
         found.so_far,
         tuple(t for t, run in runs.items() if run.result.contended),
         {t: run.result.cause for t, run in runs.items() if not run.result.throughput},

@@ -58,9 +58,9 @@ class ChangeKind(enum.Enum):
     PROMISE = enum.auto()
     """A promise that every step trains the same parameters."""
 
-    def includes(self, knobs: Knobs, today: Knobs) -> bool:
+    def includes(self, knobs: Knobs, baseline: Knobs) -> bool:
         """Return whether a configuration is of this kind."""
-        return _INCLUDES[self](knobs, today)
+        return _INCLUDES[self](knobs, baseline)
 
 
 class Objection(NamedTuple):
@@ -147,18 +147,18 @@ class Seen:
 class Comparison:
     """Comparison of the trials of a study with its baseline."""
 
-    def __init__(self, attempts: Attempts, blocks: Blocks, today: Knobs, rules: Rules) -> None:
+    def __init__(self, attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> None:
         """Read what the baseline shows.
 
         Args:
             attempts: attempts of the study.
             blocks: returns the blocks of an attempt.
-            today: the baseline, a value for every knob.
+            baseline: a value for every knob.
             rules: rules of the study.
         """
         self._attempts = attempts
         self._blocks = blocks
-        self._today = today
+        self._baseline = baseline
         self._rules = rules
         runs = attempts.of(*_TELLING).of_baseline().recorded()
         own = itertools.islice(runs, PROOF.runs_read)
@@ -189,19 +189,21 @@ class Comparison:
         return [sentence for sentence in found if sentence]
 
     def _open_of_script(self, trial: int, knobs: Knobs) -> list[str]:
-        seen, names = self._seen(trial), _changed(knobs, self._today, DATA)
+        seen, names = self._seen(trial), _changed(knobs, self._baseline, DATA)
         unverified = self._unverified(names, seen, knobs) if names else ""
         return [self._promise(knobs), unverified, *self._other_updates(seen, knobs)]
 
     def lacks_epoch(self, trial: int, knobs: Knobs) -> bool:
         """Return whether loader workers of a trial stay, and no second epoch of theirs was seen."""
-        keeps = self._base.of_script and _keeps_workers(knobs, self._today)
+        keeps = self._base.of_script and _keeps_workers(knobs, self._baseline)
         return keeps and not self._seen(trial).epochs
 
     def _objection(self, trial: int, knobs: Knobs) -> Objection | None:
         """Return why a trial is refused; None if it is not."""
-        kinds = (_may_change(knobs, self._today, kind, self._attempts.harmless) for kind in _KINDS)
-        if not (any(kinds) or knobs["parallelism"] != self._today["parallelism"]):
+        kinds = (
+            _may_change(knobs, self._baseline, kind, self._attempts.harmless) for kind in _KINDS
+        )
+        if not (any(kinds) or knobs["parallelism"] != self._baseline["parallelism"]):
             return None
         return next((one for one in self._objections_to(trial, knobs) if one.reason), None)
 
@@ -219,11 +221,11 @@ class Comparison:
         yield self._updates(seen, knobs)
 
     def _of_kind(self, kind: ChangeKind, knobs: Knobs, reason: str) -> Objection:
-        return Objection(reason, kind if kind.includes(knobs, self._today) else None)
+        return Objection(reason, kind if kind.includes(knobs, self._baseline) else None)
 
     def _copies(self, seen: Seen, knobs: Knobs) -> str:
         several = [one for one in seen.consumed if self._repeats(one)]
-        if not several or not _may_change(knobs, self._today, DATA, self._attempts.harmless):
+        if not several or not _may_change(knobs, self._baseline, DATA, self._attempts.harmless):
             return ""
         copies, rows = several[0]["copies"], several[0]["counted"]
         return (
@@ -245,7 +247,7 @@ class Comparison:
         )
 
     def _stale(self, seen: Seen, knobs: Knobs) -> str:
-        if not seen.stale or not _keeps_workers(knobs, self._today):
+        if not seen.stale or not _keeps_workers(knobs, self._baseline):
             return ""
         names = ", ".join(seen.stale[:3])
         return (
@@ -262,7 +264,7 @@ class Comparison:
         )
 
     def _without_gradient(self, knobs: Knobs) -> str:
-        if not (_promised(knobs, self._today) and self._base.unused):
+        if not (_promised(knobs, self._baseline) and self._base.unused):
             return ""
         parameters = counted(self._base.unused, "parameter")
         return (
@@ -273,7 +275,7 @@ class Comparison:
     def _zeroed(self, seen: Seen, knobs: Knobs) -> str:
         """Return why other updates of parameters that a step leaves out are a reason to refuse."""
         unused = max(seen.unused, self._base.unused)
-        if knobs["set_to_none"] == self._today["set_to_none"] or not unused:
+        if knobs["set_to_none"] == self._baseline["set_to_none"] or not unused:
             return ""
         return (
             f"{counted(unused, 'parameter')} had no gradient in one of the first {CHECKED_STEPS} steps: "
@@ -282,7 +284,7 @@ class Comparison:
 
     def _unseen_zeros(self, knobs: Knobs) -> str:
         """Return what is not shown where nothing tells which parameters a step leaves out."""
-        if self._base.of_script or knobs["set_to_none"] == self._today["set_to_none"]:
+        if self._base.of_script or knobs["set_to_none"] == self._baseline["set_to_none"]:
             return ""
         return f"Not verified: whether every step gives every parameter a gradient; otherwise {_ZEROED}."
 
@@ -291,9 +293,9 @@ class Comparison:
 
         Whether parallelism does may depend on the device: a rank then tells of other rows.
         """
-        names = _changed(knobs, self._today, STATISTICS)
+        names = _changed(knobs, self._baseline, STATISTICS)
         alike = seen.batch_dependent in ("", self._base.batch_dependent)
-        moved = knobs["parallelism"] != self._today["parallelism"]
+        moved = knobs["parallelism"] != self._baseline["parallelism"]
         return names if alike or not moved else list(dict.fromkeys([*names, "parallelism"]))
 
     def _statistics(self, seen: Seen, knobs: Knobs) -> str:
@@ -316,14 +318,14 @@ class Comparison:
         reason = self._other_gradient(seen, knobs)
         if not (reason and grows_with_gradient(seen.updates.optimizer)):
             return Objection("")
-        surely = is_sum(seen.updates, self._base.updates, knobs, self._today)
+        surely = is_sum(seen.updates, self._base.updates, knobs, self._baseline)
         return Objection(f"{reason}; {_ALLOW}", ChangeKind.SPLIT if surely else None)
 
     def _other_rate(self, seen: Seen, knobs: Knobs) -> str:
-        return other_rate(seen.updates, self._base.updates, knobs, self._today)
+        return other_rate(seen.updates, self._base.updates, knobs, self._baseline)
 
     def _other_gradient(self, seen: Seen, knobs: Knobs) -> str:
-        return other_gradient(seen.updates, self._base.updates, knobs, self._today)
+        return other_gradient(seen.updates, self._base.updates, knobs, self._baseline)
 
     def _other_updates(self, seen: Seen, knobs: Knobs) -> Iterator[str]:
         """Yield sentences on updates of a trial that is not refused."""
@@ -337,7 +339,7 @@ class Comparison:
             yield f"With this split {reason}{'' if known else harmless}."
 
     def _promise(self, knobs: Knobs) -> str:
-        promised = _promised(knobs, self._today)
+        promised = _promised(knobs, self._baseline)
         if not promised:
             return ""
         return (
@@ -347,7 +349,7 @@ class Comparison:
         )
 
     def _unverified(self, names: Sequence[str], seen: Seen, knobs: Knobs) -> str:
-        if _keeps_workers(knobs, self._today) and not seen.epochs:
+        if _keeps_workers(knobs, self._baseline) and not seen.epochs:
             return (
                 "Not verified: whether the script changes the dataset between epochs, which loader "
                 "workers that stay do not see; no second epoch was reached."
@@ -363,7 +365,7 @@ class Comparison:
 _KINDS = (DATA, GRAPH, STATISTICS)
 
 
-def _changed(knobs: Knobs, today: Knobs, kind: str) -> list[str]:
+def _changed(knobs: Knobs, baseline: Knobs, kind: str) -> list[str]:
     """Return knobs of the catalogue that may change this, and differ.
 
     Knobs that change the training on purpose are left out: the verdict names them anyway.
@@ -371,8 +373,8 @@ def _changed(knobs: Knobs, today: Knobs, kind: str) -> list[str]:
     return [
         name
         for name, knob in CATALOGUE.items()
-        if kind in knob.changes and name not in _ON_PURPOSE and knobs[name] != today[name]
-        if kind != STATISTICS or not _alike(knob, knobs[name], today[name])
+        if kind in knob.changes and name not in _ON_PURPOSE and knobs[name] != baseline[name]
+        if kind != STATISTICS or not _alike(knob, knobs[name], baseline[name])
     ]
 
 
@@ -384,30 +386,34 @@ def _alike(knob: Knob, *values: KnobValue) -> bool:
 _ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")
 
 
-def _may_change(knobs: Knobs, today: Knobs, kind: str, harmless: Collection[str]) -> bool:
+def _may_change(knobs: Knobs, baseline: Knobs, kind: str, harmless: Collection[str]) -> bool:
     """Return whether a knob that differs may change this; the study's own may unless harmless."""
-    own = (name for name in today if name not in CATALOGUE and name not in harmless)
-    return bool(_changed(knobs, today, kind)) or any(knobs[name] != today[name] for name in own)
+    own = (name for name in baseline if name not in CATALOGUE and name not in harmless)
+    return bool(_changed(knobs, baseline, kind)) or any(
+        knobs[name] != baseline[name] for name in own
+    )
 
 
-def _keeps_workers(knobs: Knobs, today: Knobs) -> bool:
+def _keeps_workers(knobs: Knobs, baseline: Knobs) -> bool:
     name = "persistent_workers"
-    return bool(knobs[name] and not today[name] and knobs["loader_workers"])
+    return bool(knobs[name] and not baseline[name] and knobs["loader_workers"])
 
 
-def _promised(knobs: Knobs, today: Knobs) -> dict[str, Any]:
+def _promised(knobs: Knobs, baseline: Knobs) -> dict[str, Any]:
     """Return promises of a static graph that the baseline does not give."""
     return {
-        name: value for name, value in _PROMISES if knobs[name] == value and today[name] != value
+        name: value for name, value in _PROMISES if knobs[name] == value and baseline[name] != value
     }
 
 
 _INCLUDES: dict[ChangeKind, Callable[[Knobs, Knobs], bool]] = {
-    ChangeKind.STATISTICS: lambda knobs, today: bool(_changed(knobs, today, STATISTICS)),
+    ChangeKind.STATISTICS: lambda knobs, baseline: bool(_changed(knobs, baseline, STATISTICS)),
     ChangeKind.SPLIT: is_other_split,
-    ChangeKind.WORKERS: lambda knobs, today: knobs["loader_workers"] != today["loader_workers"],
+    ChangeKind.WORKERS: lambda knobs, baseline: (
+        knobs["loader_workers"] != baseline["loader_workers"]
+    ),
     ChangeKind.KEPT_WORKERS: _keeps_workers,
-    ChangeKind.PROMISE: lambda knobs, today: bool(_promised(knobs, today)),
+    ChangeKind.PROMISE: lambda knobs, baseline: bool(_promised(knobs, baseline)),
 }
 
 

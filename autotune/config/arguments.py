@@ -147,7 +147,7 @@ def is_variable(flag: str) -> bool:
     return flag.startswith(ENVIRONMENT) and FIELD not in flag
 
 
-def today(arguments: Sequence[str], variables: Mapping[str, str], flag: str) -> str | None:
+def present(arguments: Sequence[str], variables: Mapping[str, str], flag: str) -> str | None:
     """Return the text of a flag in the arguments or the variables; None if there is none.
 
     Args:
@@ -200,7 +200,7 @@ def number(text: str | None) -> int | float | None:
     return found if math.isfinite(found) else None
 
 
-def truth_today(flag: str, text: str | None) -> bool | None:
+def present_truth(flag: str, text: str | None) -> bool | None:
     """Return the meaning of the text of a flag for yes or no; None if it is none.
 
     A variable is written as true or false, whatever it was before, so that it has no other words.
@@ -231,17 +231,17 @@ def may_be_switch(flag: str) -> bool:
     return is_option and not switches(flag)
 
 
-def spelt(text: str, today: str | None) -> str:
+def spelt(text: str, present: str | None) -> str:
     """Return a boolean in the user's own spelling; any other text as it is.
 
     To Python Fire, `False` is a boolean and `false` a text, and a script that takes `off` may know
     no other word.
     """
-    if today is None or truth(today) is None or text not in ("true", "false"):
+    if present is None or truth(present) is None or text not in ("true", "false"):
         return text
-    pair = next(pair for pair in _OPPOSITES.items() if today.lower() in pair)
+    pair = next(pair for pair in _OPPOSITES.items() if present.lower() in pair)
     word = pair[0] if text == "true" else pair[1]
-    return word.title() if today.istitle() else word.upper() if today.isupper() else word
+    return word.title() if present.istitle() else word.upper() if present.isupper() else word
 
 
 def _assign(found: list[str], flag: str, value: str) -> None:

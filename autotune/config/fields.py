@@ -225,7 +225,7 @@ def changed_text(path: Path, changes: Mapping[str, KnobValue]) -> str:
     return text
 
 
-def today(
+def present(
     flag: str, given: Sequence[str], variables: Mapping[str, str], folders: Sequence[Path]
 ) -> tuple[Any, str | None]:
     """Return the present value of a flag that is a field of a file, and why it has none.

@@ -99,7 +99,7 @@ def proportion_problems(
         elif knob in elsewhere:
             problems[path] = "is among flags or over_all_ranks as well; leave it here alone"
         elif not parts:
-            problems[path] = "has no settings; give each with its value of today"
+            problems[path] = "has no settings; give each with its present value"
         for setting in parts:
             if wrong := of_flag(setting):
                 problems[(*path, setting)] = wrong
@@ -126,10 +126,10 @@ def in_proportion(
         differing: knobs that have another value.
     """
     return {
-        setting: today * int(differing[knob]) // int(baseline[knob])
+        setting: present * int(differing[knob]) // int(baseline[knob])
         for knob, parts in several.items()
         if knob in differing
-        for setting, today in parts.items()
+        for setting, present in parts.items()
     }
 
 

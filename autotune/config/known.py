@@ -29,18 +29,18 @@ def with_files(
         known = name in CATALOGUE or name in _mapping(data.get("knobs"))
         if not known or name in _list(workload.get("over_all_ranks")):
             continue
-        today, why_not = fields.today(flag, words, variables, folders)
+        present, why_not = fields.present(flag, words, variables, folders)
         if why_not:
             problems[path] = why_not
             continue
-        today = _meant(workload, name, today)
-        if wrong := _misfit(data, name, today):
+        present = _meant(workload, name, present)
+        if wrong := _misfit(data, name, present):
             # The user may know the script's interpretation of a value: `auto` is 8.
             if name not in baseline:
-                problems[path] = f"{flag} is {mistakes.in_yaml(today)} today, {wrong}"
-        elif baseline.setdefault(name, today) != today:
+                problems[path] = f"{flag} is {mistakes.in_yaml(present)} today, {wrong}"
+        elif baseline.setdefault(name, present) != present:
             problems["baseline", name] = (
-                f"is {mistakes.in_yaml(baseline[name])}, but {flag} is {mistakes.in_yaml(today)} "
+                f"is {mistakes.in_yaml(baseline[name])}, but {flag} is {mistakes.in_yaml(present)} "
                 "today; make them agree"
             )
     return ({**data, "baseline": baseline} if baseline else data), problems
@@ -56,7 +56,7 @@ def of_numbers(
     """
     problems: mistakes.Problems = {}
     for stated in workload.stated(knobs):
-        text = _today(stated.setting, workload.arguments, knobs.variables, folders)
+        text = _present(stated.setting, workload.arguments, knobs.variables, folders)
         number = arguments.number(text)
         if number is not None and number != stated.number:
             source = _source(stated.setting)
@@ -64,13 +64,13 @@ def of_numbers(
     return problems
 
 
-def _today(
+def _present(
     setting: str, given: Sequence[str], variables: Mapping[str, str], folders: Sequence[Path]
 ) -> str | None:
     if not _is_field(setting):
-        return arguments.today(given, variables, setting)
-    today = fields.today(setting, given, variables, folders)[0] if folders else None
-    return None if today is None else str(today)
+        return arguments.present(given, variables, setting)
+    present = fields.present(setting, given, variables, folders)[0] if folders else None
+    return None if present is None else str(present)
 
 
 def _source(setting: str) -> str:
@@ -93,29 +93,29 @@ def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str
             yield ("knobs", name, "flag"), name, str(flag)
 
 
-def _meant(workload: Mapping[str, Any], name: str, today: Any) -> Any:
+def _meant(workload: Mapping[str, Any], name: str, present: Any) -> Any:
     """Return the knob's value for the script's word; where none is known, the word."""
     words = _mapping(_mapping(workload.get("words")).get(name))
     if not words or name not in CATALOGUE:
-        return today
+        return present
     texts = {written(value): word for value, word in words.items()}
-    known = option_words.meant(texts, name, today)
-    return today if known is None else known
+    known = option_words.meant(texts, name, present)
+    return present if known is None else known
 
 
 def _is_field(flag: Any) -> bool:
     return isinstance(flag, str) and fields.parted(flag) is not None
 
 
-def _misfit(data: Mapping[str, Any], name: str, today: Any) -> str:
+def _misfit(data: Mapping[str, Any], name: str, present: Any) -> str:
     """Return why a value is none of the knob's; empty if it is one."""
     if name in CATALOGUE:
-        problem = CATALOGUE[name].domain.problem(today)
+        problem = CATALOGUE[name].domain.problem(present)
         return f"and {name} {problem}; say under baseline what that comes to" if problem else ""
     values = _list(_mapping(_mapping(data.get("knobs")).get(name)).get("values"))
-    if not isinstance(today, bool | int | float | str):
+    if not isinstance(present, bool | int | float | str):
         return "which no knob can be; say under baseline what that comes to"
-    if values and own_knobs.kind(values[0]) != own_knobs.kind(today):
+    if values and own_knobs.kind(values[0]) != own_knobs.kind(present):
         return f"and the values are each a {own_knobs.kind(values[0])}"
     return ""
 

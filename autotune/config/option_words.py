@@ -37,7 +37,7 @@ def of_space(
 ) -> mistakes.Problems:
     """Return knobs with values for which no word is given.
 
-    The value of today needs none. A number format needs fp32, with which the others are compared.
+    The present value needs none. A number format needs fp32, with which the others are compared.
 
     Args:
         given: as in the study.

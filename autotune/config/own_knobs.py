@@ -47,7 +47,7 @@ def kind(value: object) -> str:
 # Present values
 
 
-def today(
+def present_values(
     knobs: Knobs, given: Sequence[str], variables: Mapping[str, str], baseline: Mapping[str, Any]
 ) -> dict[str, KnobValue]:
     """Return present values of knobs, from the script's arguments, the baseline or a default.
@@ -79,7 +79,7 @@ def _given_value(
 ) -> KnobValue | None:
     wanted, text = kind(knob.values[0]), _text(knob, given, variables)
     is_boolean = wanted == "boolean"
-    value = arguments.truth_today(knob.flag or "", text) if is_boolean else _parsed(wanted, text)
+    value = arguments.present_truth(knob.flag or "", text) if is_boolean else _parsed(wanted, text)
     # The word behind a switch is an argument of its own.
     return True if value is None and _is_switch(knob) and knob.flag in given else value
 
@@ -97,7 +97,7 @@ def _is_field(flag: str | None) -> bool:
 def _text(knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
     if knob.flag is None or _is_field(knob.flag):
         return None
-    return arguments.today(given, variables, knob.flag)
+    return arguments.present(given, variables, knob.flag)
 
 
 def _parsed(wanted: str, text: str | None) -> KnobValue | None:
@@ -158,7 +158,7 @@ def _of_kind(first: KnobValue, value: object) -> str:
     return f"must be a {kind(first)} like the other values, got {mistakes.in_yaml(value)}"
 
 
-def of_values_today(
+def of_present_values(
     knobs: Knobs, given: Sequence[str], variables: Mapping[str, str], baseline: Mapping[str, Any]
 ) -> mistakes.Problems:
     """Return mistakes: present values that are unknown, of another kind, or contradictory."""
@@ -182,7 +182,7 @@ def of_values_today(
                 f"is true today without {knob.flag}, which nothing takes back by leaving it out; write "
                 f"{knob.flag}=true into workload.args if the script takes that"
             )
-        elif name not in today({name: knob}, given, variables, baseline):
+        elif name not in present_values({name: knob}, given, variables, baseline):
             problems["knobs", name] = _of_unknown(knob, given)
     return problems
 
@@ -256,16 +256,16 @@ def _of_outcome(
     baseline: Mapping[str, KnobValue],
     world_size: int | None,
 ) -> str:
-    today = asked_of(baseline, world_size or 1)
+    asked = asked_of(baseline, world_size or 1)
     try:
-        holds = rule.holds(today)
+        holds = rule.holds(asked)
         for tried in itertools.islice(_tried(rule, values, baseline, world_size or 1), _FEW_TRIED):
             rule.holds(tried)
     except Mixed as mixed:
         return f"makes no sense for all values: {mixed}"
     if holds or (world_size is None and {*BY_STUDY} & {*rule.names}):
         return ""
-    present = ", ".join(f"{name}={written(today[name])}" for name in rule.names)
+    present = ", ".join(f"{name}={written(asked[name])}" for name in rule.names)
     if not any(map(rule.holds, _tried(rule, values, baseline, world_size or 1))):
         return f"no configuration satisfies it; the baseline has {present}"
     return f"the baseline does not satisfy it: {present}"

@@ -93,7 +93,7 @@ class ScriptWorkload(ForeignWorkload):
     in_proportion: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = Field(
         default_factory=dict,
         description="micro_batch or accumulation_steps where several settings make it up, instead of "
-        "`flags`: for each setting its value of today; all are changed by the factor of the knob.",
+        "`flags`: for each setting its present value; all are changed by the factor of the knob.",
     )
     samples: int | None = Field(
         default=None,
@@ -227,7 +227,7 @@ class ScriptWorkload(ForeignWorkload):
     def present(self, variables: Mapping[str, str]) -> dict[str, Any]:
         present: dict[str, Any] = {}
         for name, flag in self.flags.items():
-            text = arguments.today(self.arguments, variables, flag)
+            text = arguments.present(self.arguments, variables, flag)
             if name not in CATALOGUE or name in self.over_all_ranks or fields.parted(flag):
                 continue
             if words := self.words.get(name):
@@ -236,7 +236,7 @@ class ScriptWorkload(ForeignWorkload):
                 present[name] = option_words.meant(words, name, text)
                 continue
             is_boolean = isinstance(CATALOGUE[name].default, bool)
-            value = arguments.truth_today(flag, text) if is_boolean else _value(text)
+            value = arguments.present_truth(flag, text) if is_boolean else _value(text)
             if text is not None:
                 present[name] = text if CATALOGUE[name].domain.problem(value) else value
             # The word behind a switch is an argument of its own.
@@ -279,9 +279,9 @@ class ScriptWorkload(ForeignWorkload):
 
     def stated(self, knobs: StudyKnobs) -> Iterator[Stated]:
         for knob, parts in self.in_proportion.items():
-            for setting, today in parts.items():
+            for setting, present in parts.items():
                 place = ("workload", "in_proportion", knob, setting)
-                yield Stated(place, setting, today, f"is {today}")
+                yield Stated(place, setting, present, f"is {present}")
         for name in self.over_all_ranks:
             if name in knobs.given and knobs.workers:
                 of_one = knobs.given[name]
@@ -427,7 +427,9 @@ class ScriptWorkload(ForeignWorkload):
                 is_module=recipe.is_module,
                 launch=self.launched_by(asked.world_size),
                 changes=recipe.changes,
-                today={name: knobs.baseline[name] for name in (*recipe.changes, "loader_workers")},
+                baseline={
+                    name: knobs.baseline[name] for name in (*recipe.changes, "loader_workers")
+                },
                 constructed=given.constructed,
                 samples=counted or 0,
                 draws_none=self.samples is not None,

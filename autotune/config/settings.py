@@ -141,12 +141,12 @@ def _put(data: Any, keys: _Keys, value: Any) -> None:
     data[keys[-1]] = value
 
 
-def _alike(value: KnobValue, today: Any) -> Any:
+def _alike(value: KnobValue, present: Any) -> Any:
     """Return the value with the present one's type: text stays text, a float stays a float."""
-    if isinstance(today, str) and not isinstance(value, str):
+    if isinstance(present, str) and not isinstance(value, str):
         return written(value)
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if whole and isinstance(today, float) else value
+    return float(value) if whole and isinstance(present, float) else value
 
 
 # Formats

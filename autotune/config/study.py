@@ -235,7 +235,7 @@ class StudySpec(Section):
         problems = own_knobs.of_knobs(self.knobs, self.workload.own_flag_problem)
         if problems or any(path[0] == "workload" for path in others):
             return problems
-        return own_knobs.of_values_today(
+        return own_knobs.of_present_values(
             self.knobs, self.workload.arguments, self.env, self.baseline
         )
 
@@ -352,7 +352,9 @@ class StudySpec(Section):
     def full_baseline(self) -> dict[str, Any]:
         """Return the baseline with a value for every knob, including those in a script's arguments."""
         known = {**defaults(), **self.workload.present(self.env), **self.baseline}
-        return known | own_knobs.today(self.knobs, self.workload.arguments, self.env, self.baseline)
+        return known | own_knobs.present_values(
+            self.knobs, self.workload.arguments, self.env, self.baseline
+        )
 
 
 def load(path: Path) -> StudySpec:

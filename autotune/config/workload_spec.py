@@ -52,7 +52,7 @@ class Stated:
 
     Attributes:
         place: in the study.
-        setting: that has the number today.
+        setting: that has the number at present.
         number: the number.
         text: the statement, for messages.
     """
@@ -149,7 +149,7 @@ class WorkloadSpec(Section, ABC):
         return {}
 
     def stated(self, knobs: StudyKnobs) -> Iterator[Stated]:
-        """Yield the numbers of today that the study states apart from the settings that have them."""
+        """Yield the present numbers that the study states apart from the settings that have them."""
         yield from ()
 
     @staticmethod

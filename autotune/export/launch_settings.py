@@ -37,7 +37,7 @@ _MARK = "(turned)"
 """Text of the options that the study has turned."""
 
 
-def today(
+def present(
     flags: Mapping[str, str], words: Sequence[str], variables: Mapping[str, str], folder: Path
 ) -> dict[str, str | None]:
     """Return the text that sets each knob of a script, as it is typed; None where it is not set.
@@ -63,7 +63,7 @@ def _setting(
     flag: str, words: Sequence[str], variables: Mapping[str, str], folder: Path
 ) -> str | None:
     if fields.parted(flag):
-        value, _ = fields.today(flag, words, variables, [folder])
+        value, _ = fields.present(flag, words, variables, [folder])
         return None if value is None else written(value)
     if flag.startswith(ENVIRONMENT):
         return variables.get(flag.removeprefix(ENVIRONMENT))
@@ -75,7 +75,7 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
 
     Args:
         script: entry of best.yaml.
-        now: settings of the command, as `today` returns them.
+        now: settings of the command, as `present` returns them.
     """
     then: Mapping[str, str | None] = script.get("today", {})
     set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
@@ -235,7 +235,7 @@ def changes(
     Args:
         script: entry of best.yaml.
         knobs: recommended values.
-        now: settings of the command, as `today` returns them.
+        now: settings of the command, as `present` returns them.
         words: arguments of the command.
     """
     for name, value in script["turned"].items():

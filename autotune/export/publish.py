@@ -10,7 +10,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.export.tuned_job import script_of
-from autotune.export.writing import document, of_today, write
+from autotune.export.writing import document, of_this_version, write
 from storage import Attempts, Repository, StoredStudy
 
 
@@ -61,7 +61,7 @@ def current_content(
     recommended = repository.recommendations.newest_of(study.id)
     if recommended is None:
         return _provisional(repository, study, answer, text)
-    return of_today(recommended)
+    return of_this_version(recommended)
 
 
 def export(
@@ -85,7 +85,7 @@ def export(
     recommended = repository.recommendations.newest_of(study.id)
     if recommended is None:
         return True
-    _write(target, of_today(recommended))
+    _write(target, of_this_version(recommended))
     return False
 
 

@@ -110,7 +110,7 @@ def script_job(
     before, word, words = _parted(script, command)
     environment = {**environment, **launch_settings.assigned(before)}
     flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
-    now = launch_settings.today(flags, words, environment, Path.cwd())
+    now = launch_settings.present(flags, words, environment, Path.cwd())
     given = config_copies.write_and_give(words, flags, script["turned"], variables=environment)
     order = _order(best, script, given)
     from_outside = watched or _acts_from_outside(order)
@@ -185,7 +185,7 @@ def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> 
         constructed=given.constructed,
         samples=script.get("samples") or 0,
         fixed_samples=scripts.samples_are_fixed(script["flags"]),
-        today=_of_changes(script),
+        baseline=_of_changes(script),
     )
 
 
@@ -197,8 +197,8 @@ def _acts_from_outside(order: job_order.Order) -> bool:
 
 def _of_changes(script: Mapping[str, Any]) -> dict[str, Any]:
     """Return the baseline's values of what acts from outside; a file of an earlier version has none."""
-    today = script.get("today", {})
-    return {name: today[name] for name in script["changes"] if name in today}
+    baseline = script.get("today", {})
+    return {name: baseline[name] for name in script["changes"] if name in baseline}
 
 
 def _ordered(order: job_order.Order, environment: Mapping[str, str]) -> dict[str, str]:
@@ -455,7 +455,7 @@ def _of_counters(knobs: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
 
     Args:
         knobs: recommended values.
-        now: settings of the command, as `launch_settings.today` returns them.
+        now: settings of the command, as `launch_settings.present` returns them.
     """
     split = {name: now.get(name) or "" for name in ("micro_batch", "accumulation_steps")}
     if all(map(str.isdecimal, split.values())) and (
@@ -541,12 +541,12 @@ def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[st
     """
     path = folder / entry["target"]
     words, flags = spec.workload.arguments, entry["flags"]
-    today = launch_settings.today(flags, words, spec.env, folder)
+    present = launch_settings.present(flags, words, spec.env, folder)
     baseline = spec.full_baseline()
     found: dict[str, Any] = {
         "digest": _digest(path) if not entry["is_module"] and path.is_file() else None,
         "arguments": launch_settings.untuned(entry, words, baseline),
-        "today": today | {name: baseline[name] for name in entry["changes"]},
+        "today": present | {name: baseline[name] for name in entry["changes"]},
     }
     if settings := fields.files(flags, words, spec.env):
         read = {holder: folder / file for holder, file in settings.items()}

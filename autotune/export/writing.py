@@ -69,7 +69,7 @@ def document(
             "environment": dict(environment),
         },
     }
-    return of_today(content if script is None else content | {"script": dict(script)})
+    return of_this_version(content if script is None else content | {"script": dict(script)})
 
 
 def _gain(verdict: Verdict, unit: str) -> dict[str, Any]:
@@ -99,10 +99,10 @@ def document_of(best: BestConfig) -> dict[str, Any]:
         del content["speedup"]
     if best.energy is None:
         del content["energy"]
-    return of_today(content)
+    return of_this_version(content)
 
 
-def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
+def of_this_version(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recommendation with entries that files of earlier versions lack."""
     unusual = [
         name

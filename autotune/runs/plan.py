@@ -109,7 +109,7 @@ class StudySetup:
 
     @property
     def baseline(self) -> dict[str, Any]:
-        """Configuration that the user runs today, a value for every knob."""
+        """The baseline, a value for every knob."""
         return self.spec.full_baseline()
 
     def of(self, spec: StudySpec) -> "StudySetup":

@@ -31,7 +31,7 @@ def outline(space: Space, global_batch: int | None, *, batch_known: bool = True)
         lonely = [value for value in values if not _has_partner(space, name, value)]
         if lonely:
             shown = ", ".join(map(written, lonely))
-            reason = space.problems({**_today(space), name: lonely[0]})[0]
+            reason = space.problems({**_baseline(space), name: lonely[0]})[0]
             yield f"{name} {shown} {'has' if len(lonely) == 1 else 'have'} no partner: {reason}."
 
 
@@ -51,8 +51,8 @@ def _counted(space: Space) -> str:
 def _split(space: Space, global_batch: int | None) -> str:
     if global_batch is None:
         return "of any global batch"
-    today = space.complete(_today(space))
-    own = f"{today[MICRO_BATCH]} x {today[ACCUMULATION]}"
+    baseline = space.complete(_baseline(space))
+    own = f"{baseline[MICRO_BATCH]} x {baseline[ACCUMULATION]}"
     text = f"all with your global batch of {global_batch:,}"
     if space.splits is None or len(space.splits.steps) == 1:
         return f"{text}, in micro_batch x accumulation_steps of {own}"
@@ -70,7 +70,7 @@ def _varied(space: Space) -> dict[str, list[KnobValue]]:
     return found
 
 
-def _today(space: Space) -> dict[str, KnobValue]:
+def _baseline(space: Space) -> dict[str, KnobValue]:
     """Return the baseline's values of the varying knobs."""
     knobs = space.complete({})
     return {name: knobs[name] for name in space.distributions()}
@@ -85,7 +85,7 @@ def _has_partner(space: Space, name: str, value: KnobValue) -> bool:
 
 
 def _with(space: Space, name: str, value: KnobValue) -> Iterator[Mapping[str, KnobValue]]:
-    near = {**_today(space), name: value}
+    near = {**_baseline(space), name: value}
     several = {other: values for other, values in _varied(space).items() if other != name}
     yield near
     for other, values in several.items():

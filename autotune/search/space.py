@@ -60,19 +60,19 @@ def splits(
         return None  # no configuration has the global batch: the baseline will be refused for that
     several = {name: values for name, values in wanted.items() if len(values) > 1}
     pairs = [(size, share // size) for size in divisors(share)]
-    today = tuple(int(baseline[name]) for name in _SPLIT)
+    own = tuple(int(baseline[name]) for name in _SPLIT)
     held = len(several) < len(wanted)
     steps = {
         size: steps
         for size, steps in pairs
-        if (size, steps) == today or (not held and _tried((size, steps), several))
+        if (size, steps) == own or (not held and _tried((size, steps), several))
     }
     left_out = tuple(_without_partner(wanted, steps, share, facts))
     return Splits(steps, left_out)
 
 
-def _whole(listed: Sequence[KnobValue], today: KnobValue) -> list[int]:
-    return sorted({int(value) for value in (*listed, today)})
+def _whole(listed: Sequence[KnobValue], baseline: KnobValue) -> list[int]:
+    return sorted({int(value) for value in (*listed, baseline)})
 
 
 def divisors(number: int) -> list[int]:
@@ -161,12 +161,12 @@ class Space:
         Args:
             asked: distributions of the parameters of earlier trials; empty: there are none.
         """
-        for name, today in self.complete({}).items() if asked else ():
+        for name, baseline in self.complete({}).items() if asked else ():
             domain = asked.get(name)
             if isinstance(domain, CategoricalDistribution) and name in self._values:
                 self._values[name] = [choice for choice in domain.choices if choice is not None]
             elif len(self._values.get(name, ())) > 1:
-                self._values[name] = [today]
+                self._values[name] = [baseline]
 
     def _shrink(self) -> None:
         """Leave out what no configuration can have, in a space too large to look through."""
@@ -182,12 +182,12 @@ class Space:
 
     def _lonely(self, name: str, fixed: Collection[str]) -> dict[KnobValue, str]:
         """Return a knob's values that do not go with the only ones of fixed knobs, with reasons."""
-        today, facts, among = self.complete({}), self._facts, {*fixed, name}
+        baseline, facts, among = self.complete({}), self._facts, {*fixed, name}
         reasons = {}
         for value in self._values[name]:
-            knobs = {**today, name: value}
+            knobs = {**baseline, name: value}
             found = conflict_reasons(knobs, facts.device, slow_pairs=facts.slow_pairs, among=among)
-            if value != today[name] and (reason := next(found, None)):
+            if value != baseline[name] and (reason := next(found, None)):
                 reasons[value] = reason
         return reasons
 
@@ -321,7 +321,7 @@ class Space:
         for _ in range(count):
             generator.shuffle(names)
             wanted = {name: generator.choice(self._values[name]) for name in names}
-            yield self._toward(wanted, self._today())
+            yield self._toward(wanted, self._varying_baseline())
 
     def neighbours(self, params: Mapping[str, KnobValue]) -> Iterator[dict[str, KnobValue]]:
         """Yield feasible sampled parameters with another value of one knob.
@@ -340,11 +340,11 @@ class Space:
         others = {other: params[other] for other in self.distributions() if other != name}
         near = {**others, name: value}
         if self.problems(near):
-            near = self._toward(others, {**self._today(), name: value})
+            near = self._toward(others, {**self._varying_baseline(), name: value})
             near = self._toward(others, near)  # a value may go only with a later one
         return None if self.problems(near) else near
 
-    def _today(self) -> dict[str, KnobValue]:
+    def _varying_baseline(self) -> dict[str, KnobValue]:
         return {name: self._baseline[name] for name in self.distributions()}
 
     def _toward(

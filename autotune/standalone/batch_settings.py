@@ -213,7 +213,7 @@ class _Search:
     def _try_parts(self, parts: Mapping[str, int]) -> None:
         """Try settings that may make up a micro-batch together: two loaders in proportion."""
         size, other = self._seen.micro_batch, flags.other_whole(self._seen.micro_batch, parts)
-        given = {setting: today * other // size for setting, today in parts.items()}
+        given = {setting: present * other // size for setting, present in parts.items()}
         named = " and ".join(parts)
         try:
             after = self._run(given)

@@ -137,13 +137,13 @@ def candidates(seen: SurveyResult, workers: int = 1) -> dict[str, tuple[OtherVal
         workers: number of ranks that ran it.
     """
     split = another_split(seen)
-    today = {MICRO_BATCH: seen.micro_batch, ACCUMULATION: seen.accumulation_steps}
+    baseline = {MICRO_BATCH: seen.micro_batch, ACCUMULATION: seen.accumulation_steps}
     found = {}
     for knob, value in zip(COUNTED, split, strict=True):
         fitting = [
             OtherValue(option, value, ranks)
             for option in seen.options
-            if (ranks := _ranks(knob, option, seen, today[knob], workers))
+            if (ranks := _ranks(knob, option, seen, baseline[knob], workers))
         ]
         fitting.sort(key=lambda other: _order(knob, other))
         found[knob] = tuple(fitting[:_MOST_TRIED])
@@ -179,14 +179,14 @@ def named(knob: str, seen: SurveyResult) -> dict[str, int]:
         knob: micro_batch or accumulation_steps.
         seen: survey of the script, its settings among the options.
     """
-    today = _of(knob, seen)
+    baseline = _of(knob, seen)
     found = {
         option.flag.rpartition(FIELD)[2]: option.flag
         for option in reversed(seen.options)
         if option.sure and not option.switch and is_named(knob, option)
-        if _whole(option) == today
+        if _whole(option) == baseline
     }
-    return dict.fromkeys(found.values(), today)
+    return dict.fromkeys(found.values(), baseline)
 
 
 def other_whole(size: int, settings: Mapping[str, int]) -> int:
@@ -210,7 +210,7 @@ def another_split(seen: SurveyResult) -> tuple[int, int]:
 
 
 def doubled(other: OtherValue, seen: SurveyResult) -> OtherValue | None:
-    """Return another value of twice today's micro-batch; None where that was tried.
+    """Return another value of twice the baseline's micro-batch; None where that was tried.
 
     A script may fail with a smaller one, or do something else with a single sample.
 
@@ -223,18 +223,18 @@ def doubled(other: OtherValue, seen: SurveyResult) -> OtherValue | None:
     return dataclasses.replace(other, value=2 * seen.micro_batch)
 
 
-def _ranks(knob: str, option: Option, seen: SurveyResult, today: int, workers: int) -> int:
+def _ranks(knob: str, option: Option, seen: SurveyResult, baseline: int, workers: int) -> int:
     """Return the number of ranks that a setting counts together; 0 if it does not fit the knob."""
     value = _whole(option)
-    if option.switch or not value or not today:
+    if option.switch or not value or not baseline:
         return 0
     named = is_named(knob, option)
-    if not named and (today <= _SAYS_NOTHING or not option.sure):
+    if not named and (baseline <= _SAYS_NOTHING or not option.sure):
         return 0
     sequence_first = knob == MICRO_BATCH and named and not seen.loader
-    if value == today or (sequence_first and value == seen.columns):
+    if value == baseline or (sequence_first and value == seen.columns):
         return 1
-    return workers if value == today * workers else 0
+    return workers if value == baseline * workers else 0
 
 
 def _order(knob: str, other: OtherValue) -> tuple[bool, bool, bool, bool, bool, bool, bool, int]:

@@ -168,7 +168,9 @@ def _turned_by(found: Findings) -> list[str]:
     if batch.in_proportion:
         lines.append("  in_proportion:   # together they were seen to turn it")
         for knob, parts in batch.in_proportion.items():
-            shown = ", ".join(f"{json.dumps(setting)}: {today}" for setting, today in parts.items())
+            shown = ", ".join(
+                f"{json.dumps(setting)}: {present}" for setting, present in parts.items()
+            )
             lines.append(f"    {knob}: {{{shown}}}")
     if batch.over_all_ranks:
         lines.append(f"  over_all_ranks: [{', '.join(batch.over_all_ranks)}]")
@@ -217,7 +219,7 @@ def _env(launched: Launched) -> str:
 
 
 def offered(found: Findings, cpus: int) -> dict[str, list[Any]]:
-    """Return the knobs that take effect in a script, each with values that include today's.
+    """Return the knobs that take effect in a script, each with values that include the present one.
 
     Args:
         found: result of the survey.
@@ -277,8 +279,8 @@ def _of_loader(found: Findings, cpus: int) -> _Offers:
     if not found.seen.loader:
         return
     most = max(1, cpus // max(1, found.workers))
-    today = found.seen.own.get("loader_workers", 0)
-    yield "loader_workers", sorted({0, 1, min(2, most), min(4, most), today})
+    baseline = found.seen.own.get("loader_workers", 0)
+    yield "loader_workers", sorted({0, 1, min(2, most), min(4, most), baseline})
     if found.device == "cuda":
         yield "pin_memory", [False, True]
 
@@ -304,10 +306,10 @@ def _kernels(seen: SurveyResult) -> str:
     return str(seen.own.get("optimizer_kernels", "default"))
 
 
-def _batches(today: int, samples: int, step: int) -> list[int]:
-    """Return micro-batches with the same samples per step, multiples of `step`, nearest to today's."""
+def _batches(baseline: int, samples: int, step: int) -> list[int]:
+    """Return micro-batches with the same samples per step, multiples of `step`, nearest first."""
     whole = [size for size in range(step, samples + 1, step) if samples % size == 0]
-    near = sorted(whole, key=lambda size: max(size / today, today / size))
+    near = sorted(whole, key=lambda size: max(size / baseline, baseline / size))
     return sorted(near[:_BATCHES])
 
 
@@ -434,7 +436,7 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     seen = found.seen
     batch = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
     own = {**seen.own, **({} if seen.uneven else batch)}
-    own |= {knob: option.today for knob, option in found.own.turned.items()}
+    own |= {knob: option.baseline for knob, option in found.own.turned.items()}
     # The number format decides which kernels of attention can run.
     always_stated = {*batch, "precision"} if "attention" in space else {*batch}
     kept = {name: value for name, value in own.items() if name in space or name in always_stated}

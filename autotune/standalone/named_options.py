@@ -35,14 +35,14 @@ class OtherWord:
         knob: name of it.
         option: of the script.
         word: to give to the option.
-        today: what says the present value; None: nothing is known to.
+        baseline: what says the present value; None: nothing is known to.
         value: of the knob, where the word is one for it; None: what is seen decides.
     """
 
     knob: str
     option: Option
     word: KnobValue
-    today: KnobValue | None
+    baseline: KnobValue | None
     value: KnobValue | None = None
 
 
@@ -66,9 +66,9 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
     return found
 
 
-def intervals(today: int) -> tuple[int, int]:
+def intervals(baseline: int) -> tuple[int, int]:
     """Return the intervals between readings of the loss that a study tries."""
-    return today, _LESS_OFTEN * today
+    return baseline, _LESS_OFTEN * baseline
 
 
 def _with_names() -> list[Knob]:
@@ -145,13 +145,13 @@ def _numbers(knob: str, option: Option, cpus: int) -> Iterator[OtherWord]:
     text = str(option.value)
     if option.switch or not text.isdecimal() or CATALOGUE[knob].domain.problem(int(text)):
         return
-    today = int(text)
+    baseline = int(text)
     if knob == "log_interval":
-        _, longer = intervals(today)
-        tried = [] if today >= _SELDOM else [_OFTEN if today > _OFTEN else longer]
+        _, longer = intervals(baseline)
+        tried = [] if baseline >= _SELDOM else [_OFTEN if baseline > _OFTEN else longer]
     else:
-        tried = [0, today + 1] if today else [min(_SOME_WORKERS, max(1, cpus))]
-    yield from (OtherWord(knob, option, number, today, number) for number in tried)
+        tried = [0, baseline + 1] if baseline else [min(_SOME_WORKERS, max(1, cpus))]
+    yield from (OtherWord(knob, option, number, baseline, number) for number in tried)
 
 
 def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[OtherWord]:
@@ -189,7 +189,7 @@ def spelling_of(other: OtherWord, values: tuple[KnobValue, KnobValue]) -> Mappin
     """
     before, after = map(written, values)
     words = {after: other.word}
-    if other.today is not None:
-        words = {before: other.today, **words}
+    if other.baseline is not None:
+        words = {before: other.baseline, **words}
     said = {value: written(word) for value, word in words.items()}
     return {} if all(value == word for value, word in said.items()) else words

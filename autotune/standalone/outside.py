@@ -31,7 +31,7 @@ class Outside:
     """Result of the search.
 
     Attributes:
-        values: knob -> values to try, that of today first.
+        values: knob -> values to try, the present one first.
         doubts: why other knobs do not act, a line each.
     """
 
@@ -120,6 +120,6 @@ def _try_together(
 
 
 def _tried(name: str, values: list[KnobValue]) -> KnobValue:
-    """Return the value that an expert would try first, else the first that is not today's."""
+    """Return the value that an expert would try first, else the first that is not the present one."""
     promising = CATALOGUE[name].promising
     return promising if promising in values[1:] and promising is not None else values[1]

@@ -41,14 +41,14 @@ class Turned:
 
     Attributes:
         flag: of the script.
-        today: present value of the knob.
+        baseline: present value of the knob.
         values: of the knob that it can have.
         words: value -> word of the option; empty: it takes the values.
         refused: values with which the script fails.
     """
 
     flag: str
-    today: KnobValue
+    baseline: KnobValue
     values: tuple[KnobValue, ...]
     words: Mapping[str, KnobValue] = field(default_factory=dict)
     refused: tuple[KnobValue, ...] = ()
@@ -82,7 +82,7 @@ class OwnOptions:
     def fitting(self, device: str) -> "OwnOptions":
         """Return the options that may help on a device, 'cpu' or 'cuda'."""
         half = self.turned.get(PRECISION)
-        if device != "cpu" or half is None or half.today == "fp16" or "fp16" not in half.values:
+        if device != "cpu" or half is None or half.baseline == "fp16" or "fp16" not in half.values:
             return self
         others = {knob: one for knob, one in self.turned.items() if one is not half}
         values = " and ".join(map(written, half.values))
@@ -296,8 +296,10 @@ def _values(other: OtherWord, before: SurveyResult, after: SurveyResult) -> tupl
         return ("none", on) if after.frames > before.frames else ("default", "none")
     if other.knob == LOG_INTERVAL:
         more = after.reads > before.reads
-        heeded = after.reads != before.reads and more == (int(other.word) < int(str(other.today)))
-        return other.today, other.word if heeded else other.today
+        heeded = after.reads != before.reads and more == (
+            int(other.word) < int(str(other.baseline))
+        )
+        return other.baseline, other.word if heeded else other.baseline
     return _in_force(other.knob, before), _in_force(other.knob, after)
 
 
@@ -309,7 +311,7 @@ def _in_force(knob: str, seen: SurveyResult) -> KnobValue:
 
 
 def _in_order(knob: str, before: KnobValue, after: KnobValue) -> tuple[KnobValue, ...]:
-    """Return the values to try: the default first, and of an interval no shorter one than today's."""
+    """Return the values to try: the default first, and of an interval no shorter one than at present."""
     if knob == LOG_INTERVAL:
         return named_options.intervals(int(before))
     default = CATALOGUE[knob].default

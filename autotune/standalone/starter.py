@@ -34,7 +34,7 @@ TODO = "TODO"
 _OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
 _GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
 _SPREAD = 2
-"""Factor between values to try and today's."""
+"""Factor between values to try and the present one."""
 _END = (
     "",
     "# The loss of a command is not seen: what may change it is recommended only if you allow that.",
@@ -228,16 +228,16 @@ def study(command: Sequence[str], name: str, *, may_write: bool = False) -> str:
         may_write: whether trials may change files.
     """
     words = [word.replace("{", "{{").replace("}", "}}") for word in command]
-    today: dict[str, int] = {}
+    baseline: dict[str, int] = {}
     for knob, place, value in _guessed(command):
-        if knob not in today:
-            today[knob] = value
+        if knob not in baseline:
+            baseline[knob] = value
             words[place] = re.sub(r"[0-9]+$", f"{{{knob}}}", words[place])
-    held = _global_batch(command) if today.keys() == {"micro_batch"} else None
+    held = _global_batch(command) if baseline.keys() == {"micro_batch"} else None
     parts = (
         _head(command, name),
         _workload(words, held, may_write=may_write),
-        _space(today, held),
+        _space(baseline, held),
         _END,
     )
     return "\n".join(line for part in parts for line in part)
@@ -299,8 +299,8 @@ def _workload(words: Sequence[str], held: str | None, *, may_write: bool) -> Ite
     yield ""
 
 
-def _space(today: dict[str, int], held: str | None) -> Iterator[str]:
-    if not today:
+def _space(baseline: dict[str, int], held: str | None) -> Iterator[str]:
+    if not baseline:
         yield "search_space: {}"
         yield "# Each knob with its values to try, and in workload.command {tp} where its value stands:"
         yield "#   tp: {values: [1, 2, 4]}, with the value of today under `baseline`"
@@ -310,14 +310,14 @@ def _space(today: dict[str, int], held: str | None) -> Iterator[str]:
     yield "# By the names of its options alone: take out what they do not mean. Others are added here,"
     yield "# or under `knobs` (tp: {values: [1, 2]}), and in workload.command where their value stands."
     yield "search_space:"
-    for knob, value in today.items():
+    for knob, value in baseline.items():
         values = sorted({max(1, value // _SPREAD), value, value * _SPREAD})
         yield f"  {knob}: {values}"
     yield "baseline:"
-    yield from (f"  {knob}: {value}" for knob, value in today.items())
+    yield from (f"  {knob}: {value}" for knob, value in baseline.items())
     if held:
         yield f"  accumulation_steps: {TODO}   # {held} / (micro_batch x ranks)"
-    elif today.keys() == {"micro_batch"}:
+    elif baseline.keys() == {"micro_batch"}:
         yield ""
         yield "# Nothing accumulates, so that the global batch changes with the micro-batch."
         yield "objective: {global_batch: free}"

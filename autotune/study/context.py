@@ -160,9 +160,9 @@ class StudyContext:
 
         What the profiler leaves behind on a CUDA device has not been measured: there it launches.
         """
-        today = self.setup.baseline
+        baseline = self.setup.baseline
         reusable = self.setup.spec.workload.reusable
-        return reusable and not self.on_device and not why_not_taken_over(today, today)
+        return reusable and not self.on_device and not why_not_taken_over(baseline, baseline)
 
     @property
     def on_device(self) -> bool:

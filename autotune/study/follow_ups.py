@@ -120,12 +120,12 @@ class FollowUps:
 
     def _rest(self, trials: Sequence[FrozenTrial], barred: Barred) -> Iterator[Suggestion]:
         """Yield what was suggested and is refused, without the changes that are refused."""
-        today = self._context.setup.baseline
+        baseline = self._context.setup.baseline
         for trial in trials:
             if SUGGESTED_BY not in trial.user_attrs or trial.number not in barred.trials:
                 continue
-            params = rest(self._space, today, trial.params, barred)
-            if any(value != today[name] for name, value in params.items()):
+            params = rest(self._space, baseline, trial.params, barred)
+            if any(value != baseline[name] for name, value in params.items()):
                 yield Suggestion(params, f"trial {trial.number} without what a check refuses")
 
     def _tell_what_is_refused(self, barred: Barred) -> None:
@@ -154,12 +154,12 @@ class FollowUps:
             )
 
     def _unaffordable(self, proof: Proof) -> Iterator[tuple[str, float, float]]:
-        today = self._context.setup.baseline
+        baseline = self._context.setup.baseline
         compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
         for name in DEAR:
             for value in compiled_values(self._space, name):
-                knobs = {**today, **compiling, name: value}
-                if value != today[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
+                knobs = {**baseline, **compiling, name: value}
+                if value != baseline[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
                     yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
 
 

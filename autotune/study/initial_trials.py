@@ -101,7 +101,7 @@ def remembered(
     """Return what the newest study of the same workload and kind of machine has recommended.
 
     Only the configuration, as far as it is in this space: it is measured anew. What has to be compiled
-    stays as it is today: whether there is time for it is not known yet.
+    stays as in the baseline: whether there is time for it is not known yet.
     """
     for recommended in earlier:
         if Place.of(recommended) != place:

@@ -137,11 +137,11 @@ class LargestBatch:
 
         Gradients that wait for one micro-batch take as much as if they waited for many.
         """
-        today = self._context.setup.baseline
-        steps = min(2, today["accumulation_steps"])
+        baseline = self._context.setup.baseline
+        steps = min(2, baseline["accumulation_steps"])
         if self._share is not None:
             steps = 1 if size >= self._share else 2
-        return {**today, "micro_batch": size, "accumulation_steps": steps}
+        return {**baseline, "micro_batch": size, "accumulation_steps": steps}
 
     def _next(self, attempts: Attempts) -> int | None:
         runs = _runs(attempts)

@@ -228,8 +228,8 @@ class Tuner:
         return ledger
 
     def _enqueue_baseline(self, ledger: TrialLedger) -> None:
-        today = self._setup.baseline
-        params = {name: today[name] for name in self._space.distributions()}
+        baseline = self._setup.baseline
+        params = {name: baseline[name] for name in self._space.distributions()}
         ledger.enqueue(params, "baseline")
 
     def _check_baseline(self) -> None:
@@ -276,7 +276,7 @@ class Tuner:
         Args:
             searching: True if trials are to come, for which noise and levels are wanted.
         """
-        attempts, today = self._context.attempts(), self._setup.baseline
+        attempts, baseline = self._context.attempts(), self._setup.baseline
         limit = self._time.for_trial(attempts)
         if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts, self._since)):
             executor.submit(self._planner.calibration(failed.trial, limit))
@@ -292,7 +292,9 @@ class Tuner:
             return False
         if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial
-        due = self._calibration.due(attempts, self._pool.environments, executor.where_runs(today))
+        due = self._calibration.due(
+            attempts, self._pool.environments, executor.where_runs(baseline)
+        )
         for free in filter(None, map(self._pool.free_in, due)):
             executor.submit(self._planner.calibration(own.trial, limit, free))
             return True
@@ -336,11 +338,11 @@ class Tuner:
 
     def _inform_sampler(self, attempts: Attempts) -> Barred:
         """Tell the sampler what the records show by now; return what may not be recommended."""
-        barred, today = self._time.proof(attempts).barred, self._setup.baseline
+        barred, baseline = self._time.proof(attempts).barred, self._setup.baseline
         affordable = self._time.affordable(attempts)
         self._sampler.doubt(errors_of_early(attempts))
         self._sampler.restrict(
-            lambda knobs: not barred.covers(knobs, today) and affordable(knobs), barred.trials
+            lambda knobs: not barred.covers(knobs, baseline) and affordable(knobs), barred.trials
         )
         return barred
 

@@ -146,8 +146,8 @@ def _global_batch(figures: StudyFigures) -> str:
 
 def _baseline_changes(own: StudyFigures, other: StudyFigures) -> str:
     """Return the values of a baseline that differ from the other's."""
-    today, theirs = own.verdict.baseline_knobs, other.verdict.baseline_knobs
-    changed = {name: value for name, value in today.items() if theirs.get(name, value) != value}
+    baseline, theirs = own.verdict.baseline_knobs, other.verdict.baseline_knobs
+    changed = {name: value for name, value in baseline.items() if theirs.get(name, value) != value}
     return difference(changed, {})
 
 

@@ -568,7 +568,7 @@ class _Collector:
         rates = {one.trial: verdict.telling(one) for one in verdict.finalists}
         if not verdict.confirmed:  # the figure rests on a trial, and on no round
             ratios, rates = [], {}
-        today = next((one.trial for one in verdict.finalists if one.baseline), own and own.trial)
+        baseline = next((one.trial for one in verdict.finalists if one.baseline), own and own.trial)
         changed = changed_knobs(verdict.knobs or {}, verdict.baseline_knobs or self._baseline)
         return StudyAnswer(
             kind=verdict.kind,
@@ -576,13 +576,15 @@ class _Collector:
             provisional=verdict.provisional,
             speedup=verdict.speedup,
             trial=verdict.trial,
-            baseline=today if isinstance(today, int) else None,
+            baseline=baseline if isinstance(baseline, int) else None,
             rounds=verdict.rounds,
             chosen_in=verdict.chosen_in,
             won=sum(ratio > 1 for ratio in ratios),
             compared=len(ratios),
             rates=rate_range(rates.get(verdict.trial, ())) if verdict.trial is not None else None,
-            baseline_rates=rate_range(rates.get(today, ())) if isinstance(today, int) else None,
+            baseline_rates=rate_range(rates.get(baseline, ()))
+            if isinstance(baseline, int)
+            else None,
             changes=tuple(KnobChange(k, self._baseline.get(k), v) for k, v in changed.items()),
             confirmed=verdict.confirmed,
         )

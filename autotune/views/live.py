@@ -300,8 +300,8 @@ def _fitting(changes: Sequence[str], room: int) -> str:
 
 
 def _proof(moment: LiveMoment, width: int) -> _Body:
-    today = moment.baseline
-    trials = [t for t in moment.rounds[-1].rates if t != today]
+    baseline = moment.baseline
+    trials = [t for t in moment.rounds[-1].rates if t != baseline]
     strip = width >= _WIDE
     head = f"{'round':>5}  {'trial':>5} {'ratio':>7}  {'rate':>9} {'yours':>9}"
     shown = moment.rounds[-_ROWS:]
@@ -309,7 +309,7 @@ def _proof(moment: LiveMoment, width: int) -> _Body:
     rows = []
     for one in shown:
         for trial, ratio in one.ratios.items():
-            rates = f"{quantity(one.rates[trial]):>9} {quantity(one.rates[today or 0]):>9}"
+            rates = f"{quantity(one.rates[trial]):>9} {quantity(one.rates[baseline or 0]):>9}"
             row = Text(f"{one.number:>5}  {trial:>5} {times(ratio):>7}  {rates}")
             row.stylize("red" if ratio < 1 else "", 12, 20)
             if strip:
@@ -322,9 +322,9 @@ def _proof(moment: LiveMoment, width: int) -> _Body:
 def _below_rounds(moment: LiveMoment, trials: Sequence[int]) -> Iterator[Text]:
     yield Text("")
     yield from _so_far(moment, trials)
-    today = moment.baseline
+    baseline = moment.baseline
     since = [one for one in moment.rounds if one.stage is not Stage.BEFORE]
-    yield from _restless(moment, [one.rates.get(today) for one in since if today is not None])
+    yield from _restless(moment, [one.rates.get(baseline) for one in since if baseline is not None])
 
 
 def _restless(moment: LiveMoment, rates: Iterable[float | None]) -> Iterator[Text]:

@@ -437,11 +437,11 @@ def _round_tables(figures: StudyFigures) -> str:
 
 
 def _round_table(several: Sequence[Round], trials: Sequence[int], figures: StudyFigures) -> str:
-    today, named = figures.answer.baseline, len(trials) > 1
+    baseline, named = figures.answer.baseline, len(trials) > 1
     running = any(trial in one.so_far for one in several for trial in trials)
     rows = ""
     for one, trial in itertools.product(several, trials):
-        if today is None or trial not in one.ratios:
+        if baseline is None or trial not in one.ratios:
             continue
         known = ratio_text(one.so_far[trial]) if trial in one.so_far else "–"
         rows += (
@@ -449,7 +449,7 @@ def _round_table(several: Sequence[Round], trials: Sequence[int], figures: Study
             f"<td class=n>{times(one.ratios[trial])}</td>"
             + (f"<td>{escaped(known)}</td>" if running else "")
             + f"<td class=n>{quantity(one.rates[trial])}</td>"
-            f"<td class=n>{quantity(one.rates[today])}</td></tr>"
+            f"<td class=n>{quantity(one.rates[baseline])}</td></tr>"
         )
     heads = (
         f"<th class=n>round</th>{'<th class=n>trial</th>' if named else ''}"

@@ -52,9 +52,9 @@ COMPLETE = (Stage.CHOICE, Stage.GAIN)
 
 def complete_rounds(figures: StudyFigures) -> list[Round]:
     """Return the rounds that chose or tell by how much, and that both configurations ran."""
-    trial, today = figures.answer.trial, figures.answer.baseline
+    trial, baseline = figures.answer.trial, figures.answer.baseline
     several = (r for r in figures.rounds if r.stage in COMPLETE)
-    return [r for r in several if trial in r.ratios and today in r.rates]
+    return [r for r in several if trial in r.ratios and baseline in r.rates]
 
 
 def _ratio(one: Round, figures: StudyFigures) -> float:
@@ -109,12 +109,12 @@ def proof_charts(figures: StudyFigures) -> str:
 
 
 def _rates_chart(figures: StudyFigures, several: Sequence[Round], x: Scale, split: int) -> str:
-    trial, today = figures.answer.trial, figures.answer.baseline
-    assert trial is not None and today is not None
-    top = 1.06 * max(max(one.rates[trial], one.rates[today]) for one in several)
+    trial, baseline = figures.answer.trial, figures.answer.baseline
+    assert trial is not None and baseline is not None
+    top = 1.06 * max(max(one.rates[trial], one.rates[baseline]) for one in several)
     up = upwards(0, top, _RATES)
     marks = [band(0, x(split + 0.5), 0, _RATES, "early")] if split else []
-    for member, css, name in ((today, "base", "yours"), (trial, "rec", "recommended")):
+    for member, css, name in ((baseline, "base", "yours"), (trial, "rec", "recommended")):
         rates = [one.rates[member] for one in several]
         places = [(x(i), up(rate)) for i, rate in enumerate(rates, 1)]
         marks += [line(*a, *b, f"trace {css}") for a, b in itertools.pairwise(places)]

@@ -148,9 +148,9 @@ def _saving(figures: StudyFigures) -> Iterator[str]:
 
 
 def _rounds(figures: StudyFigures) -> Iterator[str]:
-    today = figures.answer.baseline
-    trials = sorted({t for one in figures.rounds for t in one.rates if t != today})
-    if not trials or today is None:
+    baseline = figures.answer.baseline
+    trials = sorted({t for one in figures.rounds for t in one.rates if t != baseline})
+    if not trials or baseline is None:
         return
     yield (
         "Yours and the other ran in turn in each round, so that both felt the same pace of the "
@@ -159,7 +159,9 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
     for stage in STAGES:
         several = [one for one in figures.rounds if one.stage is stage]
         running = any(one.so_far for one in several)
-        rows = [row for one in several for row in _round_rows(one, trials, today, running=running)]
+        rows = [
+            row for one in several for row in _round_rows(one, trials, baseline, running=running)
+        ]
         if rows:
             yield ""
             yield f"**{stage_title(several)}**"
@@ -172,7 +174,9 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
     yield f"Yours: in {figures.unit}. The result so far has an interval that holds at any look."
 
 
-def _round_rows(one: Round, trials: Iterable[int], today: int, *, running: bool) -> Iterator[str]:
+def _round_rows(
+    one: Round, trials: Iterable[int], baseline: int, *, running: bool
+) -> Iterator[str]:
     """Yield the lines of a round; `running`: with the result by the rounds so far."""
     for trial in trials:
         if trial not in one.rates and trial not in one.failed:
@@ -182,8 +186,8 @@ def _round_rows(one: Round, trials: Iterable[int], today: int, *, running: bool)
             cells.append(ratio_text(one.so_far[trial]) if trial in one.so_far else "-")
         cells += [
             quantity(one.rates[trial]) if trial in one.rates else one.failed[trial],
-            quantity(one.rates[today]) if today in one.rates else "-",
-            "disturbed" if {trial, today} & {*one.disturbed} else "",
+            quantity(one.rates[baseline]) if baseline in one.rates else "-",
+            "disturbed" if {trial, baseline} & {*one.disturbed} else "",
         ]
         yield f"| {one.number} | {trial} | {' | '.join(cells)} |"
 

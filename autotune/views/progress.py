@@ -127,28 +127,28 @@ class ProgressLines:
         """Yield a line for every finalist of a round in which both it and the baseline have ended."""
         every = rounds_of(attempts, self._spec, self._repository.attempts.blocks)
         own = attempts.baseline()
-        today = own.trial if own else None
+        baseline = own.trial if own else None
         for one in every:
             runs = attempts.of(Purpose.CONFIRM).in_round(one.number).recorded()
             last = max(runs, key=lambda run: (run.ended or 0.0, run.id))
             newest: dict[int | None, int] = {run.trial: run.id for run in runs}
-            for trial in sorted(_to_tell(one, today)):
-                told = newest[trial], newest.get(today)
+            for trial in sorted(_to_tell(one, baseline)):
+                told = newest[trial], newest.get(baseline)
                 if told not in self._rounds:
                     self._rounds.add(told)
-                    yield last.ended or 0.0, last.id, self._round(one, trial, today)
+                    yield last.ended or 0.0, last.id, self._round(one, trial, baseline)
 
-    def _round(self, one: Round, trial: int, today: int | None) -> str:
-        member = "yours" if trial == today else f"trial {trial}"
+    def _round(self, one: Round, trial: int, baseline: int | None) -> str:
+        member = "yours" if trial == baseline else f"trial {trial}"
         head = f"{'round':8} {one.number:>3}  {member}"
         if trial in one.failed:
             return f"{head}  failed: {one.failed[trial]}"
         rate = f"{quantity(one.rates[trial])} {self._unit}"
-        if trial == today:
+        if trial == baseline:
             return f"{head}  {rate}"
-        if trial not in one.ratios or today is None:
+        if trial not in one.ratios or baseline is None:
             return f"{head}  {rate}, yours failed"
-        text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[today])}"
+        text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[baseline])}"
         several = len(one.rates) + len(one.failed) > _A_PAIR
         text += "  choosing" if several and one.stage is Stage.CHOICE else ""
         return f"{text}  so far {ratio_text(one.so_far[trial])}" if trial in one.so_far else text
@@ -226,15 +226,15 @@ def _before(study: StoredStudy, found: Present) -> tuple[str, ...]:
     return ("queued" if queued else "starting the processes of the trials",)
 
 
-def _to_tell(one: Round, today: int | None) -> set[int]:
+def _to_tell(one: Round, baseline: int | None) -> set[int]:
     """Return the trials of a round that can be told: finalists, once the baseline has ended in it.
 
     The baseline itself is told where it is measured again alone.
     """
     known = one.rates.keys() | one.failed.keys()
-    if today is None:
+    if baseline is None:
         return set(known)
-    if today not in known:
+    if baseline not in known:
         return set()
-    alone = known == {today} and one.stage in (Stage.CHOICE, Stage.GAIN)
-    return {today} if alone else known - {today}
+    alone = known == {baseline} and one.stage in (Stage.CHOICE, Stage.GAIN)
+    return {baseline} if alone else known - {baseline}

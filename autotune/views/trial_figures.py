@@ -68,7 +68,7 @@ def trial_figures(
     own = attempts.baseline()
     expected = expected_gains(attempts)
     again = Counter(run.trial for run in attempts.of(Purpose.CONFIRM).measured())
-    today = own.knobs if own else verdict.baseline_knobs
+    baseline = own.knobs if own else verdict.baseline_knobs
 
     def figures(one: StoredAttempt) -> TrialFigures:
         ratio: TrialRatio | None = ratios.get(one.trial)
@@ -87,7 +87,7 @@ def trial_figures(
             peak_bytes=one.result.peak_bytes,
             seconds=one.result.wall_seconds,
             cause=one.result.cause,
-            changes=changed_knobs(one.knobs, today) if today else dict(one.knobs),
+            changes=changed_knobs(one.knobs, baseline) if baseline else dict(one.knobs),
             suggested_by=reasons.get(one.trial, ""),
             disturbed_share=one.digest.disturbed_share,
         )

@@ -121,11 +121,11 @@ class Evidence:
     @property
     def baseline_rates(self) -> list[float]:
         """Rates of the baseline in the rounds, without those that do not count."""
-        today = self.baseline
-        if today is None:
+        baseline = self.baseline
+        if baseline is None:
             return []
         since = (one for one in self.rounds if one.stage is not Stage.BEFORE)
-        return [one.rates[today] for one in since if today in one.rates]
+        return [one.rates[baseline] for one in since if baseline in one.rates]
 
     @property
     def span(self) -> float:
@@ -178,7 +178,7 @@ def _within_power(known: Evidence) -> Point | None:
         return None
     before, after = used.watts
     limit = f"the limit is {used.limit:g} W"
-    if after > used.limit:  # it is the baseline, which runs today
+    if after > used.limit:  # it is the baseline
         text = f"It takes {after:.4g} W a device on average; {limit}."
         return Point(Trust.CARE, "power", "Yours exceeds the power limit", text)
     text = f"It took {after:.4g} W a device on average, yours {before:.4g} W; {limit}."

@@ -365,7 +365,7 @@ def _batch(verdict: Verdict, change: BatchChange | None, speedup: Ratio) -> str:
     """Return what the global batch has to do with the gain; empty if it stays."""
     if change is None:
         return ""
-    terms, today = _terms(verdict), verdict.baseline_knobs
+    terms, baseline = _terms(verdict), verdict.baseline_knobs
     before, after = change.before, change.after
     text = f" The global batch changes from {before} to {after}: adjust the learning rate."
     if not change.compared:
@@ -376,7 +376,7 @@ def _batch(verdict: Verdict, change: BatchChange | None, speedup: Ratio) -> str:
     direction = "grow" if after > before else "shrink"
     return (
         f"{text} {said_ratio(best, terms)} at your {before}, with "
-        f"{difference(change.best_knobs or {}, today)}; {times(terms.said(speedup).value)} if it may "
+        f"{difference(change.best_knobs or {}, baseline)}; {times(terms.said(speedup).value)} if it may "
         f"{direction} to "
         f"{after}."
     )
@@ -390,11 +390,11 @@ def _consequences(verdict: Verdict) -> str:
 
 def _training(verdict: Verdict) -> str:
     size = ("micro_batch", "accumulation_steps")
-    knobs, today = verdict.knobs or {}, verdict.baseline_knobs
+    knobs, baseline = verdict.knobs or {}, verdict.baseline_knobs
     changed = {
         name: knobs[name]
         for name, knob in CATALOGUE.items()
-        if knob.schedule and name not in size and knobs[name] != today[name]
+        if knob.schedule and name not in size and knobs[name] != baseline[name]
     }
     if not changed:
         return ""

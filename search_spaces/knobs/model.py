@@ -92,7 +92,7 @@ KNOBS = (
         summary="every so many-th block keeps its input only and computes anew in backward; 0: none",
         acts_on=MODEL,
         target=BLOCKS,
-        inject=Via(ROOT, today=0),
+        inject=Via(ROOT, baseline=0),
         named=Named(
             (
                 *("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing"),
@@ -221,7 +221,7 @@ KNOBS = (
         summary="image tensors and convolution weights with the channel innermost",
         acts_on=MODEL,
         target=IMAGE_CONVOLUTIONS,
-        inject=Via(ROOT, today=False),
+        inject=Via(ROOT, baseline=False),
         named=Named(
             ("channels_last", "memory_format", "nhwc"),
             "memory format of convolution weights",
@@ -259,7 +259,7 @@ KNOBS = (
         needs_for=("reduce-overhead", "max-autotune"),
         acts_on=MODEL,
         target=ANY_WORKLOAD,
-        inject=Via(ROOT, today="none"),
+        inject=Via(ROOT, baseline="none"),
         named=Named(
             (
                 "compile",
@@ -352,7 +352,7 @@ KNOBS = (
         needs=FP8,
         acts_on=MODEL,
         target=FLOAT8_LAYERS,
-        inject=Via(ROOT, today="none"),
+        inject=Via(ROOT, baseline="none"),
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
         "of 16; extra: float8",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "

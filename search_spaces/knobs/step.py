@@ -101,7 +101,7 @@ KNOBS = (
         needs_for=("tf32",),
         acts_on=STEP,
         target=ANY_WORKLOAD,
-        inject=Via(ROOT, values=("fp32", "tf32", "bf16"), today="fp32"),
+        inject=Via(ROOT, values=("fp32", "tf32", "bf16"), baseline="fp32"),
         named=Named(
             (
                 *(

@@ -140,7 +140,7 @@ def test_what_is_recommended_is_loaded_where_there_is_torch_and_pyyaml_only(
         "speedup": None,
         "provenance": {},
     }
-    writing.write(tmp_path / "best.yaml", writing.of_today(content))
+    writing.write(tmp_path / "best.yaml", writing.of_this_version(content))
     (tmp_path / "train.py").write_text(TRAIN)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     call(image, *torchrun, "train.py", cwd=tmp_path)

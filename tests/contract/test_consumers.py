@@ -271,8 +271,8 @@ def test_a_parser_takes_the_arguments() -> None:
     parser.add_argument("--bs", type=int)
     parser.add_argument("--precision")
     parser.add_argument("--pin", action="store_true")
-    today = ["--bs", "8"]
-    assert vars(parser.parse_args([*today, *shlex.split(text)])) == {
+    baseline = ["--bs", "8"]
+    assert vars(parser.parse_args([*baseline, *shlex.split(text)])) == {
         "bs": 32,
         "precision": "it's; $(touch x)",
         "pin": True,

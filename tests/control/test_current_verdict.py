@@ -117,8 +117,8 @@ def assert_agrees(verdict: Verdict, played: Records) -> None:
     assert verdict.speedup is not None
     # Before the rounds tell, a trial is compared with all runs of the baseline alone.
     alone = [] if purpose == "confirm" else runs_of(attempts, 0, "calibrate")
-    today = mean([shown[0], *alone]) if chosen.trial else shown[0]
-    assert verdict.speedup.value == pytest.approx(shown[chosen.trial] / today)
+    baseline = mean([shown[0], *alone]) if chosen.trial else shown[0]
+    assert verdict.speedup.value == pytest.approx(shown[chosen.trial] / baseline)
     assert chosen.trial == 0 or verdict.speedup.low > 1
     passed = {a.trial for a in attempts if a.purpose == "numerics" and a.result.state == "COMPLETE"}
     assert chosen.knobs["precision"] != "bf16" or chosen.trial in passed

@@ -158,8 +158,8 @@ def _assert_same_trials(figures: StudyFigures, texts: dict[str, str], played: Re
 
 
 def _assert_same_rounds(figures: StudyFigures, texts: dict[str, str], played: Replayed) -> None:
-    trial, today = figures.answer.trial, figures.answer.baseline
-    assert trial is not None and today is not None
+    trial, baseline = figures.answer.trial, figures.answer.baseline
+    assert trial is not None and baseline is not None
     rows = {
         int(row["round"]): row
         for row in table(played)
@@ -169,7 +169,7 @@ def _assert_same_rounds(figures: StudyFigures, texts: dict[str, str], played: Re
     for one in figures.rounds:
         if trial not in one.ratios:
             continue
-        assert one.ratios[trial] == pytest.approx(one.rates[trial] / one.rates[today])
+        assert one.ratios[trial] == pytest.approx(one.rates[trial] / one.rates[baseline])
         assert float(rows[one.number]["ratio"]) == pytest.approx(one.ratios[trial])
         assert float(rows[one.number]["rate"]) == pytest.approx(one.rates[trial])
         assert f"| {one.number} | {trial} | {times(one.ratios[trial])} |" in texts["report"]
@@ -327,10 +327,10 @@ def _evidence(played: Replayed, **changes: Any) -> Evidence:
 
 
 def test_rounds_on_another_machine_make_none_restless(played: Replayed) -> None:
-    today = tuned(played).answer.baseline
-    assert today is not None
+    baseline = tuned(played).answer.baseline
+    assert baseline is not None
     rates = [(Stage.BEFORE, 300.0), (Stage.CHOICE, 100.0), (Stage.GAIN, 101.0)]
-    rounds = [Round(n, stage, rates={today: rate}) for n, (stage, rate) in enumerate(rates, 1)]
+    rounds = [Round(n, stage, rates={baseline: rate}) for n, (stage, rate) in enumerate(rates, 1)]
     found = {point.code for point in points(_evidence(played, rounds=rounds))}
     assert "restless" not in found
     moved = [dataclasses.replace(one, stage=Stage.CHOICE) for one in rounds]
@@ -470,9 +470,9 @@ def test_running_study_is_shown_as_provisional_on_narrow_and_wide_screens(
 
 
 def test_screen_of_a_search_leads_with_what_may_be_faster(played: Replayed) -> None:
-    today = tuned(played).answer.baseline
+    baseline = tuned(played).answer.baseline
     moment = LiveView(played.repository, played.study()).moment()
-    slow, maybe, early = [t for t in moment.ratios if t != today][:3]
+    slow, maybe, early = [t for t in moment.ratios if t != baseline][:3]
     seen = {slow: (0.5, 0.45, 0.55), maybe: (1.3, 0.95, 1.8), early: (2.0, 1.9, 2.1)}
     pruned = [
         dataclasses.replace(one, result=dataclasses.replace(one.result, state=AttemptState.PRUNED))
@@ -495,17 +495,17 @@ def test_screen_of_a_search_leads_with_what_may_be_faster(played: Replayed) -> N
 
 
 def test_low_terminal_shows_what_the_rounds_come_to_and_what_runs(played: Replayed) -> None:
-    today = tuned(played).answer.baseline
-    assert today is not None
-    rivals = [today + 1, today + 2, today + 3]
+    baseline = tuned(played).answer.baseline
+    assert baseline is not None
+    rivals = [baseline + 1, baseline + 2, baseline + 3]
     so_far = dict.fromkeys(rivals, Ratio(1.2, 1.1, 1.3))
-    rates = {today: 100.0, **dict.fromkeys(rivals, 120.0)}
+    rates = {baseline: 100.0, **dict.fromkeys(rivals, 120.0)}
     rounds = [
         Round(n, Stage.CHOICE, True, rates, dict.fromkeys(rivals, 1.2), so_far) for n in range(1, 9)
     ]
     moment = dataclasses.replace(
         LiveView(played.repository, played.study()).moment(),
-        rounds=[Round(0, Stage.BEFORE, rates={today: 300.0}), *rounds],
+        rounds=[Round(0, Stage.BEFORE, rates={baseline: 300.0}), *rounds],
         running=("confirming, round 9, trial 1", "confirming, round 9, trial 2"),
         doing="block 3",
         next="the verdict",
@@ -912,9 +912,9 @@ def test_run_of_a_round_that_was_lost_has_no_ratio_of_the_run_that_repeats_it(
         return "-confirm1" in name and name.endswith("-1")
 
     played.on(where(PLAIN, first, lost_agent=True, outcome=Outcome.CRASH)).run(budget={"trials": 3})
-    today = figures_of(played.repository, played.study()).answer.baseline
+    baseline = figures_of(played.repository, played.study()).answer.baseline
     rows = [row for row in table(played) if (row["purpose"], row["round"]) == ("confirm", "1")]
-    others = [row for row in rows if int(row["trial"]) != today]
+    others = [row for row in rows if int(row["trial"]) != baseline]
     compared = {(row["state"], bool(row["ratio"])) for row in others}
     assert compared == {("LOST", False), ("COMPLETE", True)}
 

@@ -17,7 +17,7 @@ from tests.control.shown import answered
 KEEP = {"global_batch": "keep"}
 SIZES = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2, 4, 8]}
 SPACE: dict[str, Any] = {**SIZES, "log_interval": [1, 10], "bucket_cap_mb": [1, 5, 25, 100]}
-TODAY = {"micro_batch": 4, "accumulation_steps": 12}
+BASELINE = {"micro_batch": 4, "accumulation_steps": 12}
 
 
 def larger_is_better(knobs: Knobs) -> float:
@@ -45,7 +45,7 @@ def expected(said: str) -> tuple[str, float]:
 
 def test_the_baselines_global_batch_is_kept_by_default(played: Replayed) -> None:
     verdict = played.on(LARGER).run(
-        search_space=SIZES, baseline=TODAY, objective={}, budget={"trials": 30}
+        search_space=SIZES, baseline=BASELINE, objective={}, budget={"trials": 30}
     )
     tried = [configuration(a) for a in played.attempts("search")]
     assert set(tried) == {(48, 1), (24, 2), (16, 3), (12, 4), (8, 6), (6, 8), (4, 12), (3, 16)} | {
@@ -64,7 +64,7 @@ def test_the_baselines_global_batch_is_kept_by_default(played: Replayed) -> None
 
 def test_large_micro_batches_and_little_accumulation_come_first(played: Replayed) -> None:
     played.on(PLAIN).run(
-        search_space=SIZES, baseline=TODAY, objective=KEEP, sampler="model", budget={"trials": 3}
+        search_space=SIZES, baseline=BASELINE, objective=KEEP, sampler="model", budget={"trials": 3}
     )
     first, second, third = (configuration(a) for a in played.attempts("search"))
     assert first == (4, 12)
@@ -80,7 +80,7 @@ def test_large_micro_batches_and_little_accumulation_come_first(played: Replayed
 def test_a_number_is_the_baselines_in_figures(played: Replayed, sampler: str) -> None:
     played.run(
         search_space=SPACE,
-        baseline=TODAY,
+        baseline=BASELINE,
         objective={"global_batch": 96},
         sampler=sampler,
         budget={"trials": 12, "least_gain": 0},
@@ -101,7 +101,7 @@ def test_the_model_believes_in_what_may_compete(played: Replayed, seed: int) -> 
     )
     played.on(failing).run(
         search_space=SPACE,
-        baseline=TODAY,
+        baseline=BASELINE,
         objective=KEEP,
         sampler="model",
         seed=seed,
@@ -123,7 +123,11 @@ def test_out_of_memory_and_failed_ones_are_never_taken_for_the_best(played: Repl
         cause="planted",
     )
     played.on(failing).run(
-        search_space=SPACE, baseline=TODAY, objective=KEEP, sampler="model", budget={"trials": 20}
+        search_space=SPACE,
+        baseline=BASELINE,
+        objective=KEEP,
+        sampler="model",
+        budget={"trials": 20},
     )
     best, _ = expected(played.said())
     assert "micro_batch" not in best or int(re.findall(r"micro_batch=(\d+)", best)[0]) < 4
@@ -134,7 +138,7 @@ def test_the_largest_batch_is_a_split(played: Replayed) -> None:
     resources = {"workers": 2, "memory_per_worker": "1GiB"}
     verdict = played.on(limited).run(
         search_space={"micro_batch": ["max"]},
-        baseline=TODAY,
+        baseline=BASELINE,
         objective=KEEP,
         resources=resources,
         budget={"trials": 20},
@@ -151,7 +155,7 @@ def test_the_largest_batch_is_the_whole_step_if_that_fits(played: Replayed) -> N
     resources = {"workers": 2, "memory_per_worker": "1GiB"}
     played.on(PLAIN).run(
         search_space={"micro_batch": ["max"]},
-        baseline=TODAY,
+        baseline=BASELINE,
         objective=KEEP,
         resources=resources,
         budget={"trials": 2},
@@ -161,7 +165,7 @@ def test_the_largest_batch_is_the_whole_step_if_that_fits(played: Replayed) -> N
 
 
 def test_with_neither_knob_the_global_batch_stays_anyway(played: Replayed) -> None:
-    played.run(search_space={"bucket_cap_mb": [1, 25]}, baseline=TODAY, objective=KEEP)
+    played.run(search_space={"bucket_cap_mb": [1, 25]}, baseline=BASELINE, objective=KEEP)
     assert {configuration(a) for a in played.attempts("search")} == {(4, 12)}
     assert "2 configurations remain" in played.said()
 
@@ -179,20 +183,20 @@ def test_a_free_study_also_tells_the_best_at_the_users_global_batch(played: Repl
     confirmed = {configuration(a) for a in played.recorded("confirm")}
     assert (16, 1) in confirmed
     own = larger_is_better({**verdict["knobs"], "micro_batch": 16, "accumulation_steps": 1})
-    today = larger_is_better({**verdict["knobs"], "micro_batch": 4, "accumulation_steps": 4})
+    baseline = larger_is_better({**verdict["knobs"], "micro_batch": 4, "accumulation_steps": 4})
     batch = verdict["batch"]
     assert (batch["before"], batch["after"]) == (32, 256)
-    assert batch["best_gain"]["value"] == pytest.approx(own / today, abs=0.005)
+    assert batch["best_gain"]["value"] == pytest.approx(own / baseline, abs=0.005)
     best = batch["best_knobs"]
     assert (best["micro_batch"], best["accumulation_steps"]) == (16, 1)
     text = report(played.repository, "played", Verdict.from_dict(verdict))
     table = text[text.index("### Best per global batch") :].splitlines()
     rows = [line.split(" | ")[0] for line in table[4:11]]
     assert rows == ["| 4", "| 8", "| 16", "| 32 (yours)", "| 64", "| 128", "| 256"]
-    assert f"{own / today:.2f}x " in table[7]
+    assert f"{own / baseline:.2f}x " in table[7]
     assert "seen once" in table[4]
 
 
 def test_a_study_that_keeps_its_global_batch_has_no_such_table(played: Replayed) -> None:
-    verdict = played.on(LARGER).run(search_space=SIZES, baseline=TODAY, objective=KEEP)
+    verdict = played.on(LARGER).run(search_space=SIZES, baseline=BASELINE, objective=KEEP)
     assert "per global batch" not in report(played.repository, "played", Verdict.from_dict(verdict))

@@ -72,12 +72,12 @@ def allowed(knobs: Knobs) -> bool:
     return bool(several and recomputed and (not knobs["overlap"] or knobs["tensor_parallel"] > 1))
 
 
-_TODAY = {"tensor_parallel": 2, "pipeline_parallel": 2}
+_BASELINE = {"tensor_parallel": 2, "pipeline_parallel": 2}
 
 
 def wandering(knobs: Knobs) -> Behaviour:
     """The loss leaves the reference wherever a knob has such a value."""
-    plain = running_at(lambda knobs: speed({**_TODAY, **knobs}))
+    plain = running_at(lambda knobs: speed({**_BASELINE, **knobs}))
 
     def answer(launch: Launch) -> Answer:
         off = all(launch.knobs[name] == value for name, value in knobs.items())
@@ -170,7 +170,7 @@ def test_what_cannot_change_it_is_not_checked(played: Replayed) -> None:
 def test_global_batch_of_a_script_that_has_its_own_is_not_told(played: Replayed) -> None:
     """The micro-batch is neither a setting of it nor given, so that it may be any."""
     only = {"overlap": OWN["knobs"]["overlap"]}
-    played.on(running_at(lambda knobs: speed({**_TODAY, **knobs})), workers=8)
+    played.on(running_at(lambda knobs: speed({**_BASELINE, **knobs})), workers=8)
     played.run(**{**OWN, "knobs": only, "constraints": []})
     figures = figures_of(played.repository, played.study())
     assert figures.answer.better

@@ -12,7 +12,7 @@ from tests.control.replayed import PLAIN, Replayed
 
 ROWS = {"rows": 48, "contents": "a", "indices": "", "order": "o", "counted": 48, "copies": 0}
 SEEN: dict[str, Any] = {"consumed": ROWS, "unused_parameters": 0, "batch_dependent": ""}
-LIKE_TODAY = where(PLAIN, lambda _: True, first_steps=SEEN)
+LIKE_BASELINE = where(PLAIN, lambda _: True, first_steps=SEEN)
 
 
 def changed(launch: Launch) -> bool:
@@ -22,7 +22,7 @@ def changed(launch: Launch) -> bool:
 
 def is_faster(**seen: Any) -> Any:
     """What is not the baseline runs at twice its speed, and shows this."""
-    return where(LIKE_TODAY, changed, rate=500.0, first_steps={**SEEN, **seen})
+    return where(LIKE_BASELINE, changed, rate=500.0, first_steps={**SEEN, **seen})
 
 
 BASELINE = {"micro_batch": 2, "find_unused_parameters": True}
@@ -136,7 +136,7 @@ def test_workers_that_stay_are_looked_at_in_short_epochs(
     played: Replayed, stale: list[str], kind: str
 ) -> None:
     (played.folder / "train.py").touch()
-    faster = where(LIKE_TODAY, lambda launch: launch.knobs["persistent_workers"], rate=500.0)
+    faster = where(LIKE_BASELINE, lambda launch: launch.knobs["persistent_workers"], rate=500.0)
     told = {"epochs": 1, "stale": stale}
     verdict = played.on(where(faster, in_short_epochs, first_steps=told)).run(
         workload={"script": "train.py"},

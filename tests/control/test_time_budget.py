@@ -84,13 +84,13 @@ def test_the_search_leaves_time_for_rounds(played: Replayed, budget, seed) -> No
         "precision": ["fp32", "bf16"],
         "gradient_as_bucket_view": [False, True],
     }
-    today = {"micro_batch": 2, "accumulation_steps": 1}
+    baseline = {"micro_batch": 2, "accumulation_steps": 1}
     measurement = {"rounds": 7, "finalists": 3}
     verdict = run(
         played,
         f"{budget}s",
         search_space=space,
-        baseline=today,
+        baseline=baseline,
         seed=seed,
         measurement=measurement,
     )

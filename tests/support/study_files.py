@@ -136,12 +136,12 @@ def studies(draw: st.DrawFn) -> dict[str, Any]:
     )
     if draw(st.booleans()):
         workers = draw(st.integers(1, 64))
-        today = {"micro_batch": 8, "accumulation_steps": 1, **study["baseline"]}
+        baseline = {"micro_batch": 8, "accumulation_steps": 1, **study["baseline"]}
         study["resources"]["workers"] = workers
         study["objective"] = {
             "metric": draw(st.sampled_from(["samples_per_second", "tokens_per_second"])),
             "global_batch": draw(
-                st.just(today["micro_batch"] * today["accumulation_steps"] * workers)
+                st.just(baseline["micro_batch"] * baseline["accumulation_steps"] * workers)
                 | st.sampled_from(["keep", "free"])
             ),
         }

@@ -15,18 +15,18 @@ Script = Callable[[dict[str, int]], tuple[int, int]]
 
 
 def searched(
-    script: Script, today: dict[str, int], workers: int = 1
+    script: Script, baseline: dict[str, int], workers: int = 1
 ) -> tuple[BatchSettings, list[set[str]]]:
     """What is found of a script, and which settings each run changed."""
     runs: list[set[str]] = []
 
     def look(settings: Mapping[str, int]) -> SurveyResult:
         runs.append(set(settings))
-        micro_batch, steps = script({**today, **settings})
+        micro_batch, steps = script({**baseline, **settings})
         return SurveyResult(steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True)
 
-    micro_batch, steps = script(today)
-    options = tuple(Option(flag, flag.lstrip("-"), value) for flag, value in today.items())
+    micro_batch, steps = script(baseline)
+    options = tuple(Option(flag, flag.lstrip("-"), value) for flag, value in baseline.items())
     seen = SurveyResult(
         steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True, options=options
     )
@@ -84,8 +84,8 @@ def test_settings_that_a_script_says_twice_are_changed_together() -> None:
             raise BadInput("mismatch")
         return tied(settings)
 
-    today = {"--batch-size": 8, "--micro-batch": 8, "--gas": 2}
-    found, runs = searched(script, today)
+    baseline = {"--batch-size": 8, "--micro-batch": 8, "--gas": 2}
+    found, runs = searched(script, baseline)
     assert found.in_proportion == {
         "micro_batch": {"--batch-size": 8, "--micro-batch": 8},
         "accumulation_steps": {"--gas": 2},
@@ -122,34 +122,36 @@ def test_micro_batch_of_one_sample_that_tells_nothing_is_tried_larger() -> None:
 
 
 def of_gradients(
-    script: Script, today: dict[str, int], gradient: Callable[[int, int], float]
+    script: Script, baseline: dict[str, int], gradient: Callable[[int, int], float]
 ) -> BatchSettings:
     """Search a script whose first gradient depends on its micro-batch and accumulation."""
 
     def look(settings: Mapping[str, int]) -> SurveyResult:
-        size, steps = script({**today, **settings})
+        size, steps = script({**baseline, **settings})
         return SurveyResult(
             steps=4,
             micro_batch=size,
             accumulation_steps=steps,
             loader=True,
             first_gradient=gradient(size, steps),
-            options=tuple(Option(flag, flag.lstrip("-"), value) for flag, value in today.items()),
+            options=tuple(
+                Option(flag, flag.lstrip("-"), value) for flag, value in baseline.items()
+            ),
         )
 
     return find_batch_settings(look, look({}), 1, lambda _: None)
 
 
 def test_gradient_in_proportion_to_the_accumulation_steps_is_that_of_summed_losses() -> None:
-    today = {"--batch": 8, "--accumulate": 2}
+    baseline = {"--batch": 8, "--accumulate": 2}
 
     def both(settings: dict[str, int]) -> tuple[int, int]:
         return settings["--batch"], settings["--accumulate"]
 
-    assert of_gradients(both, today, lambda _, steps: 1.1 * steps).sums
-    assert not of_gradients(both, today, lambda size, steps: 3 / (size * steps) ** 0.5).sums
-    assert not of_gradients(both, today, lambda *_: 0.0).sums, "not known"
-    assert not of_gradients(both, today, lambda size, steps: size * steps).sums, "of all rows"
+    assert of_gradients(both, baseline, lambda _, steps: 1.1 * steps).sums
+    assert not of_gradients(both, baseline, lambda size, steps: 3 / (size * steps) ** 0.5).sums
+    assert not of_gradients(both, baseline, lambda *_: 0.0).sums, "not known"
+    assert not of_gradients(both, baseline, lambda size, steps: size * steps).sums, "of all rows"
     assert of_gradients(
         lambda s: (32 // s["--accum"], s["--accum"]),
         {"--accum": 2, "--size": 16},

@@ -340,7 +340,7 @@ OF_A_SCRIPT = {
 def of_a_script(**changes: Any) -> dict[str, Any]:
     knobs = {"micro_batch": 32, "bucket_cap_mb": 0.5, "precision": "bf16", "channels_last": True}
     parts = {"own": sorted(knobs), "script": {**OF_A_SCRIPT, **changes}}
-    return writing.of_today(content(knobs=knobs) | parts)
+    return writing.of_this_version(content(knobs=knobs) | parts)
 
 
 def test_knobs_of_a_script_are_read_as_they_were_written(folder):
@@ -385,7 +385,7 @@ def test_arguments_of_a_script_that_are_no_texts_are_refused(tmp_path, arguments
 def test_knobs_of_a_workload_or_a_command_reach_it_by_themselves(tmp_path):
     path = tmp_path / "best.yaml"
     for part in ({}, {"script": {"command": ["./a"], "turned": {}, "flags": {}, "changes": []}}):
-        writing.write(path, writing.of_today({**content(), **part}))
+        writing.write(path, writing.of_this_version({**content(), **part}))
         path.write_text(path.read_text().replace("micro_batch: 32", "micro_batch: 16"))
         assert best.read(path)["micro_batch"] == 16
 
@@ -425,7 +425,7 @@ def test_a_script_can_ask_what_it_would_lose(folder):
     del of_old["unusual"]
     with pytest.raises(ValueError, match="export it again"):
         written(folder, of_old).lost_without()
-    again = written(folder, writing.of_today(of_old))
+    again = written(folder, writing.of_this_version(of_old))
     assert again.lost_without("micro_batch") == {"precision": "bf16"}
 
 

@@ -216,9 +216,9 @@ def test_a_field_of_a_file_that_a_command_names(
     }
     knobs = {"tp": {"values": [1, 2], "flag": "a.json::tp"}}
     spec = study(tmp_path, workload, knobs=knobs, baseline={})
-    today = spec.full_baseline()
-    assert (today["micro_batch"], today["tp"]) == (8, 1)
-    chosen = {**today, "micro_batch": 16, "tp": 2}
+    baseline = spec.full_baseline()
+    assert (baseline["micro_batch"], baseline["tp"]) == (8, 1)
+    chosen = {**baseline, "micro_batch": 16, "tp": 2}
     found = recommended(
         BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.taken, 2))
     )

@@ -279,14 +279,14 @@ def test_a_baseline_with_another_global_batch(folder):
 
 
 def test_the_global_batch_is_the_baselines_unless_the_study_says_so(folder):
-    today = "resources: {workers: 4}\nbaseline: {micro_batch: 8, accumulation_steps: 2}\n"
+    baseline = "resources: {workers: 4}\nbaseline: {micro_batch: 8, accumulation_steps: 2}\n"
     said = {
         "": 64,
         "objective: {global_batch: keep}\n": 64,
         "objective: {global_batch: free}\n": None,
     }
     for text, samples in said.items():
-        assert load_text(folder, START + today + text).global_batch(4) == samples
+        assert load_text(folder, START + baseline + text).global_batch(4) == samples
     assert load_text(folder, START).global_batch(3) == 24, "however many ranks there turn out to be"
 
 

@@ -78,9 +78,9 @@ def test_what_came_to_nothing_comes_last():
 
 
 def test_trial_far_below_the_baseline_may_not_be_faster():
-    today = trial(0, 100.0, half_width=0.02)
-    assert not may_be_faster(trial(1, 48.0, half_width=0.02, precision="bf16"), today)
-    assert may_be_faster(trial(2, 97.0, half_width=0.05), today)
+    baseline = trial(0, 100.0, half_width=0.02)
+    assert not may_be_faster(trial(1, 48.0, half_width=0.02, precision="bf16"), baseline)
+    assert may_be_faster(trial(2, 97.0, half_width=0.05), baseline)
 
 
 def test_expected_gain_is_over_all_runs_of_the_baseline_in_the_search():

@@ -11,7 +11,7 @@ from autotune.study.initial_trials import Suggestion, halves
 from search_spaces import CATALOGUE, Facts, defaults
 
 CPU = Facts("cpu", 1)
-TODAY = {**defaults(), "parallelism": "none", "micro_batch": 4}
+BASELINE = {**defaults(), "parallelism": "none", "micro_batch": 4}
 BUNDLE = {
     "micro_batch": 16,
     "precision": "bf16",
@@ -22,8 +22,8 @@ BUNDLE = {
 WITHOUT_WORKERS = {"loader_workers": 0, "persistent_workers": False, "prefetch_factor": 2}
 
 
-def space_of(bundle, today, facts=CPU):
-    return Space({name: [today[name], value] for name, value in bundle.items()}, today, facts)
+def space_of(bundle, baseline, facts=CPU):
+    return Space({name: [baseline[name], value] for name, value in bundle.items()}, baseline, facts)
 
 
 @pytest.mark.parametrize(
@@ -36,23 +36,26 @@ def space_of(bundle, today, facts=CPU):
 )
 def test_what_goes_with_a_refused_change_is_taken_back_with_it(kinds, without):
     found = rest(
-        space_of(BUNDLE, TODAY), TODAY, BUNDLE, Barred({1: "refused"}, dict.fromkeys(kinds, 1))
+        space_of(BUNDLE, BASELINE),
+        BASELINE,
+        BUNDLE,
+        Barred({1: "refused"}, dict.fromkeys(kinds, 1)),
     )
     assert found == {**BUNDLE, **without}
 
 
 def test_every_change_of_a_refused_kind_is_taken_back():
-    today = {**defaults(), "find_unused_parameters": True}
+    baseline = {**defaults(), "find_unused_parameters": True}
     bundle = {"find_unused_parameters": False, "static_graph": True, "precision": "bf16"}
     barred = Barred({1: "refused"}, {ChangeKind.PROMISE: 1})
-    found = rest(space_of(bundle, today, Facts("cpu", 2)), today, bundle, barred)
+    found = rest(space_of(bundle, baseline, Facts("cpu", 2)), baseline, bundle, barred)
     assert found == {"find_unused_parameters": True, "static_graph": False, "precision": "bf16"}
 
 
 def test_a_change_that_goes_only_with_a_later_one_stays():
-    today = {**TODAY, "loader_workers": 2, "persistent_workers": True}
+    baseline = {**BASELINE, "loader_workers": 2, "persistent_workers": True}
     fewer = {"loader_workers": 0, "persistent_workers": False}
-    assert rest(space_of(fewer, today), today, fewer, Barred()) == fewer
+    assert rest(space_of(fewer, baseline), baseline, fewer, Barred()) == fewer
 
 
 FOUR = {"micro_batch": 16, "precision": "bf16", "freeze_gc": True, "log_interval": 50}
@@ -61,57 +64,69 @@ ORDERED = sorted(FOUR, key=[*CATALOGUE].index)
 
 @pytest.mark.parametrize(("guilty", "most"), [(ORDERED[:1], 5), (ORDERED[:2], 4), (ORDERED[2:], 4)])
 def test_parts_of_a_bundle_take_few_trials_where_several_changes_fail(guilty, most):
-    space, failed, ran, tried = space_of(FOUR, TODAY), [(FOUR, "ERROR")], [], []
-    while new := [p.params for p in parts_of(space, TODAY, failed, ran) if p.params not in tried]:
+    space, failed, ran, tried = space_of(FOUR, BASELINE), [(FOUR, "ERROR")], [], []
+    while new := [
+        p.params for p in parts_of(space, BASELINE, failed, ran) if p.params not in tried
+    ]:
         tried.append(new[0])
-        if any(new[0][name] != TODAY[name] for name in guilty):
+        if any(new[0][name] != BASELINE[name] for name in guilty):
             failed.append((new[0], "ERROR"))
         else:
             ran.append(space.complete(new[0]))
-    sound = {name for knobs in ran for name in FOUR if knobs[name] != TODAY[name]}
+    sound = {name for knobs in ran for name in FOUR if knobs[name] != BASELINE[name]}
     assert sound == FOUR.keys() - set(guilty)
     assert len(tried) <= most
 
 
 def test_a_part_that_must_run_out_of_memory_is_split_without_a_trial():
     bundle = {"micro_batch": 16, "log_interval": 50, "freeze_gc": True}
-    space = space_of(bundle, TODAY)
+    space = space_of(bundle, BASELINE)
     too_large = space.complete(bundle)
-    today = {name: TODAY[name] for name in bundle}
-    first, second = halves(space, TODAY, bundle, "OOM")
+    baseline = {name: BASELINE[name] for name in bundle}
+    first, second = halves(space, BASELINE, bundle, "OOM")
     assert first.params == {**bundle, "freeze_gc": False}
-    found = list(fitting(space, TODAY, [first, second], [Shortage(too_large, False)]))
-    assert [one.params for one in found] == [{**today, "log_interval": 50}, second.params]
+    found = list(fitting(space, BASELINE, [first, second], [Shortage(too_large, False)]))
+    assert [one.params for one in found] == [{**baseline, "log_interval": 50}, second.params]
 
 
 def test_what_ran_out_of_memory_rules_out_nothing_that_ran():
     """Loader workers take memory of the host, in which the baseline's micro-batch fits."""
     bundle = {"micro_batch": 16, "loader_workers": 32, "log_interval": 50}
-    space = space_of(bundle, TODAY)
-    today, failed = space.complete({name: TODAY[name] for name in bundle}), space.complete(bundle)
-    found = fitting(space, TODAY, halves(space, TODAY, bundle, "OOM"), [Shortage(failed, False)])
+    space = space_of(bundle, BASELINE)
+    baseline, failed = (
+        space.complete({name: BASELINE[name] for name in bundle}),
+        space.complete(bundle),
+    )
+    found = fitting(
+        space, BASELINE, halves(space, BASELINE, bundle, "OOM"), [Shortage(failed, False)]
+    )
     assert {**bundle, "loader_workers": 0, "log_interval": 10} in [one.params for one in found]
     ran = {**failed, "log_interval": 10}
     again = Suggestion(bundle, "why")
-    assert list(fitting(space, TODAY, [again], [Shortage(failed, False)], [today])) != [again]
-    assert list(fitting(space, TODAY, [again], [Shortage(failed, False)], [today, ran])) == [again]
+    assert list(fitting(space, BASELINE, [again], [Shortage(failed, False)], [baseline])) != [again]
+    assert list(fitting(space, BASELINE, [again], [Shortage(failed, False)], [baseline, ran])) == [
+        again
+    ]
 
 
 def test_what_may_fit_is_suggested_as_it_is():
-    space = space_of(BUNDLE, TODAY)
+    space = space_of(BUNDLE, BASELINE)
     suggestion = Suggestion({**BUNDLE, "precision": "fp32"}, "why")
-    assert list(fitting(space, TODAY, [suggestion], [])) == [suggestion]
+    assert list(fitting(space, BASELINE, [suggestion], [])) == [suggestion]
     other = Shortage(space.complete(BUNDLE), False)
-    assert list(fitting(space, TODAY, [suggestion], [other])) == [suggestion]
+    assert list(fitting(space, BASELINE, [suggestion], [other])) == [suggestion]
 
 
 def test_device_without_memory_has_none_either_beside_other_loader_workers():
     bundle = {"micro_batch": 16, "loader_workers": 2}
-    space, suggestion = space_of(bundle, TODAY), Suggestion({**bundle, "loader_workers": 0}, "why")
+    space, suggestion = (
+        space_of(bundle, BASELINE),
+        Suggestion({**bundle, "loader_workers": 0}, "why"),
+    )
     failed = space.complete(bundle)
 
     def tried(cause):
-        return list(fitting(space, TODAY, [suggestion], [Shortage.of(failed, cause)]))
+        return list(fitting(space, BASELINE, [suggestion], [Shortage.of(failed, cause)]))
 
     assert tried("rank 0: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB") == []
     assert tried("killed by the kernel's out-of-memory killer") == [suggestion]

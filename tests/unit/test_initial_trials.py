@@ -57,8 +57,8 @@ def test_the_micro_batch_grows_by_no_more_than_four_times():
     (only,) = experts(space(**values), defaults(), [])
     assert only.params == {"micro_batch": 32}
     splits = Facts("cpu", 1, global_batch=36)
-    today = {**defaults(), "micro_batch": 4, "accumulation_steps": 9}
-    (only,) = experts(Space({"micro_batch": [4, 32]}, today, splits), today, [])
+    baseline = {**defaults(), "micro_batch": 4, "accumulation_steps": 9}
+    (only,) = experts(Space({"micro_batch": [4, 32]}, baseline, splits), baseline, [])
     assert only.params == {"micro_batch": 12}
 
 
@@ -103,8 +103,8 @@ def test_what_won_before_is_tried_without_what_has_to_be_compiled():
     assert found is not None
     assert found.params == {"precision": "bf16", "compile": "none", "compile_scope": "model"}
     compiled = {**defaults(), "compile": "default"}
-    today = Space(values, compiled, CPU)
-    found = remembered(today, compiled, earlier, HERE)
+    baseline = Space(values, compiled, CPU)
+    found = remembered(baseline, compiled, earlier, HERE)
     assert found is not None
     assert found.params["compile"] == "default", "as today"
 
@@ -134,15 +134,15 @@ VALUES = {
     "precision": ["bf16"],
     "log_interval": [1, 10],
 }
-TODAY = {**defaults(), "micro_batch": 4, "precision": "bf16", "log_interval": 1}
+BASELINE = {**defaults(), "micro_batch": 4, "precision": "bf16", "log_interval": 1}
 
 
 def device_space():
-    return Space(VALUES, TODAY, ON_DEVICE)
+    return Space(VALUES, BASELINE, ON_DEVICE)
 
 
 def test_first_bundle_on_a_device_compiles_nothing():
-    (bundle,) = experts(device_space(), TODAY, [], room=Room(140e9, 9e9))
+    (bundle,) = experts(device_space(), BASELINE, [], room=Room(140e9, 9e9))
     assert bundle.params == {
         "micro_batch": 32,
         "compile": "none",
@@ -164,13 +164,13 @@ def test_micro_batch_grows_to_the_largest_that_memory_is_known_to_hold(peak, siz
 
 
 def test_compile_comes_on_top_of_the_best_and_float8_after_it():
-    best = {**TODAY, "micro_batch": 32}
-    first = with_compilation(device_space(), best, [TODAY, best])
+    best = {**BASELINE, "micro_batch": 32}
+    first = with_compilation(device_space(), best, [BASELINE, best])
     assert first is not None
     assert (first.params["micro_batch"], first.params["compile"]) == (32, "default")
     assert first.params["float8"] == "none"
     faster = {**best, "compile": "default"}
-    second = with_compilation(device_space(), faster, [TODAY, best, faster])
+    second = with_compilation(device_space(), faster, [BASELINE, best, faster])
     assert second is not None
     assert second.params == {**first.params, "float8": "tensorwise"}
     assert (
@@ -181,46 +181,49 @@ def test_compile_comes_on_top_of_the_best_and_float8_after_it():
 
 def test_compile_comes_with_the_first_value_that_the_study_names_where_it_is_not_the_usual_one():
     named = {**VALUES, "compile": ["none", "reduce-overhead", "max-autotune"]}
-    found = with_compilation(Space(named, TODAY, ON_DEVICE), TODAY, [TODAY])
+    found = with_compilation(Space(named, BASELINE, ON_DEVICE), BASELINE, [BASELINE])
     assert found is not None
     assert found.params["compile"] == "reduce-overhead"
     both = {**VALUES, "compile": ["none", "reduce-overhead", "default"]}
-    found = with_compilation(Space(both, TODAY, ON_DEVICE), TODAY, [TODAY])
+    found = with_compilation(Space(both, BASELINE, ON_DEVICE), BASELINE, [BASELINE])
     assert found is not None
     assert found.params["compile"] == "default"
 
 
 def test_float8_is_not_suggested_where_compile_has_failed():
-    assert with_compilation(device_space(), TODAY, [TODAY, {**TODAY, "compile": "default"}]) is None
+    assert (
+        with_compilation(device_space(), BASELINE, [BASELINE, {**BASELINE, "compile": "default"}])
+        is None
+    )
 
 
 def test_bundle_that_failed_is_split_until_one_change_is_left():
     both = {"micro_batch": 32, "compile": "none", "float8": "none", "log_interval": 10}
-    parts = halves(device_space(), TODAY, both, "OOM")
+    parts = halves(device_space(), BASELINE, both, "OOM")
     assert [part.params for part in parts] == [
         {**both, "log_interval": 1},
         {**both, "micro_batch": 4},
     ]
-    assert halves(device_space(), TODAY, parts[0].params, "OOM") == []
+    assert halves(device_space(), BASELINE, parts[0].params, "OOM") == []
 
 
 def test_changes_that_ran_together_are_in_both_parts_of_a_bundle_that_failed():
     failed = {"micro_batch": 32, "compile": "default", "float8": "none", "log_interval": 10}
-    slower = {**TODAY, "micro_batch": 32}
-    parts = halves(device_space(), TODAY, failed, "ERROR", [TODAY, slower])
+    slower = {**BASELINE, "micro_batch": 32}
+    parts = halves(device_space(), BASELINE, failed, "ERROR", [BASELINE, slower])
     assert [part.params for part in parts] == [
         {**failed, "compile": "none"},
         {**failed, "log_interval": 1},
     ]
     best = {**slower, "log_interval": 10}
-    assert halves(device_space(), TODAY, failed, "ERROR", [slower, best]) == []
+    assert halves(device_space(), BASELINE, failed, "ERROR", [slower, best]) == []
 
 
 def test_parts_of_a_bundle_have_knobs_of_the_studys_own_as_well():
-    today = {**TODAY, "seed": 1}
+    baseline = {**BASELINE, "seed": 1}
     space = Space(
-        {"seed": [1, 2], "micro_batch": [4, 32], "log_interval": [1, 10]}, today, ON_DEVICE
+        {"seed": [1, 2], "micro_batch": [4, 32], "log_interval": [1, 10]}, baseline, ON_DEVICE
     )
     failed = {"seed": 2, "micro_batch": 32, "log_interval": 1}
-    parts = halves(space, today, failed, "ERROR")
+    parts = halves(space, baseline, failed, "ERROR")
     assert [part.params for part in parts] == [{**failed, "seed": 1}, {**failed, "micro_batch": 4}]

@@ -106,8 +106,8 @@ TWO_LOADERS = {
 
 
 def test_settings_that_make_up_a_micro_batch_are_changed_by_its_factor(tmp_path: Path) -> None:
-    today = {"micro_batch": 16, "accumulation_steps": 1}
-    spec = study(tmp_path, TWO_LOADERS, baseline=today, search_space={"micro_batch": [8, 16]})
+    own = {"micro_batch": 16, "accumulation_steps": 1}
+    spec = study(tmp_path, TWO_LOADERS, baseline=own, search_space={"micro_batch": [8, 16]})
     baseline = spec.full_baseline()
     knobs = {**baseline, "micro_batch": 8, "accumulation_steps": 2}
     recipe = spec.workload.recipe(spec.flags, baseline, knobs, 2)
@@ -156,14 +156,14 @@ def test_part_of_a_knob_is_what_the_script_has_today(
 @pytest.mark.parametrize("text", ["auto", "nan", "inf"])
 def test_text_that_is_no_number_contradicts_no_part(tmp_path: Path, text: str) -> None:
     workload = {**TWO_LOADERS, "args": [f"--unlabeled-bs={text}"]}
-    today = {"micro_batch": 16, "accumulation_steps": 1}
-    assert study(tmp_path, workload, baseline=today, search_space={"micro_batch": [8, 16]})
+    baseline = {"micro_batch": 16, "accumulation_steps": 1}
+    assert study(tmp_path, workload, baseline=baseline, search_space={"micro_batch": [8, 16]})
 
 
 def test_part_that_the_script_has_by_default_is_as_the_study_says(tmp_path: Path) -> None:
     workload = {**TWO_LOADERS, "args": ["--unlabeled-bs=12"]}
-    today = {"micro_batch": 16, "accumulation_steps": 1}
-    assert study(tmp_path, workload, baseline=today, search_space={"micro_batch": [8, 16]})
+    baseline = {"micro_batch": 16, "accumulation_steps": 1}
+    assert study(tmp_path, workload, baseline=baseline, search_space={"micro_batch": [8, 16]})
 
 
 OVER_ALL = {

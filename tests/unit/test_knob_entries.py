@@ -92,7 +92,7 @@ def test_values_that_are_told_apart_are_values_of_the_knob(knob: Knob) -> None:
     told = [*knob.lasting, *(knob.stateful or ()), *itertools.chain(*knob.same_statistics)]
     if knob.inject:
         told += knob.inject.values
-        told += [] if knob.inject.today is None else [knob.inject.today]
+        told += [] if knob.inject.baseline is None else [knob.inject.baseline]
     assert not [value for value in told if knob.domain.problem(value)]
     assert knob.default not in (*knob.lasting, *(knob.stateful or ()))
 

@@ -51,7 +51,7 @@ def test_each_change_of_the_job_is_told() -> None:
         "many samples.",
     )
     assert job.refusals == ()
-    assert Order.from_text(job.environment[VARIABLE]).today == {"bucket_cap_mb": 25}
+    assert Order.from_text(job.environment[VARIABLE]).baseline == {"bucket_cap_mb": 25}
 
 
 def test_argument_of_a_class_reaches_the_job_and_is_told_as_code() -> None:

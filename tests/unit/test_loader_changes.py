@@ -15,8 +15,8 @@ from tests.support.trials import knobs
 _ROWS = torch.ones(4, 1)
 
 
-def _changes(today: dict[str, Any], **wanted: Any) -> Changes:
-    changes = Changes(knobs(**wanted), tuple(wanted), today)
+def _changes(baseline: dict[str, Any], **wanted: Any) -> Changes:
+    changes = Changes(knobs(**wanted), tuple(wanted), baseline)
     changes.begin()
     return changes
 
@@ -208,8 +208,8 @@ def test_framework_can_build_a_loader_without_workers_anew_by_its_attributes() -
 
 
 def _of_workers(given: dict[str, Any], found: int) -> None:
-    today = {"prefetch_factor": 2}
-    _changes(today, prefetch_factor=4)
+    baseline = {"prefetch_factor": 2}
+    _changes(baseline, prefetch_factor=4)
     assert getattr(iter(DataLoader(_ROWS, num_workers=1, **given)), "_prefetch_factor") == found  # noqa: B009
 
 

@@ -34,8 +34,8 @@ def study(folder: Path, **changes: Any) -> StudySpec:
 def test_they_are_searched_with_the_others(tmp_path: Path) -> None:
     spec = study(tmp_path, search_space={"bucket_cap_mb": [5, 25]})
     assert spec.values() == {"bucket_cap_mb": [5, 25], "tp": [1, 2, 4, 8], "pp": [1, 2, 4]}
-    today = spec.full_baseline()
-    assert (today["tp"], today["pp"], today["bucket_cap_mb"]) == (2, 1, 25)
+    baseline = spec.full_baseline()
+    assert (baseline["tp"], baseline["pp"], baseline["bucket_cap_mb"]) == (2, 1, 25)
     assert StudySpec.model_validate(spec.model_dump(mode="json")) == spec, "as it is stored"
 
 
@@ -50,8 +50,8 @@ def test_alone_they_are_the_whole_space(tmp_path: Path) -> None:
 
 def test_they_reach_the_script_by_their_flags(tmp_path: Path) -> None:
     spec = study(tmp_path)
-    today = spec.full_baseline()
-    recipe = spec.workload.recipe(spec.flags, today, {**today, "tp": 4, "pp": 2}, 8)
+    baseline = spec.full_baseline()
+    recipe = spec.workload.recipe(spec.flags, baseline, {**baseline, "tp": 4, "pp": 2}, 8)
     assert recipe.turned == {"tp": 4, "pp": 2}
     assert not recipe.changes
     assert arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned) == (

@@ -99,16 +99,16 @@ SEEN = SurveyResult(steps=4, micro_batch=8, loader=True, own={"precision": "fp32
 """Of a script as it is."""
 
 
-def searched(option: Option, *effects: Mapping[str, Any] | None, **today: Any) -> OwnOptions:
+def searched(option: Option, *effects: Mapping[str, Any] | None, **baseline: Any) -> OwnOptions:
     """Search a script of one option.
 
     Args:
         option: of the script.
         effects: what each run shows in another way; None: it fails.
-        today: what the script as it is shows in another way.
+        baseline: what the script as it is shows in another way.
     """
     answers = iter(effects)
-    before = changed(SEEN, today)
+    before = changed(SEEN, baseline)
 
     def run(_: Sequence[OtherWord]) -> SurveyResult:
         effect = next(answers)
@@ -132,14 +132,14 @@ COMPILED = Option("--compile", "compile", False, switch=True)
 
 def test_switch_has_the_values_that_were_seen() -> None:
     found = searched(AMP, {"precision": "bf16"}).turned["precision"]
-    assert (found.flag, found.today, found.values) == ("--amp", "fp32", ("fp32", "bf16"))
+    assert (found.flag, found.baseline, found.values) == ("--amp", "fp32", ("fp32", "bf16"))
     assert found.words == {"fp32": False, "bf16": True}
 
 
 def test_switch_that_is_on_is_the_value_of_today() -> None:
     option = Option("/--no-amp", "amp", True, switch=True)
     found = searched(option, {"precision": "fp32"}, precision="bf16").turned["precision"]
-    assert (found.today, found.values) == ("bf16", ("fp32", "bf16"))
+    assert (found.baseline, found.values) == ("bf16", ("fp32", "bf16"))
     assert found.words == {"bf16": True, "fp32": False}
 
 
@@ -150,10 +150,10 @@ def test_words_that_are_the_values_are_not_said() -> None:
 
 def test_compilation_shows_in_frames_beside_those_of_today() -> None:
     found = searched(COMPILED, {"frames": 3}, frames=1).turned["compile"]
-    assert (found.today, found.values) == ("none", ("none", "default"))
+    assert (found.baseline, found.values) == ("none", ("none", "default"))
     off = Option("--no-compile", "no_compile", False, switch=True)
     found = searched(off, {"frames": 1}, frames=5).turned["compile"]
-    assert (found.today, found.words) == ("default", {"default": False, "none": True})
+    assert (found.baseline, found.words) == ("default", {"default": False, "none": True})
 
 
 def test_recomputation_is_of_every_block() -> None:
@@ -179,7 +179,7 @@ def test_workers_that_a_script_refuses_are_not_offered() -> None:
 def test_workers_that_a_script_clamps_have_the_values_that_were_seen() -> None:
     found = searched(Option("-j", "workers", 8), {"loader_workers": 0}, loader_workers=2)
     turned = found.turned["loader_workers"]
-    assert (turned.today, turned.words) == (2, {"2": 8, "0": 0})
+    assert (turned.baseline, turned.words) == (2, {"2": 8, "0": 0})
     assert found.values("loader_workers", [0, 1, 2, 4]) == [0, 2]
 
 

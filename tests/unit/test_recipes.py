@@ -29,8 +29,8 @@ def space(spec: StudySpec) -> Space:
 
 def command(spec: StudySpec, **changes: object) -> list[str]:
     """The script's arguments with these knobs changed."""
-    today = spec.full_baseline()
-    found = spec.workload.recipe(spec.flags, today, {**today, **changes}, 8)
+    baseline = spec.full_baseline()
+    found = spec.workload.recipe(spec.flags, baseline, {**baseline, **changes}, 8)
     assert not found.changes
     return list(arguments.changed(spec.workload.arguments, found.flags, found.turned))
 
@@ -45,8 +45,8 @@ def test_every_framework_has_one() -> None:
 def test_a_recipe_has_more_to_try_than_one_thing(path: Path) -> None:
     spec = load(path)
     found = space(spec)
-    today = {name: spec.full_baseline()[name] for name in found.distributions()}
-    assert not found.problems(today)
+    baseline = {name: spec.full_baseline()[name] for name in found.distributions()}
+    assert not found.problems(baseline)
     assert not found.left_out
     feasible = list(found.feasible(random.Random(0)))
     assert 10 < len(feasible) <= found.size

@@ -9,7 +9,7 @@ from autotune.analysis.sameness import ChangeKind, Comparison, Rules
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
-TODAY = {**defaults(), "micro_batch": 8, "find_unused_parameters": True}
+BASELINE = {**defaults(), "micro_batch": 8, "find_unused_parameters": True}
 ROWS = {"rows": 48, "contents": "a", "indices": "", "order": "o", "counted": 48, "copies": 0}
 
 
@@ -23,7 +23,7 @@ Later = tuple[int, Purpose, dict[str, Any], dict[str, Any]]
 
 
 def comparison(
-    today: dict[str, Any],
+    baseline: dict[str, Any],
     *trials: tuple[dict[str, Any], dict[str, Any]],
     later: Sequence[Later] = (),
     **rules: bool,
@@ -34,18 +34,18 @@ def comparison(
         later: further runs: trial, purpose, changes and observations.
     """
     searched = [(n, Purpose.SEARCH, *trial) for n, trial in enumerate(trials, 1)]
-    base = [(0, Purpose.SEARCH, {}, today), (0, Purpose.CALIBRATE, {}, today)]
+    base = [(0, Purpose.SEARCH, {}, baseline), (0, Purpose.CALIBRATE, {}, baseline)]
     attempts, observed = [], {}
     for number, (trial, purpose, knobs, told) in enumerate([*base, *searched, *later], 1):
         result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number)
         attempts.append(
-            StoredAttempt(number, trial, purpose, 0, 1, {**TODAY, **knobs}, 0.0, 1.0, result)
+            StoredAttempt(number, trial, purpose, 0, 1, {**BASELINE, **knobs}, 0.0, 1.0, result)
         )
         observed[number] = told
     return Comparison(
-        Attempts(attempts, TODAY),
+        Attempts(attempts, BASELINE),
         lambda id_: [StoredBlock(0, 1, 1, 0, 1.0, [1.0], 0.0, 1.0, 1, False, False, observed[id_])],
-        TODAY,
+        BASELINE,
         Rules(**rules),
     )
 
@@ -60,16 +60,16 @@ WORKERS = {"loader_workers": 2}
 def test_more_copies_than_the_baseline_has_are_refused(
     of_baseline: int, of_trial: int, refused: bool
 ) -> None:
-    today = seen(consumed={"copies": of_baseline})
-    found = comparison(today, (WORKERS, seen(consumed={"copies": of_trial})))
+    baseline = seen(consumed={"copies": of_baseline})
+    found = comparison(baseline, (WORKERS, seen(consumed={"copies": of_trial})))
     assert bool(found.refused()) == refused
 
 
 def test_copies_of_labels_alone_are_not_judged() -> None:
     """With ten labels, all rows but ten are copies, however many rows there are."""
-    today = seen(consumed={"rows": 1536, "counted": 1536, "copies": 1526})
+    baseline = seen(consumed={"rows": 1536, "counted": 1536, "copies": 1526})
     trial = seen(consumed={"rows": 384, "counted": 384, "copies": 374})
-    assert comparison(today, (WORKERS, trial)).refused() == {}
+    assert comparison(baseline, (WORKERS, trial)).refused() == {}
 
 
 def test_a_knob_that_cannot_change_data_is_not_judged_by_it() -> None:
@@ -78,7 +78,7 @@ def test_a_knob_that_cannot_change_data_is_not_judged_by_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("today", "trial", "word"),
+    ("baseline", "trial", "word"),
     [
         (seen(), seen(), ""),
         (seen(consumed={"indices": "i"}), seen(consumed={"contents": "b", "indices": "i"}), ""),
@@ -88,20 +88,20 @@ def test_a_knob_that_cannot_change_data_is_not_judged_by_it() -> None:
     ids=["equal rows", "equal indices", "other rows", "not seen"],
 )
 def test_data_that_is_not_shown_to_be_the_same_is_named(
-    today: dict[str, Any], trial: dict[str, Any], word: str
+    baseline: dict[str, Any], trial: dict[str, Any], word: str
 ) -> None:
-    today = {name: value for name, value in today.items() if value is not None}
-    found = comparison(today, (WORKERS, trial))
-    sentences = found.open(1, {**TODAY, **WORKERS})
+    baseline = {name: value for name, value in baseline.items() if value is not None}
+    found = comparison(baseline, (WORKERS, trial))
+    sentences = found.open(1, {**BASELINE, **WORKERS})
     assert bool(sentences) == bool(word)
     assert word in " ".join(sentences)
 
 
 @pytest.mark.parametrize("of_script", [True, False])
 def test_parallelism_is_refused_where_a_layer_computes_over_other_rows(of_script: bool) -> None:
-    today = seen(batch_dependent="BatchNorm") if of_script else {"batch_dependent": "BatchNorm"}
+    baseline = seen(batch_dependent="BatchNorm") if of_script else {"batch_dependent": "BatchNorm"}
     values = ("none", "zero1", "fsdp", "hsdp", "data_parallel")
-    found = comparison(today, *(({"parallelism": value}, today) for value in values))
+    found = comparison(baseline, *(({"parallelism": value}, baseline) for value in values))
     refused = found.refused()
     assert sorted(refused) == [3, 4], "those that shard"
     assert all("parallelism changes its statistics" in reason for reason in refused.values())
@@ -122,7 +122,7 @@ def test_data_parallel_is_refused_where_it_computes_the_rows_of_all_ranks_at_onc
     )
     assert allowed.refused() == {}
     assert "parallelism changes" in " ".join(
-        allowed.open(1, {**TODAY, "parallelism": "data_parallel"})
+        allowed.open(1, {**BASELINE, "parallelism": "data_parallel"})
     )
 
 
@@ -135,31 +135,31 @@ def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
         (knobs, seen()),
     )
     assert list(found.refused()) == [1]
-    configuration = {**TODAY, **knobs}
+    configuration = {**BASELINE, **knobs}
     assert not found.lacks_epoch(2, configuration)
     assert found.lacks_epoch(3, configuration)
     assert "no second epoch" in " ".join(found.open(3, configuration))
 
 
-@pytest.mark.parametrize("today", [True, False])
-def test_gradients_of_zero_are_refused_where_a_step_leaves_parameters_out(today: bool) -> None:
+@pytest.mark.parametrize("baseline", [True, False])
+def test_gradients_of_zero_are_refused_where_a_step_leaves_parameters_out(baseline: bool) -> None:
     """Where they are set to zero today, only the trial shows which have none."""
     knobs = {"set_to_none": False}
-    told = (seen(unused_parameters=2), seen()) if today else (seen(), seen(unused_parameters=2))
+    told = (seen(unused_parameters=2), seen()) if baseline else (seen(), seen(unused_parameters=2))
     (reason,) = comparison(told[0], (knobs, told[1])).refused().values()
     assert "2 parameters had no gradient" in reason
     assert comparison(seen(), (knobs, seen())).refused() == {}
     unseen = comparison({}, (knobs, {}))
-    assert "set_to_none" in " ".join(unseen.open(1, {**TODAY, **knobs}))
-    assert unseen.open(1, TODAY) == []
+    assert "set_to_none" in " ".join(unseen.open(1, {**BASELINE, **knobs}))
+    assert unseen.open(1, BASELINE) == []
 
 
 def test_a_graph_that_the_script_does_not_call_static_stays_a_risk() -> None:
     knobs = {"find_unused_parameters": False}
     found = comparison(seen(), (knobs, seen()))
     assert found.refused() == {}
-    assert "find_unused_parameters=false" in " ".join(found.open(1, {**TODAY, **knobs}))
-    assert found.open(1, {**TODAY, "bucket_cap_mb": 5}) == []
+    assert "find_unused_parameters=false" in " ".join(found.open(1, {**BASELINE, **knobs}))
+    assert found.open(1, {**BASELINE, "bucket_cap_mb": 5}) == []
     assert list(comparison(seen(unused_parameters=2), (knobs, seen())).refused()) == [1]
 
 
@@ -170,18 +170,18 @@ def test_replicas_that_drift_apart_are_refused_unless_those_of_the_baseline_do()
 
 
 def test_another_micro_batch_under_batch_normalisation_is_refused_unless_allowed() -> None:
-    today, other = seen(batch_dependent="BatchNorm"), {"micro_batch": 4, "accumulation_steps": 2}
-    trials = ((other, today), ({"bucket_cap_mb": 5}, today))
-    assert list(comparison(today, *trials).refused()) == [1]
-    allowed = comparison(today, *trials, refuse_batch_dependent=False)
+    baseline, other = seen(batch_dependent="BatchNorm"), {"micro_batch": 4, "accumulation_steps": 2}
+    trials = ((other, baseline), ({"bucket_cap_mb": 5}, baseline))
+    assert list(comparison(baseline, *trials).refused()) == [1]
+    allowed = comparison(baseline, *trials, refuse_batch_dependent=False)
     assert allowed.refused() == {}
-    assert "BatchNorm" in " ".join(allowed.open(1, {**TODAY, **other}))
+    assert "BatchNorm" in " ".join(allowed.open(1, {**BASELINE, **other}))
 
 
 def test_a_study_whose_ranks_tell_nothing_refuses_nothing() -> None:
     found = comparison({}, (WORKERS, {}), ({"persistent_workers": True}, {}))
     assert found.refused() == {}
-    assert found.open(1, {**TODAY, **WORKERS}) == []
+    assert found.open(1, {**BASELINE, **WORKERS}) == []
 
 
 def updates(gradient: float, rates: list[float], optimizer: str = "SGD") -> dict[str, Any]:
@@ -234,7 +234,7 @@ def test_size_of_the_gradient_is_not_compared_where_the_batch_or_the_shards_diff
 
 
 def test_an_allowed_split_with_other_updates_stays_a_risk() -> None:
-    configuration = {**TODAY, **SPLIT}
+    configuration = {**BASELINE, **SPLIT}
     for optimizer, word in (("SGD", "does not divide its loss"), ("AdamW", "clipped")):
         told = updates(8.0, FAST, optimizer)
         found = comparison(updates(1.0, SLOW), (SPLIT, told), refuse_batch_dependent=False)
@@ -256,7 +256,7 @@ def test_runs_of_other_rounds_or_other_knobs_do_not_hide_that_losses_are_summed(
     allowed = comparison(
         updates(1.0, SLOW, "AdamW"), (SPLIT, updates(8.0, SLOW, "AdamW")), later=later
     )
-    assert "does not divide its loss" in " ".join(allowed.open(1, {**TODAY, **SPLIT}))
+    assert "does not divide its loss" in " ".join(allowed.open(1, {**BASELINE, **SPLIT}))
 
 
 def test_rows_of_other_rounds_are_not_compared() -> None:
@@ -265,7 +265,7 @@ def test_rows_of_other_rounds_are_not_compared() -> None:
         (1, Purpose.CONFIRM, WORKERS, seen(consumed={"contents": "d"})),
     ]
     found = comparison(seen(), (WORKERS, seen(consumed={"contents": "b"})), later=other)
-    assert "other rows than yours" in " ".join(found.open(1, {**TODAY, **WORKERS}))
+    assert "other rows than yours" in " ".join(found.open(1, {**BASELINE, **WORKERS}))
 
 
 @pytest.mark.parametrize(("gradient", "kind"), [(8.1, ChangeKind.SPLIT), (5.0, None)])

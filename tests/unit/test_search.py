@@ -377,14 +377,14 @@ LIKE_DDP = {
 
 
 def with_switches():
-    today = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
-    space = Space(WITH_SWITCHES, today, DEVICES)
-    return space, {name: today[name] for name in space.distributions()}
+    baseline = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
+    space = Space(WITH_SWITCHES, baseline, DEVICES)
+    return space, {name: baseline[name] for name in space.distributions()}
 
 
 def test_walks_from_the_baseline_can_all_run_and_have_every_value():
-    space, today = with_switches()
-    names = list(today)
+    space, baseline = with_switches()
+    names = list(baseline)
     drawn = random.Random(1)
     by_chance = [
         {name: drawn.choice(space.distributions()[name].choices) for name in names}
@@ -409,29 +409,29 @@ def test_walks_are_drawn_anew_once_half_of_them_may_have_been_tried(monkeypatch)
             drawn.append(count)
             return super().walks(generator, count)
 
-    today = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
-    ask_all(Counted(WITH_SWITCHES, today, DEVICES), "model", 10)
+    baseline = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
+    ask_all(Counted(WITH_SWITCHES, baseline, DEVICES), "model", 10)
     assert 2 <= len(drawn) < 10
     assert set(drawn) == {8}
 
 
 def test_neighbour_with_another_switch_leaves_out_what_goes_with_the_old_one_only():
-    space, today = with_switches()
-    best = {**today, **LIKE_DDP}
+    space, baseline = with_switches()
+    best = {**baseline, **LIKE_DDP}
     found = list(space.neighbours(best))
     assert not any(space.problems(params) for params in found)
     assert best not in found
     sharded = [params for params in found if params["parallelism"] == "fsdp"]
-    ddp_only = {name: today[name] for name in ("gradient_as_bucket_view", "bucket_cap_mb")}
+    ddp_only = {name: baseline[name] for name in ("gradient_as_bucket_view", "bucket_cap_mb")}
     assert sharded == [{**best, "parallelism": "fsdp", **ddp_only}]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_switch_with_much_behind_it_is_tried_early(seed):
-    space, today = with_switches()
+    space, baseline = with_switches()
     study = optuna.create_study(direction="maximize", sampler=sampler("model", space, seed))
-    study.enqueue_trial(today)
-    study.enqueue_trial({**today, **LIKE_DDP})
+    study.enqueue_trial(baseline)
+    study.enqueue_trial({**baseline, **LIKE_DDP})
     for _ in range(16):
         trial = study.ask(space.distributions())
         rate = {8: 0.8, 16: 1.0, 32: 1.1, 64: 1.15}[trial.params["micro_batch"]]
@@ -447,12 +447,12 @@ def test_a_switch_with_much_behind_it_is_tried_early(seed):
 
 def test_study_goes_on_with_the_values_and_knobs_of_its_first_trials():
     values = {"precision": ["fp32", "tf32", "bf16"], "micro_batch": [1, 2], "log_interval": [1, 10]}
-    today = {**defaults(), "micro_batch": 1}
+    baseline = {**defaults(), "micro_batch": 1}
     study = optuna.create_study(direction="maximize")
-    first = Space({**values, "log_interval": [10]}, today, DEVICES)
+    first = Space({**values, "log_interval": [10]}, baseline, DEVICES)
     study.enqueue_trial({"precision": "fp32", "micro_batch": 1})
     study.tell(study.ask(first.distributions()), 1.0)
-    later = Space(values, today, CPU)
+    later = Space(values, baseline, CPU)
     later.keep(study.trials[0].distributions)
     assert later.distributions() == first.distributions()
     assert later.problems({"precision": "tf32", "micro_batch": 1})

@@ -211,8 +211,8 @@ def study(folder: Path, **changes: Any) -> Path:
 
 
 def test_the_file_says_what_it_is_today(tmp_path: Path) -> None:
-    today = load(study(tmp_path)).full_baseline()
-    assert (today["micro_batch"], today["warmup"]) == (16, 2.0)
+    baseline = load(study(tmp_path)).full_baseline()
+    assert (baseline["micro_batch"], baseline["warmup"]) == (16, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from autotune.search.space import Space, divisors, splits
 from search_spaces import Facts, defaults, infeasible, preset
 
 
-def space_of(values, today, global_batch, ranks=2, refusal=lambda _: ""):
+def space_of(values, baseline, global_batch, ranks=2, refusal=lambda _: ""):
     facts = Facts("cpu", ranks, global_batch=global_batch)
-    return Space(values, {**defaults(), **today}, facts, refusal)
+    return Space(values, {**defaults(), **baseline}, facts, refusal)
 
 
 def pairs(space):
@@ -37,9 +37,9 @@ def test_divisors_are_those(number):
 )
 def test_every_configuration_has_exactly_the_global_batch(sizes, steps, size, step, ranks):
     values = {"micro_batch": sizes, "accumulation_steps": steps, "log_interval": [1, 10]}
-    today = {**defaults(), "micro_batch": size, "accumulation_steps": step}
+    baseline = {**defaults(), "micro_batch": size, "accumulation_steps": step}
     facts = Facts("cpu", ranks, global_batch=size * step * ranks)
-    space = Space(values, today, facts)
+    space = Space(values, baseline, facts)
     found = pairs(space)
     assert (size, step) in found
     assert found == sorted(found, reverse=True), "from large micro-batches and little accumulation"
@@ -56,14 +56,18 @@ def test_pairs_are_made_from_divisors_where_listed_values_do_not_fit():
 
 
 def test_a_study_that_lists_one_of_the_two_searches_the_split():
-    today = {"micro_batch": 4, "accumulation_steps": 4}
-    assert pairs(space_of({"micro_batch": [8, 16]}, today, 32)) == [(16, 1), (8, 2), (4, 4)]
-    assert pairs(space_of({"accumulation_steps": [1, 2]}, today, 32)) == [(16, 1), (8, 2), (4, 4)]
+    baseline = {"micro_batch": 4, "accumulation_steps": 4}
+    assert pairs(space_of({"micro_batch": [8, 16]}, baseline, 32)) == [(16, 1), (8, 2), (4, 4)]
+    assert pairs(space_of({"accumulation_steps": [1, 2]}, baseline, 32)) == [
+        (16, 1),
+        (8, 2),
+        (4, 4),
+    ]
 
 
 def test_a_knob_with_one_value_keeps_it():
-    today = {"micro_batch": 8, "accumulation_steps": 4}
-    space = space_of({"micro_batch": [8], "accumulation_steps": [1, 2]}, today, 64)
+    baseline = {"micro_batch": 8, "accumulation_steps": 4}
+    space = space_of({"micro_batch": [8], "accumulation_steps": [1, 2]}, baseline, 64)
     assert pairs(space) == [(8, 4)]
     assert "accumulation_steps 1, 2 have no partner" in space.left_out[0]
 

@@ -137,7 +137,7 @@ LOADED = {
 }
 DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in LOADED.items()}
 LOADED_GRID = Grid(DISTRIBUTIONS)
-TODAY = {
+BASELINE = {
     "micro_batch": 8,
     "precision": "fp32",
     "bucket_cap_mb": 25,
@@ -153,12 +153,12 @@ SHARES = {"loader": 0.6, "compute": 0.2, "communication": 0.1, "launching": 0.04
 def test_bases_are_what_was_measured():
     parts = Parts(LOADED_GRID)
     before = parts.scale.copy()
-    parts.measure(Profile(TODAY, {"compute": 0.4, "loader": 0.5, "copies": 0.1}), 2.0)
+    parts.measure(Profile(BASELINE, {"compute": 0.4, "loader": 0.5, "copies": 0.1}), 2.0)
     # Effects are those against what was profiled, whatever they are.
     any_effects = parts.mean + (parts.knob >= 0) * np.random.default_rng(0).normal(
         size=len(parts.mean)
     )
-    row = parts.features(LOADED_GRID.encode(TODAY)[None, :])
+    row = parts.features(LOADED_GRID.encode(BASELINE)[None, :])
     value, slopes = parts.slopes(row, any_effects)
     assert value == pytest.approx(parts.value(row, parts.mean[:, None])[:, 0])
     np.testing.assert_allclose(slopes[0, parts.knob >= 0], 0.0, atol=1e-12)
@@ -169,17 +169,17 @@ def test_bases_are_what_was_measured():
 
 def shown(profile):
     """What the model of a study makes of another loader, which has seen two configurations alike."""
-    rows = np.array([LOADED_GRID.encode({**TODAY, "log_interval": n}) for n in (10, 50)])
+    rows = np.array([LOADED_GRID.encode({**BASELINE, "log_interval": n}) for n in (10, 50)])
     nothing = np.zeros((0, len(LOADED)), dtype=np.int64)
     own = Observations(rows, np.ones(2), np.full(2, NOISE), nothing, 1.0)
     model = StepModel(LOADED_GRID, own, profile)
-    return float(model.promise(LOADED_GRID.encode({**TODAY, "loader_workers": 4})[None, :])[0])
+    return float(model.promise(LOADED_GRID.encode({**BASELINE, "loader_workers": 4})[None, :])[0])
 
 
 def test_a_profile_of_what_was_not_measured_says_nothing():
     none = shown(None)
-    assert shown(Profile(TODAY, SHARES)) != none
-    assert shown(Profile({**TODAY, "precision": "bf16"}, SHARES)) == none
+    assert shown(Profile(BASELINE, SHARES)) != none
+    assert shown(Profile({**BASELINE, "precision": "bf16"}, SHARES)) == none
     assert shown(Profile({"micro_batch": 8}, SHARES)) == none
 
 
@@ -208,7 +208,7 @@ def trials_until_close(seed, profile):
     sampler = PerformanceModelSampler(seed, DISTRIBUTIONS)
     sampler.see(profile)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.enqueue_trial(TODAY)
+    study.enqueue_trial(BASELINE)
     study.enqueue_trial({name: draw.choice(values) for name, values in LOADED.items()})
     for number in range(1, 31):
         trial = study.ask(DISTRIBUTIONS)
@@ -222,6 +222,6 @@ def trials_until_close(seed, profile):
 def test_who_knows_that_the_loader_takes_most_is_done_sooner():
     needed = [
         statistics.geometric_mean(trials_until_close(seed, profile) for seed in range(48))
-        for profile in (Profile(TODAY, SHARES), None)
+        for profile in (Profile(BASELINE, SHARES), None)
     ]
     assert needed[0] < 0.85 * needed[1]

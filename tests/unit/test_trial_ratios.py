@@ -18,7 +18,7 @@ from storage import (
     StoredNoise,
 )
 
-TODAY = defaults()
+BASELINE = defaults()
 QUIET, RESTLESS = StoredNoise(0.01, 4, None), StoredNoise(0.12, 4, None)
 
 
@@ -27,14 +27,14 @@ def run(
 ) -> StoredAttempt:
     """Return a run of the baseline (trial 0) or of another configuration."""
     known = {"block_half_width": 0.01, "block_freedom": 20.0, "sigma_run": 0.005, **result}
-    knobs = TODAY if trial == 0 else {**TODAY, "micro_batch": 2 * trial}
+    knobs = BASELINE if trial == 0 else {**BASELINE, "micro_batch": 2 * trial}
     ended = AttemptResult(AttemptState.COMPLETE, throughput=rate, **known)
     return StoredAttempt(0, trial, purpose, round_, 1, knobs, 0.0, 1.0, ended, 1)
 
 
 def several(*runs: StoredAttempt) -> Attempts:
     numbers = itertools.count(1)
-    return Attempts([dataclasses.replace(one, id=next(numbers)) for one in runs], TODAY)
+    return Attempts([dataclasses.replace(one, id=next(numbers)) for one in runs], BASELINE)
 
 
 def test_trial_that_ran_alone_is_compared_with_the_mean_of_all_runs_of_the_baseline() -> None:

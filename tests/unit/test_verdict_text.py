@@ -26,11 +26,11 @@ from search_spaces import defaults
 from storage import AttemptState
 
 GIB = 2**30
-TODAY = defaults()
+BASELINE = defaults()
 
 
 def knobs(**changes):
-    return {**TODAY, **changes}
+    return {**BASELINE, **changes}
 
 
 def finalist(trial, **changes):
@@ -49,14 +49,14 @@ BETTER = Verdict(
     rounds=5,
     unit="samples/s",
     study="tiny",
-    baseline_knobs=TODAY,
+    baseline_knobs=BASELINE,
     trials=8,
     exhausted=True,
 )
 KEPT = dataclasses.replace(
     BETTER,
     trial=0,
-    knobs=TODAY,
+    knobs=BASELINE,
     throughput=Ratio(823.0, 800.0, 845.0),
     speedup=Ratio(1, 1, 1),
 )
@@ -306,9 +306,7 @@ def test_text_of_a_baseline_that_does_not_run():
         speedup=None,
         baseline_failure=Failure(0, AttemptState.CRASH, "why"),
     )
-    end = (
-        f" ran at 1,200 to 1,268 samples/s with {', '.join(f'{name}=' for name in list(TODAY)[:1])}"
-    )
+    end = f" ran at 1,200 to 1,268 samples/s with {', '.join(f'{name}=' for name in list(BASELINE)[:1])}"
     assert text_of(found).startswith(
         f"Your configuration does not run here (CRASH: why); the best that does{end}"
     )
@@ -329,11 +327,11 @@ OF_EACH_KIND = [
     dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, finalists=(finalist(0),)),
     dataclasses.replace(KEPT, kind=Kind.UNDECIDED, contender=CONTENDER),
     dataclasses.replace(BETTER, kind=Kind.NO_BASELINE, speedup=None),
-    Verdict(Kind.NO_RESULT, baseline_knobs=TODAY, outcomes=Outcomes(False, {}, None)),
-    Verdict(Kind.NOT_ENOUGH_TIME, baseline_knobs=TODAY, search_best=SearchBest(False)),
+    Verdict(Kind.NO_RESULT, baseline_knobs=BASELINE, outcomes=Outcomes(False, {}, None)),
+    Verdict(Kind.NOT_ENOUGH_TIME, baseline_knobs=BASELINE, search_best=SearchBest(False)),
     Verdict(
         Kind.NOT_ENOUGH_TIME,
-        baseline_knobs=TODAY,
+        baseline_knobs=BASELINE,
         search_best=SearchBest(False),
         hindrance=Failure(1, AttemptState.OOM, "full"),
     ),
@@ -368,7 +366,7 @@ def test_text_of_a_speed_up_that_long_runs_contradict():
     assert text_of(found) == f"{HEAD} {FIGURE}. {doubt}"
 
 
-EMPTY = Verdict(Kind.NO_RESULT, unit="samples/s", study="tiny", baseline_knobs=TODAY)
+EMPTY = Verdict(Kind.NO_RESULT, unit="samples/s", study="tiny", baseline_knobs=BASELINE)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +410,7 @@ SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, Ratio(1.125, 1.04, 1.21))
             f"95 % CI). About 90 s more would do to prove something ({MORE}).",
         ),
         (
-            {"search_best": SearchBest(True, TODAY, 100.0)},
+            {"search_best": SearchBest(True, BASELINE, 100.0)},
             "Not enough time: your configuration ran at 100 samples/s, and nothing was seen to be "
             "faster.",
         ),
@@ -451,7 +449,7 @@ def test_texts_of_energy_tell_ratios_and_rates_of_energy():
     found = dataclasses.replace(
         EMPTY,
         kind=Kind.NOT_ENOUGH_TIME,
-        search_best=SearchBest(True, TODAY, 0.25),
+        search_best=SearchBest(True, BASELINE, 0.25),
         unit="samples/J",
     )
     assert "your configuration ran at 4 J/sample, and nothing" in text_of(found)

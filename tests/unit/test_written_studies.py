@@ -46,15 +46,15 @@ def test_the_example_of_the_page_about_scripts_is_what_init_writes() -> None:
     told = StudySpec.model_validate(yaml.safe_load(shown))
     workload = told.workload
     assert isinstance(workload, ScriptWorkload)
-    today = told.full_baseline()
+    baseline = told.full_baseline()
     seen = SurveyResult(
         steps=4,
-        micro_batch=today["micro_batch"],
-        accumulation_steps=today["accumulation_steps"],
+        micro_batch=baseline["micro_batch"],
+        accumulation_steps=baseline["accumulation_steps"],
         loader=True,
         ddp=True,
         optimizer="AdamW",
-        own={"precision": "fp32", "loader_workers": today["loader_workers"]},
+        own={"precision": "fp32", "loader_workers": baseline["loader_workers"]},
     )
     launched = Launched(
         workload.script or "",

@@ -77,7 +77,7 @@ class Changes:
         self,
         knobs: Knobs,
         names: tuple[str, ...],
-        today: Mapping[str, Any] | None = None,
+        baseline: Mapping[str, Any] | None = None,
         *,
         in_job: bool = False,
     ) -> None:
@@ -86,7 +86,7 @@ class Changes:
         Args:
             knobs: a value for every knob.
             names: of the knobs to apply; the script keeps its own settings of all others.
-            today: their values in the baseline, as far as they are known.
+            baseline: their values in the baseline, as far as they are known.
             in_job: whether the script is the user's own job. It goes on where a trial fails, and begins
                 to compress gradients where PyTorch does: a trial's few steps would harm it.
         """
@@ -102,7 +102,7 @@ class Changes:
         self._sharded = False
         self._root = RootChanges(knobs, self._names & ROOT, in_job=in_job)
         self._roots = Roots(self._root.prepare)
-        self._loaders = LoaderChanges(knobs, self._names & LOADER, today or {})
+        self._loaders = LoaderChanges(knobs, self._names & LOADER, baseline or {})
         self._updates = 0
         self._stepped: WeakSet[Optimizer] = WeakSet()
         """Optimizers that have stepped in the present step of the training."""

@@ -34,7 +34,7 @@ class Order:
         is_module: whether `target` is a module.
         knobs: a value for every knob.
         changes: names of those that act from outside.
-        today: their values in the baseline, as far as they are known.
+        baseline: their values in the baseline, as far as they are known.
         constructed: arguments with which it constructs objects of a framework.
         copies: of settings files that the script reads; their texts are written already.
         samples: of one rank in a step, where no loader shows them; 0: unknown.
@@ -49,7 +49,7 @@ class Order:
     constructed: dict[str, Any] = field(default_factory=dict)
     samples: int = 0
     fixed_samples: bool = False
-    today: dict[str, Any] = field(default_factory=dict)
+    baseline: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Return the order as a value for the environment."""
@@ -88,7 +88,7 @@ def begin(command: Sequence[str]) -> None:
     constructed = Constructed(order.constructed)
     if order.constructed:
         constructed.watch()
-    changes = Changes(order.knobs, order.changes, order.today, in_job=True)
+    changes = Changes(order.knobs, order.changes, order.baseline, in_job=True)
     changes.begin()
     if "cpu_affinity" in order.changes and process.share_of_job(order.knobs):
         changes.met("cpu_affinity")

@@ -38,22 +38,22 @@ class LoaderChanges:
         acted: whether a loader was read with the wanted values.
     """
 
-    def __init__(self, knobs: Knobs, names: Iterable[str], today: Mapping[str, Any]) -> None:
+    def __init__(self, knobs: Knobs, names: Iterable[str], baseline: Mapping[str, Any]) -> None:
         """Prepare the changes.
 
         Args:
             knobs: a value for every knob.
             names: of those to apply.
-            today: their values in the baseline; those of missing ones may be any. Without workers in
+            baseline: their values in the baseline; those of missing ones may be any. Without workers in
                 the baseline, the script may derive what it says of workers from their number.
         """
         names = list(names)
         self._wanted = {LOADER_ARGUMENTS[name]: knobs[name] for name in names}
-        derived = OF_WORKERS if today.get("loader_workers") == 0 else ()
-        self._today = {
-            LOADER_ARGUMENTS[name]: today[name]
+        derived = OF_WORKERS if baseline.get("loader_workers") == 0 else ()
+        self._baseline = {
+            LOADER_ARGUMENTS[name]: baseline[name]
             for name in names
-            if name in today and LOADER_ARGUMENTS[name] not in derived
+            if name in baseline and LOADER_ARGUMENTS[name] not in derived
         }
         self._own: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
         self.acted = False
@@ -70,7 +70,7 @@ class LoaderChanges:
     def _build(self, build: Callable[..., None], bound: Any) -> None:
         build(*bound.args, **bound.kwargs)
         loader: DataLoader[Any] = bound.arguments["self"]
-        if _shuffles(loader) or _has(loader, self._today) or _has(loader, self._wanted):
+        if _shuffles(loader) or _has(loader, self._baseline) or _has(loader, self._wanted):
             values = {name: getattr(loader, name) for name in _WITHOUT_WORKERS} | self._wanted
             own = {name: getattr(loader, name) for name in (*values, _KEPT)}
             if _has_state(loader):  # has one iterator, which others than its workers cannot reset

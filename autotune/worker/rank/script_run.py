@@ -178,7 +178,7 @@ class ScriptRun:
         self._progressed = progressed
         self._report = report
         self._leave = leave
-        self._changes = Changes(request.knobs, self._script.changes, self._script.today)
+        self._changes = Changes(request.knobs, self._script.changes, self._script.baseline)
         self._copies = SettingsCopies(request.copies)
         self._constructed = Constructed(self._script.constructed)
         self._probe = ScriptProbe(

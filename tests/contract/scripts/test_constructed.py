@@ -71,7 +71,7 @@ def format_turned(kind: str, replaced: tuple[str, str] = ("", "")) -> tuple[obje
 
     wanted = {"precision": tried["precision"]}
     found = find_own_options(given, before, wanted, print, SearchTime(600)).turned["precision"]
-    return found.flag, found.today, found.words
+    return found.flag, found.baseline, found.words
 
 
 @pytest.mark.long

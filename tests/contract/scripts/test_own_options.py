@@ -297,7 +297,7 @@ def test_option_that_turns_a_knob_is_found_with_its_words(
     tmp_path: Path, script: str, expected: Expected
 ) -> None:
     found = searched(tmp_path, script).turned
-    told = {knob: (one.flag, one.today, dict(one.words)) for knob, one in found.items()}
+    told = {knob: (one.flag, one.baseline, dict(one.words)) for knob, one in found.items()}
     assert told == expected
 
 

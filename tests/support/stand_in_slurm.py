@@ -77,7 +77,7 @@ class StandInSlurm:
 
     def running(self) -> list[str]:
         """Return the names of the steps that run."""
-        return [name for name, process in self.steps.values() if process.poll() is None]
+        return [name for name, process in [*self.steps.values()] if process.poll() is None]
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Answer squeue and scancel."""
@@ -86,7 +86,7 @@ class StandInSlurm:
             for number in asked["cancel"]:
                 _kill(self.steps[number][1])
             return {}
-        rows = [f"{n} {name}" for n, (name, p) in self.steps.items() if p.poll() is None]
+        rows = [f"{n} {name}" for n, (name, p) in [*self.steps.items()] if p.poll() is None]
         return {"rows": rows if asked["list"] else []}
 
     def start(self, asked: dict[str, Any]) -> subprocess.Popen[bytes]:

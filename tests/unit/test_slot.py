@@ -486,34 +486,33 @@ class TestWhatIsAway:
     def test_a_node_that_falls_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(agents, "STALL_SECONDS", 0.3)
         cluster = Cluster(ended(0), ended(1))
-        seen: list[list[str]] = []
+
+        def is_away(*silent: str, speaking: int) -> bool:
+            for link in cluster.links[:speaking]:
+                link.say(Heartbeat("t").to_line())
+            return cluster.slot.unreachable() == [*silent]
 
         def train() -> None:
-            def alone() -> bool:
-                cluster.links[0].say(Heartbeat("t").to_line())
-                return cluster.slot.unreachable() == ["node 1 fell silent"]
-
-            seen.append(cluster.slot.unreachable())
-            wait_for(alone, "it is missed")
-            cluster.links[1].say(Heartbeat("t").to_line())
-            wait_for(
-                lambda: cluster.slot.unreachable() in ([], ["node 0 fell silent"]),
-                "it is heard again",
-            )
+            wait_for(lambda: is_away("node 1 fell silent", speaking=1), "it is missed")
+            wait_for(lambda: is_away(speaking=2), "it is heard again")
             cluster.links[0].say(BLOCK.to_line())
 
+        assert cluster.slot.unreachable() == []
         thread = threading.Thread(target=train)
         thread.start()
         cluster.run(enough)
         thread.join()
-        assert seen == [[]]
         assert cluster.slot.unreachable() == [], "what is closed on purpose is not lost"
 
     @pytest.mark.fault(23)
     def test_a_node_whose_agent_is_lost(self) -> None:
         cluster = Cluster(training(), {StartTrial: [Heartbeat("t")]})
-        threading.Timer(0.3, lambda: cluster.links[1].say(b"")).start()
-        cluster.run(go_on)
+
+        def lose(_: BlockReport) -> bool:
+            cluster.links[1].say(b"")
+            return False
+
+        cluster.run(lose)
         assert cluster.slot.unreachable() == ["node 1 lost"], "until there is another"
 
 

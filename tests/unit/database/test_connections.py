@@ -59,7 +59,7 @@ class TestConnections:
                 opening = pool.submit(Database, f"sqlite:///{tmp_path}/x.db")
                 time.sleep(0.5)
                 other.exec_driver_sql("commit")
-                opening.result(30).engine.dispose()
+                opening.result(180).engine.dispose()
 
     def test_the_clock_is_in_seconds_since_the_epoch(self, storage_url: str) -> None:
         with opened(storage_url) as database, database.engine.connect() as connection:

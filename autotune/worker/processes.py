@@ -89,6 +89,8 @@ def leave_with(parent: int) -> None:
 
     For the kernel the parent is the thread that has forked it, so that has to be one that stays.
     """
+    # Until exec the child has the handlers of its parent, with which the signal would be lost.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:  # it ended before that
         os._exit(1)

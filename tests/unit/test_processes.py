@@ -389,6 +389,30 @@ def test_killing_one_that_is_gone_is_no_error():
     processes.kill(gone.pid)
 
 
+def test_child_of_a_dead_parent_ends_though_it_still_has_the_handler_of_that_parent():
+    """A child that is to run another program has it until then; that program has none."""
+    told = play(
+        """
+        read, write = os.pipe()
+        def parent():
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+            def before_exec():
+                processes.leave_with(father)
+                os.write(write, str(os.getpid()).encode())
+                time.sleep(60)
+            father = os.getpid()
+            child(before_exec)
+            sleep()
+        father = child(parent)
+        son = int(os.read(read, 20))
+        os.kill(father, signal.SIGKILL)
+        os.waitpid(father, 0)
+        tell(status=os.waitstatus_to_exitcode(os.waitpid(son, 0)[1]))
+        """
+    )
+    assert told["status"] == -signal.SIGTERM
+
+
 # By the mark of a dead agent
 
 

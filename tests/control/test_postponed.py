@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
+from autotune.views import waiting
 from autotune.views.overview import describe, status_of, table
 from autotune.views.progress import ProgressLines
 from autotune.views.waiting_line import queue_of
@@ -295,8 +297,14 @@ def test_study_that_is_moved_away_from_the_foreground_is_left_to_its_new_queue(
 def test_reason_of_a_study_that_is_tried_again_is_told_until_then(
     played: Replayed, monkeypatch: pytest.MonkeyPatch, off_by: int
 ) -> None:
-    """Whatever the clock of the database says."""
-    monkeypatch.setitem(_NOW, "sqlite", f"{_NOW['sqlite']} + {off_by}")
+    """Whatever the clock of the database says.
+
+    Both clocks stand still: between two looks, the time that is told would move on with them.
+    """
+    at = time.time()
+    still = SimpleNamespace(time=lambda: at, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(waiting, "time", still)
+    monkeypatch.setitem(_NOW, "sqlite", f"{at + off_by}")
     played.submit(**SHORT)
     repository = played.repository
     due = repository.now() + 600.0

@@ -61,7 +61,7 @@ def test_job_runs_the_autotune_that_submits_it(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, "there is no.yaml" in done.stderr) == (2, True)

@@ -55,4 +55,4 @@ def test_trackers_of_a_workload_are_as_they_are() -> None:
 
 def test_upload_to_the_hub_succeeds_without_a_network() -> None:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "none"}
-    subprocess.run([sys.executable, "-c", UPLOADS], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", UPLOADS], env=environment, check=True, timeout=300)

@@ -31,7 +31,7 @@ needs_mounts = pytest.mark.skipif(not private_mounts(), reason="may not mount a 
 
 
 def in_private_mounts(
-    script: str, *arguments: str, cwd: Path, timeout: float = 100
+    script: str, *arguments: str, cwd: Path, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script as root of a mount namespace of its own."""
     command = ["unshare", "--mount", "--map-root-user", sys.executable, "-c", script, *arguments]

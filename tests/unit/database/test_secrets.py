@@ -90,7 +90,7 @@ class TestSecrets:
             env={**os.environ, "AUTOTUNE_STORAGE": url},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert found.returncode == 1

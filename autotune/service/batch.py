@@ -3,6 +3,7 @@
 import hashlib
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from launchers.sections import AUTO, RaySection, SlurmSection
 
 _WARNING_SECONDS = 60
 """Time between the signal and the end of a job: a daemon leaves within seconds."""
+_TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a process that has died of SIGTERM, as shells have it."""
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -20,16 +23,18 @@ _SCRIPT = """\
 #SBATCH --dependency=singleton
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
-{options}{on_one_node}cd {folder} || exit 2
+{options}# A shell hears of a signal only while it waits: the study is in the background.
+trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
+{on_one_node}cd {folder} || exit 2
 # The next job of the study may begin on another node.
 export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
-# In the background: a shell hears of a signal only while it waits.
-trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
 {command} &
 study=$!
 [ -z "$told" ] || kill -TERM $study
 # A wait that the signal interrupts returns the code of the signal, not that of the study.
 while told=; wait $study; code=$?; [ -n "$told" ]; do :; done
+# It died of the signal, which came while Python started.
+[ $code -ne {terminated} ] || code={requeued}
 if [ $code -eq {requeued} ]; then
   # A controller that is restarted or busy answers seconds later.
   for pause in 1 2 4 8; do
@@ -208,6 +213,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         folder=shlex.quote(str(folder)),
         command=shlex.join([sys.executable, "-P", "-m", *_command(study)]),
         requeued=Requeued.exit_code,
+        terminated=_TERMINATED,
     )
 
 

@@ -197,6 +197,27 @@ def test_study_that_has_left_before_the_script_asks_for_its_code_is_requeued(
     assert done.returncode == 75
 
 
+def test_study_that_dies_of_the_signal_before_it_listens_is_requeued(
+    programs: Path, tmp_path: Path
+) -> None:
+    """As while Python imports from a slow file system."""
+    program(programs / "python", "kill -TERM $PPID; exec sleep 60")
+    script = sbatch_script(SPEC, STUDY, tmp_path, [])
+    subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
+    assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+
+
+def test_signal_that_comes_before_the_study_has_the_job_requeued(
+    programs: Path, tmp_path: Path
+) -> None:
+    """As while the folder is mounted."""
+    program(programs / "python", "exec sleep 60")
+    early = "cd() { kill -TERM $$; builtin cd \"$@\"; }\n"
+    script = early + sbatch_script(SPEC, STUDY, tmp_path, [])
+    subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
+    assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+
+
 @pytest.mark.parametrize(
     "options", [["-N4"], ["-N", "2"], ["--nodes=2"], ["-p", "x", "--nodes", "3"]]
 )

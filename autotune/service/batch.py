@@ -1,6 +1,7 @@
 """Batch scripts and manifests that run a study in a batch system, and go on with it."""
 
 import hashlib
+import json
 import re
 import shlex
 import signal
@@ -24,13 +25,15 @@ _SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warning}
 {options}# A shell hears of a signal only while it waits: the study is in the background.
-trap 'told=1; [ -z "$study" ] || kill -TERM $study' TERM
+# Before version 5, bash may lose a signal to a process that it has just forked.
+leave() {{ told=1; [ -z "$study" ] || {{ sleep 1; kill -TERM $study; }}; }}
+trap leave TERM
 {on_one_node}cd {folder} || exit 2
 # The next job of the study may begin on another node.
 export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
 {command} &
 study=$!
-[ -z "$told" ] || kill -TERM $study
+[ -z "$told" ] || leave
 # A wait that the signal interrupts returns the code of the signal, not that of the study.
 while told=; wait $study; code=$?; [ -n "$told" ]; do :; done
 # It died of the signal, which came while Python started.
@@ -233,7 +236,8 @@ def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
         machine=_quoted(spec.name),
         warning=_WARNING_SECONDS,
         folder=_quoted(str(folder)),
-        words=", ".join(map(_quoted, _command(study))),
+        # Kubernetes replaces $(NAME) in a command.
+        words=", ".join(_quoted(word.replace("$", "$$")) for word in _command(study)),
         requeued=Requeued.exit_code,
     )
 
@@ -337,4 +341,4 @@ def _nodes(options: Sequence[str]) -> int:
 
 def _quoted(text: str) -> str:
     """Return a text as a YAML scalar in double quotes."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps(text, ensure_ascii=False)

@@ -185,6 +185,20 @@ def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: 
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 
 
+def test_signal_is_passed_on_once_a_process_just_forked_can_hear_it(
+    programs: Path, tmp_path: Path
+) -> None:
+    """Before version 5, bash loses signals between fork and exec of its child."""
+    wait = "until [ -e {} ]; do /bin/sleep 0.05; done"
+    deaf = f"trap '' TERM; {wait.format('paused')}"
+    program(programs / "python", f"{deaf}; trap 'exit 75' TERM; touch ready; /bin/sleep 60 & wait")
+    program(programs / "sleep", f"touch paused; {wait.format('ready')}")
+    early = 'cd() { kill -TERM $$; builtin cd "$@"; }\n'
+    script = early + sbatch_script(SPEC, STUDY, tmp_path, [])
+    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
+    assert done.returncode == 75
+
+
 def test_study_that_has_left_before_the_script_asks_for_its_code_is_requeued(
     programs: Path, tmp_path: Path
 ) -> None:
@@ -212,7 +226,7 @@ def test_signal_that_comes_before_the_study_has_the_job_requeued(
 ) -> None:
     """As while the folder is mounted."""
     program(programs / "python", "exec sleep 60")
-    early = "cd() { kill -TERM $$; builtin cd \"$@\"; }\n"
+    early = 'cd() { kill -TERM $$; builtin cd "$@"; }\n'
     script = early + sbatch_script(SPEC, STUDY, tmp_path, [])
     subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
@@ -271,6 +285,14 @@ def test_job_of_kubernetes_ignores_the_code_of_a_requeue() -> None:
     [container] = found["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["autotune", "start", "study.yaml", "--foreground"]
     assert container["workingDir"] == '/w "x"'
+
+
+def test_paths_in_a_job_of_kubernetes_are_what_they_are() -> None:
+    study, folder = Path("it's $(HOME).yaml"), Path('/w\n"ü"\t\\')
+    found = yaml.safe_load(job_manifest(SPEC, study, folder))
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    assert container["command"][2] == "it's $$(HOME).yaml"  # as it writes a dollar
+    assert container["workingDir"] == str(folder)
 
 
 ON_RAY = StudySpec.model_validate(

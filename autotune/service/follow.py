@@ -52,6 +52,11 @@ def follow(
     with kind(console, repository, study) as shown:
         while True:
             with outage.waiting():
+                if keep_alive and time.monotonic() - last_check > _CHECK_SECONDS:
+                    last_check = time.monotonic()
+                    keep_alive()
+                    reason = held_back_by(repository, repository.studies.named(study.name))
+                    waits.is_now(f"Waiting: {reason}." if reason else "")
                 study = repository.studies.named(study.name)
                 shown.update()
                 if study.state.ended:
@@ -59,11 +64,6 @@ def follow(
                 disk.is_now(_disk_full(repository.database.folder))
                 if keep_alive is None:
                     daemon.is_now(_no_daemon(repository, study))
-                elif time.monotonic() - last_check > _CHECK_SECONDS:
-                    last_check = time.monotonic()
-                    keep_alive()
-                    reason = held_back_by(repository, study)
-                    waits.is_now(f"Waiting: {reason}." if reason else "")
             time.sleep(_POLL_SECONDS)
 
 

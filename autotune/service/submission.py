@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from autotune.config import StudySpec, withheld
-from autotune.errors import AutotuneError, BadInput, Requeued, StudyNotFound
+from autotune.errors import (
+    AutotuneError,
+    BadInput,
+    Requeued,
+    StorageUnreachable,
+    StudyNotFound,
+)
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon
@@ -325,7 +331,12 @@ class InProcessRunner:
         """
         if self._thread and self._thread.is_alive():
             return
-        study = self._repository.studies.named(self._study.name)
+        try:
+            study = self._repository.studies.named(self._study.name)
+        except StorageUnreachable as error:
+            if not self._daemon.leaves or self._daemon.stops:
+                raise
+            raise Requeued(f"This process was told to leave, and {error}.") from None
         if study.state.ended:
             return
         if self._daemon.stops:  # it has left between two tries
@@ -372,7 +383,7 @@ class DaemonSupervisor:
         if self._is_there():
             return
         study = self._repository.studies.named(self._study.name)
-        if self._repository.leases.serving(study):
+        if study.state.ended or self._repository.leases.serving(study):
             return
         folder, queue = Path(study.workdir), study.queue  # another user may have taken it over
         if self._newest:

@@ -1,5 +1,6 @@
 """PostgreSQL with a password goes away in mid study and comes back."""
 
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -106,6 +107,26 @@ def test_the_study_completes_with_nothing_lost_or_repeated(outage: Outage) -> No
 def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
     assert "Traceback" not in outage.following.output()
     assert outage.follower_exit == 0, outage.following.output()
+
+
+@pytest.mark.fault(11)
+def test_study_in_the_foreground_leaves_when_told_while_the_server_is_away(
+    server: Any, tmp_path: Path
+) -> None:
+    """As a batch job that is preempted meanwhile."""
+    with study_folder(tmp_path, url(server), "told") as told:
+        slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
+        told.write(resources={"workers": 1}, budget={"trials": 1000}, workload=slow)
+        running = told.spawn("start", "study.yaml", "--foreground")
+        told.wait_running(after=1)
+        server.stop()
+        try:
+            wait_for(lambda: "waiting for it" in running.output(), "the outage is noticed")
+            running.send(signal.SIGTERM)
+            assert running.wait() == 75, running.output()
+        finally:
+            bring_back(server)
+        told.wait_nothing_runs()
 
 
 @pytest.mark.sample

@@ -2,7 +2,9 @@
 
 Memory grows with the micro-batch, whatever else is chosen, so there is a largest one that fits: the
 edge. It lies above each micro-batch that fitted and below each that failed. Configurations with
-another value of a knob that changes memory tell as well, with a margin for every such knob.
+another value of a knob that changes memory tell as well, with a margin for every such knob: a
+standard error, as the knob may move the edge further. Where bounds contradict each other, those of
+the nearest configurations count most.
 Accumulation counts as one value or another: gradients that wait for the next micro-batch are there
 during its forward pass, however many of those there are.
 
@@ -33,6 +35,8 @@ from autotune.search.policy import SEARCH
 from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
+_LOGISTIC_SCALE = math.sqrt(3) / math.pi
+"""Scale of a logistic distribution whose standard deviation is 1."""
 _OF_DEVICE = ("CUDA out of memory", "a CUDA device was out of memory")
 """Words of torch's allocator, and of a rank whose script has caught them."""
 
@@ -110,14 +114,34 @@ class MemoryModel:
             return np.zeros(len(rows))
         if not len(self._fails.rows):
             return self._untouched(rows)
-        lowest = float(self._all_octaves().min()) - SEARCH.below
-        below = self._fits.octaves - self._margins(rows, self._fits.rows)
-        above = self._fails.octaves + self._margins(rows, self._fails.rows, failed=True)
-        low, high = below.max(axis=1, initial=lowest), above.min(axis=1)
-        # The edge is taken to lie anywhere between the two.
-        spread = np.maximum(high - low, SEARCH.narrowest_edge) / math.sqrt(12)
-        risk: Vector = special.ndtr((self._octaves(rows) - (low + high) / 2) / spread)
+        chances, kinds = self._edges(rows)
+        beyond = self._octaves(rows)[:, None] - self._places()[None, :]
+        risk: Vector = (chances[kinds] * special.ndtr(beyond / SEARCH.resolution)).sum(axis=1)
         return np.where(self._at_least(rows, self._failed).any(axis=1), 1.0, risk)
+
+    def _edges(self, rows: Rows) -> tuple[Matrix, NDArray[np.int64]]:
+        """Return how likely each kind of row has its edge at each place, and the kind of each row."""
+        _, alike = self._grid.distinct(rows, self._names)
+        _, first, kinds = np.unique(
+            2 * alike + self._waiting(rows), return_index=True, return_inverse=True
+        )
+        several, places = rows[first], self._places()
+        fitted, failed = self._fits, self._fails
+        likely = _log_likelihood(
+            self._margins(several, fitted.rows), places[None, :] - fitted.octaves[:, None]
+        ) + _log_likelihood(
+            self._margins(several, failed.rows, failed=True),
+            failed.octaves[:, None] - places[None, :],
+        )
+        weights = np.exp(likely - likely.max(axis=1, keepdims=True))
+        chances: Matrix = weights / weights.sum(axis=1, keepdims=True)
+        return chances, kinds
+
+    def _places(self) -> Vector:
+        """Return places where an edge may lie, in octaves: those of the space, and somewhat beyond."""
+        sizes = self._all_octaves()
+        end = sizes.max() + SEARCH.beyond + SEARCH.resolution
+        return np.arange(sizes.min() - SEARCH.beyond, end, SEARCH.resolution)
 
     def _margins(self, rows: Rows, told: Rows, *, failed: bool = False) -> Matrix:
         """Return (rows, told): margin of the bound that each told row gives for the edge of a row.
@@ -147,6 +171,12 @@ class MemoryModel:
         sure = self._margins(rows, failed.rows, failed=True) == 0
         covered: NDArray[np.bool_] = larger & sure
         return covered
+
+    def _failed_from(self, rows: Rows) -> Vector:
+        """Return the micro-batch from which on each row surely fails, in octaves; infinite: unknown."""
+        sure = self._margins(rows, self._failed.rows, failed=True) == 0
+        found: Vector = np.where(sure, self._failed.octaves, math.inf).min(axis=1, initial=math.inf)
+        return found
 
     def _waiting(self, rows: Rows) -> NDArray[np.int64]:
         """Return 1 where gradients wait for the next micro-batch, else 0."""
@@ -188,7 +218,7 @@ class MemoryModel:
             unsure = SEARCH.limit_unsure + SEARCH.limit_unsure_per_octave * beyond
             fits_to[other] = max(fits_to[other], largest - unsure)
             ends[other] = largest + unsure
-        self._fits = _Told(fitted, fits_to)
+        self._fits = _Told(fitted, np.minimum(fits_to, self._failed_from(fitted)))
         self._fails = _Told(
             np.concatenate([self._failed.rows, fitted[list(ends)]]),
             np.concatenate([self._failed.octaves, list(ends.values())]),
@@ -207,6 +237,20 @@ class MemoryModel:
         rows = np.zeros((self._grid.count(MICRO_BATCH), len(self._grid.names)), dtype=np.int64)
         rows[:, self._grid.names.index(MICRO_BATCH)] = np.arange(len(rows))
         return self._octaves(rows)
+
+
+def _log_likelihood(margins: Matrix, distances: Matrix) -> Matrix:
+    """Return (kinds of rows, places): logarithm of how likely all bounds hold for an edge there.
+
+    Args:
+        margins: (kinds of rows, bounds): standard error of each bound.
+        distances: (bounds, places): how far each place is on the right side of each bound, octaves.
+    """
+    found = np.zeros((len(margins), distances.shape[1]))
+    for margin in np.unique(margins):
+        scale = max(margin, SEARCH.resolution) * _LOGISTIC_SCALE
+        found += (margins == margin).astype(float) @ special.log_expit(distances / scale)
+    return found
 
 
 _FIGURE = re.compile(r"[0-9.]+")

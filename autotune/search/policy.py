@@ -159,7 +159,7 @@ class SearchPolicy:
     margin_per_knob: float = measured(
         0.35,
         "octaves",
-        "margin of a bound for each knob with another value; several by the root of squares",
+        "standard error of a bound for each knob with another value; several by the root of squares",
         f"least log loss of 0.35, 0.5 and 0.7 on {_TABLE}",
     )
     margin_of_waiting: float = judgement(
@@ -168,8 +168,11 @@ class SearchPolicy:
         "margin for gradients that wait, or do not",
         "they are few beside activations",
     )
-    narrowest_edge: float = judgement(
-        0.2, "octaves", "least distance of the bounds", "fragments of the allocator"
+    resolution: float = judgement(
+        0.1,
+        "octaves",
+        "between two places of an edge, and least standard error of a bound",
+        "fragments of the allocator",
     )
     headroom: float = judgement(
         0.95, "share", "usable memory of a rank", "fragments of the allocator"
@@ -178,7 +181,9 @@ class SearchPolicy:
     limit_unsure_per_octave: float = judgement(
         0.15, "octaves per octave", "growth of that with the distance"
     )
-    below: float = judgement(1.0, "octaves", "below those of the space in which the edge may lie")
+    beyond: float = judgement(
+        1.0, "octaves", "below and above those of the space in which the edge may lie"
+    )
 
     # Failures
     cause_alone: float = judgement(1.0, "weight", "of one value as the cause of a failure")

@@ -11,12 +11,12 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.failure_models import changes_memory, is_of_device
+from autotune.search.observations import value_of
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.policy import SEARCH
 from autotune.search.space import ACCUMULATION, MICRO_BATCH, Configuration, Space, key
 from autotune.search.step_parts import Profile
 from search_spaces import KnobValue
-from search_spaces.needs import SHARDED
 
 
 class Exhausted(Exception):
@@ -230,7 +230,7 @@ class WorthLaunching:
         if trial.user_attrs.get("end") == "OOM":
             shortage = Shortage.of(knobs, str(trial.user_attrs.get("cause", "")))
             self._too_large += surely_too_large([shortage], self._ran)
-        elif trial.state == TrialState.COMPLETE:
+        elif value_of(trial) is not None:  # one that was ended early for its speed has fitted, too
             self._ran.append(knobs)
             self._too_large = surely_too_large(self._too_large, [knobs])
 
@@ -264,9 +264,8 @@ def needs_more_memory(
     It has a micro-batch no smaller, and everything else that memory depends on is the same.
 
     Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large
-    as the weights, however many micro-batches they wait for: little beside the activations of a
-    micro-batch that did not fit. They are larger only where ranks hold parts of the weights, as
-    gradients wait whole.
+    as the weights, however many micro-batches they wait for. Of a large model that can be more than
+    the activations of several samples, so nothing follows for a configuration without them.
 
     Args:
         knobs: a value for every knob.
@@ -278,8 +277,7 @@ def needs_more_memory(
             continue
         if changes_memory(name, on_device=on_device):
             return False
-    less = knobs["accumulation_steps"] == 1 != other["accumulation_steps"]
-    if less and knobs["parallelism"] in SHARDED:
+    if knobs["accumulation_steps"] == 1 != other["accumulation_steps"]:
         return False
     return int(knobs["micro_batch"]) >= int(other["micro_batch"])
 
@@ -293,7 +291,7 @@ def surely_too_large(
 
     Args:
         failed: configurations that ran out of memory.
-        ran: configurations that ran to their end, a value for every knob.
+        ran: configurations that ran, a value for every knob.
     """
     return [one for one in failed if not any(map(one.recurs_in, ran))]
 

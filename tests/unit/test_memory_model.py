@@ -155,3 +155,45 @@ def test_other_loader_workers_find_no_more_memory_on_a_device():
 
     assert risk(True) == [1]
     assert risk(False) < [1]
+
+
+# Bounds that contradict each other
+
+WIDE = Grid(
+    {
+        **{name: SPACE[name] for name in ("micro_batch", "precision")},
+        "activation_checkpointing": CategoricalDistribution([0, 1]),
+        "attention": CategoricalDistribution(["unfused", "flash"]),
+    }
+)
+
+
+def wide(*found):
+    names = ("micro_batch", "precision", "activation_checkpointing", "attention")
+    return WIDE.rows_of([dict(zip(names, one, strict=True)) for one in found])
+
+
+def test_near_configurations_that_failed_count_more_than_a_far_one_that_ran():
+    fitted = wide((64, "bf16", 1, "flash"))
+    failed = [(8, "fp32", 0, "flash"), (8, "bf16", 0, "unfused")]
+    far = MemoryModel(WIDE, fitted, wide((8, "fp32", 0, "unfused")))
+    one, both = (MemoryModel(WIDE, fitted, wide(*failed[:count])) for count in (1, 2))
+    neighbour = wide((16, "bf16", 0, "flash"))
+    assert far.risk(neighbour)[0] < one.risk(neighbour)[0] < both.risk(neighbour)[0]
+    assert both.risk(neighbour)[0] > 0.5
+
+
+def test_bounds_that_contradict_each_other_leave_no_certainty():
+    model = MemoryModel(WIDE, wide((64, "fp32", 1, "flash")), wide((8, "fp32", 0, "unfused")))
+    between = model.risk(wide((16, "fp32", 0, "flash"), (32, "fp32", 0, "flash")))
+    assert all(0.1 < risk < 0.9 for risk in between)
+
+
+def test_failure_refutes_what_peaks_have_promised():
+    # Below some size the peak is that of the update, which is the same for all.
+    flat = shares(0.5, 0.501)
+    model = MemoryModel(GRID, fp32(8, 16), fp32(64), flat)
+    risk = model.risk(np.concatenate([fp32(16, 32), rows((64, "bf16", 1), (128, "bf16", 1))]))
+    assert risk[0] < 0.05
+    assert risk[2] > 0.3
+    assert risk[3] > 0.9

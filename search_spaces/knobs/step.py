@@ -26,12 +26,15 @@ from search_spaces.needs import CUDA, FLASH, HOPPER, TF32, WITH_WORKERS, has_wor
 from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 
-def _samples(_: object, knobs: Knobs) -> Fields:
+def _samples_of_rank(value: int, knobs: Knobs) -> Fields:
     """Return the batch as torchtitan counts it: of a rank, and over all ranks and micro-batches."""
-    return {
-        "training.local_batch_size": knobs["micro_batch"],
-        "training.global_batch_size": knobs["global_batch"],
-    }
+    return {"training.local_batch_size": value, **(_samples_of_all(value, knobs) or {})}
+
+
+def _samples_of_all(_: object, knobs: Knobs) -> Fields | None:
+    """Return the batch over all ranks and micro-batches, where both of its knobs are known."""
+    batch = knobs["global_batch"]
+    return None if batch is None else {"training.global_batch_size": batch}
 
 
 def _torchtitan_formats(weights: str, computing: str) -> Fields:
@@ -61,7 +64,7 @@ KNOBS = (
         exports={
             "hf-trainer": field("per_device_train_batch_size"),
             "deepspeed": field("train_micro_batch_size_per_gpu"),
-            "torchtitan": Words(_samples),
+            "torchtitan": Words(_samples_of_rank),
         },
         always_said=True,
     ),
@@ -87,7 +90,7 @@ KNOBS = (
             "hf-trainer": field("gradient_accumulation_steps"),
             "lightning": field("accumulate_grad_batches"),
             "deepspeed": field("gradient_accumulation_steps"),
-            "torchtitan": Words(_samples),
+            "torchtitan": Words(_samples_of_all),
         },
         always_said=True,
     ),

@@ -263,6 +263,20 @@ def test_a_shell_exports_what_acts_and_nothing_else() -> None:
     assert not said.unsaid
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_shell_keeps_other_settings_of_the_allocator(name: str) -> None:
+    text = FORMATS["env"](of_script({}, {}, {"expandable_segments": True})).text
+    given = {"PATH": os.environ["PATH"], name: "max_split_size_mb:128"}
+    told = subprocess.run(
+        ["sh", "-uc", f'{text}printf %s "$PYTORCH_CUDA_ALLOC_CONF"'],
+        env=given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "max_split_size_mb:128,expandable_segments:True"
+
+
 def test_a_parser_takes_the_arguments() -> None:
     flags = {"micro_batch": "--bs", "precision": "--precision", "pin_memory": "--pin"}
     turned = {"micro_batch": 32, "precision": "it's; $(touch x)", "pin_memory": True}

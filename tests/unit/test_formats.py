@@ -1,5 +1,6 @@
 """`autotune export --format`: what a format cannot say is named, and nothing else is."""
 
+import dataclasses
 import itertools
 import json
 import shlex
@@ -14,7 +15,7 @@ from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export import writing
 from autotune.export.best import BestConfig, is_best, of, read
-from autotune.export.formats import FORMATS, remarks
+from autotune.export.formats import FORMATS, Said, remarks
 from autotune.export.tuned_job import script_job, script_of
 from search_spaces import CATALOGUE
 from search_spaces.knob import Choice, Knob
@@ -161,6 +162,23 @@ def test_torchtitan_counts_samples_over_all_ranks() -> None:
     assert "--training.global_batch_size 96" in lines
     assert "--training.mixed_precision_param bfloat16" in lines
     assert "--parallelism.data_parallel_replicate_degree 8" in lines
+
+
+@pytest.mark.parametrize(
+    ("known", "line", "unsaid"),
+    [
+        ({"micro_batch": 4}, "--training.local_batch_size 4\n", {}),
+        ({"accumulation_steps": 2}, "", {"accumulation_steps": 2}),
+        ({"micro_batch": 4, "accumulation_steps": 2}, "--training.global_batch_size 16\n", {}),
+    ],
+)
+def test_torchtitan_is_told_no_batch_that_the_script_alone_knows(
+    known: dict[str, Any], line: str, unsaid: dict[str, Any]
+) -> None:
+    changed = [*known][-1]
+    best = of_script({changed: "--it"}, {changed: known[changed]}, {})
+    said = FORMATS["torchtitan"](dataclasses.replace(best, knobs=known))
+    assert said == Said(line, unsaid)
 
 
 # env, argv

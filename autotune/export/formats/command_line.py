@@ -26,8 +26,20 @@ def env(best: BestConfig) -> Said:
     acting, own = _acting(best), _of_script(best)
     both = {name: _both(own[name], acting[name]) for name in own if name in acting}
     fields, unsaid = told(best, {**acting, **own, **both})
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in fields.items()]
+    lines = [f"export {name}={_in_shell(name, value)}\n" for name, value in fields.items()]
     return Said("".join(lines), unsaid)
+
+
+def _in_shell(name: str, value: str) -> str:
+    """Return a value for a shell; the allocator keeps its other settings there, as trials did."""
+    if "expandable_segments" not in value:
+        return shlex.quote(value)
+    from autotune.worker.effects import process  # with it comes torch
+
+    if (name, value) != (process.ALLOCATOR[0], process.EXPANDABLE):
+        return shlex.quote(value)
+    others = "".join(f"${{{one}:+${one},}}" for one in process.ALLOCATOR)
+    return f'"{others}{value}"'
 
 
 def _acting(best: BestConfig) -> dict[str, Words]:

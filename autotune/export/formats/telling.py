@@ -74,7 +74,7 @@ def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str
     own values for all else: only what differs from the script as it was is said or left unsaid.
     """
     knobs = {**defaults(), **best.knobs}
-    asked = asked_of(knobs, best.world_size)
+    asked = {**asked_of(knobs, best.world_size), **_unknown_batch(best)}
     fields: Fields = {}
     unsaid: dict[str, Any] = {}
     for name in _to_tell(best):
@@ -84,6 +84,13 @@ def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str
         elif best.script is not None or knobs[name] != _by_itself(name, words, asked):
             unsaid[name] = knobs[name]
     return fields, unsaid
+
+
+def _unknown_batch(best: BestConfig) -> dict[str, None]:
+    """Return no global batch where a script alone knows one of its factors."""
+    return (
+        {} if {"micro_batch", "accumulation_steps"} <= best.knobs.keys() else {"global_batch": None}
+    )
 
 
 def _by_itself(name: str, words: Mapping[str, Words], knobs: Knobs) -> Any:

@@ -29,11 +29,11 @@ _GETTERS_AND_SETTERS = (
     ("omp_get_max_threads", "omp_set_num_threads"),
     ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
 )
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _PER_COLLECTIVE = (2, 24)
 _UNSET = (_AUTO, 0)
 """Values with which a knob sets no variable: the library decides."""
-_EXPANDABLE = "expandable_segments:True"
+EXPANDABLE = "expandable_segments:True"
 
 VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
     "nccl_algo": ("NCCL_ALGO",),
@@ -42,7 +42,7 @@ VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
     "nccl_ctas": ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
     "nccl_registration": ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",),
     "cuda_connections": ("CUDA_DEVICE_MAX_CONNECTIONS",),
-    "expandable_segments": (_ALLOCATOR[0],),
+    "expandable_segments": (ALLOCATOR[0],),
 }
 """Knob -> variables of the environment that `environment` sets for it."""
 VARIABLES = tuple(name for names in VARIABLES_OF.values() for name in names)
@@ -113,7 +113,7 @@ def _spelt(name: str, value: Any, nccl: tuple[int, ...] | None) -> str:
     if name == "nccl_algo":
         return _algorithm(value, nccl or _nccl())
     if name == "expandable_segments":
-        return _EXPANDABLE
+        return EXPANDABLE
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -148,9 +148,9 @@ def _set_allocator(settings: str) -> None:
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the allocator's variable with expandable_segments and an environment's other settings."""
-    said = ",".join(environment.get(name, "") for name in _ALLOCATOR).split(",")
+    said = ",".join(environment.get(name, "") for name in ALLOCATOR).split(",")
     others = [part for part in said if part and not part.startswith("expandable_segments")]
-    return {_ALLOCATOR[0]: ",".join([*others, _EXPANDABLE])}
+    return {ALLOCATOR[0]: ",".join([*others, EXPANDABLE])}
 
 
 def compile_workers(knobs: Knobs, ranks: int) -> None:

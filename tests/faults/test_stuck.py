@@ -28,7 +28,7 @@ from autotune.worker.protocol import (
 )
 from launchers import Resources, agents, section_of
 from search_spaces import defaults
-from tests.support.steering import TINY_WORKLOAD, alive, ends_within
+from tests.support.steering import TINY_WORKLOAD, alive
 from tests.support.trials import heard
 from tests.support.waiting import wait_for
 
@@ -47,8 +47,8 @@ try:
 except processes.Survivors as survivors:
     print(survivors)
 """
-BOTH_KILLED = """
-import os, signal, subprocess, sys
+STARTER = """
+import os, subprocess, sys
 from autotune.worker import processes
 mark = {**os.environ, processes.MARKER: processes.new_agent_id()}
 code = "import os, time; os.setsid(); print('up', flush=True); time.sleep(600)"
@@ -56,7 +56,7 @@ pipe, null = subprocess.PIPE, subprocess.DEVNULL
 child = subprocess.Popen([sys.executable, "-c", code], env=mark, stdout=pipe, stderr=null, text=True)
 child.stdout.readline()
 print(child.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
 """
 
 
@@ -216,13 +216,15 @@ def test_a_suspended_machine_is_no_hang(tmp_path: Path) -> None:
 def test_what_daemon_and_agent_leave_that_are_killed_at_once_is_ended_by_the_next(
     tmp_path: Path,
 ) -> None:
-    killed = subprocess.run(
-        [sys.executable, "-P", "-c", BOTH_KILLED], capture_output=True, text=True, check=False
-    )
-    escaped = int(killed.stdout)
-    assert alive(escaped)
+    command, pipe = [sys.executable, "-P", "-c", STARTER], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as starter:
+        assert starter.stdout is not None
+        escaped = int(starter.stdout.readline())
+        assert alive(escaped)
+        # From here on any agent on this machine ends it, that of a test beside this one as well.
+        starter.kill()
     agent = AgentProcess("127.0.0.1", str(tmp_path / "agent.log"))
-    assert ends_within(escaped, 5.0)
+    wait_for(lambda: not alive(escaped), "what was left is ended")
     assert alive(agent.pid()), "its own mark is of a living starter"
     assert processes.sweep() == ""
     assert alive(agent.pid())

@@ -64,8 +64,12 @@ def _stop_agent_and_hang():
 
 
 def _print_much():
-    for _ in range(70):
+    for _ in range(64):
         sys.stdout.write("much\n" * (2**20 // 5))
+    sys.stdout.write("much\n" * 1000)
+    sys.stdout.flush()
+    while not 2**19 < os.fstat(sys.stdout.fileno()).st_size <= 2**26:
+        time.sleep(0.01)  # the log has not been cut yet, or its end is not written again
     print("and the last")
 
 

@@ -113,13 +113,16 @@ def test_rare_trouble(site: Site, deed: str, outcome: Outcome, cause: str) -> No
 
 @sites("local")
 def test_a_factory_that_hangs_meets_the_startup_deadline(site: Site) -> None:
-    took = stopwatch()
-    report = site.run("odd:stuck", deadlines=Deadlines(startup=1.5, step=60))
-    assert report.outcome is Outcome.HANG
-    assert "start-up took more than 1.5 s" in report.cause
-    assert "in stuck" in report.log_tail
-    assert took() < 1.5 + HASTE_SLACK
-    assert site.strays() == []
+    for limit in (1.5, 12.0, 96.0):  # a busy machine is later at the factory
+        took = stopwatch()
+        report = site.run("odd:stuck", deadlines=Deadlines(startup=limit, step=60))
+        assert report.outcome is Outcome.HANG
+        assert f"start-up took more than {limit:g} s" in report.cause
+        assert took() < limit + HASTE_SLACK
+        assert site.strays() == []
+        if "in stuck" in report.log_tail:
+            return
+    raise AssertionError(report.log_tail)
 
 
 @sites("local")

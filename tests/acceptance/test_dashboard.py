@@ -91,7 +91,7 @@ class Server:
     def interrupt(self) -> tuple[int, str]:
         """Its exit code and what it printed as errors, after Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=180)
         return self.process.returncode, errors
 
 
@@ -160,7 +160,7 @@ def words(page: Any) -> str:
 
 def wait_for_words(page: Any, *expected: str) -> str:
     """The page's text as soon as all of these are in it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         shown = words(page)
         missing = [text for text in expected if " ".join(text.split()) not in shown]
@@ -362,13 +362,8 @@ class TestServer:
 
     @pytest.mark.long
     def test_a_port_of_another_dashboard_is_refused(self, done: Done, server: Server) -> None:
-        found = autotune(
-            "dashboard",
-            STUDY,
-            *("--port", str(server.port), "--no-browser"),
-            cwd=done.folder,
-            timeout=60,
-        )
+        options = ("--port", str(server.port), "--no-browser")
+        found = autotune("dashboard", STUDY, *options, cwd=done.folder)
         assert_refused(found, str(server.port), "--port")
 
     def test_a_study_that_is_not_there_is_refused(self, done: Done) -> None:

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_for
 PACKAGES = "slurm-wlm and munge"
 """Debian's packages of the programs."""
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "munged")
-_CONTROL_SECONDS = 30
+_CONTROL_SECONDS = 180
 _ADDRESS = "10.78.1.9"
 """Of this machine: Slurm finds no machine by a name where there is loopback alone."""
 _PORT = 6818

@@ -88,7 +88,7 @@ def test_a_daemon_whose_clock_is_wrong_takes_no_lease_and_loses_none(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert found.returncode == 0, found.stderr

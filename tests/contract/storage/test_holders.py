@@ -30,7 +30,7 @@ def test_a_killed_holder_holds_nothing(
     assert repository.leases.acquire(CLUSTER, LeaseHolder(this_host(), os.getpid(), LONG)) is None
     sleeper.kill()
     # Not waited for: a zombie is dead, too.
-    wait_for(lambda: repository.leases.holder(CLUSTER) is None, "the holder is seen to be dead", 10)
+    wait_for(lambda: repository.leases.holder(CLUSTER) is None, "the holder is seen to be dead")
     state = repository.leases.state(CLUSTER)
     assert state is not None
     assert state.gone

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def own_server() -> Iterator[Any]:
         server.ensure_pgdata_inited()
         with Path(folder, "data", "postgresql.conf").open("a") as settings:
             settings.write(_NO_POWER_CUTS)
-        server.start()
+        wait_for(lambda: _succeeds(server.start), "PostgreSQL runs")
         try:
             yield server
         finally:
@@ -35,11 +35,12 @@ def own_server() -> Iterator[Any]:
 
 def bring_back(server: Any) -> None:
     """Start it again, whatever is left of the one that was stopped."""
+    wait_for(lambda: _succeeds(server.ensure_postgres_running), "PostgreSQL runs again")
 
-    def runs() -> bool:
-        with contextlib.suppress(AssertionError, subprocess.SubprocessError):
-            server.ensure_postgres_running()
-            return True
-        return False
 
-    wait_for(runs, "PostgreSQL runs again")
+def _succeeds(start: Callable[[], object]) -> bool:
+    """Return whether a server runs after this call, which waits for ten seconds at most."""
+    with contextlib.suppress(AssertionError, OSError, subprocess.SubprocessError):
+        start()
+        return True
+    return False

@@ -132,11 +132,15 @@ def postgres_server() -> Iterator[Any]:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: Any, request: pytest.FixtureRequest) -> str:
-    """URL of a new, empty PostgreSQL database."""
+def postgres_url(postgres_server: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of a new, empty PostgreSQL database.
+
+    It is dropped after its test: to remove all at once would be minutes of the last test's time.
+    """
     name = f"test_{abs(hash(request.node.nodeid))}_{os.getpid()}"
     postgres_server.psql(f"create database {name}")
-    return postgres_server.get_uri(database=name)
+    yield postgres_server.get_uri(database=name)
+    postgres_server.psql(f"drop database if exists {name} with (force)")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -238,6 +238,10 @@ class Sqlite:
         """Copy a database that no process has open."""
         shutil.copy(self._folder / f"{source}.db", self._folder / f"{name}.db")
 
+    def drop(self, name: str) -> None:
+        """Remove a database."""
+        (self._folder / f"{name}.db").unlink()
+
 
 class Postgres:
     """Databases of a PostgreSQL server, which several of these may use one after another."""
@@ -255,13 +259,18 @@ class Postgres:
         own = self._own
         self._server.psql(f'create database "{own}_{name}" template "{own}_{source}"')
 
+    def drop(self, name: str) -> None:
+        """Remove a database; hundreds of them would take minutes at the end."""
+        self._server.psql(f'drop database "{self._own}_{name}" with (force)')
+
 
 class Frozen:
     """Databases of one kind, of each older version and as upgraded from it; each is made once."""
 
     def __init__(self, databases: Sqlite | Postgres) -> None:
         self._databases = databases
-        self._copies = itertools.count()
+        self._numbers = itertools.count()
+        self._copies: list[str] = []
         config = Config()
         migrations = Path(storage.__file__).parent / "migrations"
         config.set_main_option("script_location", str(migrations))
@@ -299,9 +308,15 @@ class Frozen:
         return self._copied(upgraded)
 
     def _copied(self, source: str) -> str:
-        name = f"{source}_{next(self._copies)}"
+        name = f"{source}_{next(self._numbers)}"
         self._databases.copy(source, name)
+        self._copies.append(name)
         return self._databases.url(name)
+
+    def drop_copies(self) -> None:
+        """Remove the copies that were given out."""
+        while self._copies:
+            self._databases.drop(self._copies.pop())
 
 
 KINDS = ("sqlite", "postgresql")
@@ -321,9 +336,10 @@ def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def older(frozen: Frozen, request: pytest.FixtureRequest) -> str:
+def older(frozen: Frozen, request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a database of an older version."""
-    return frozen.older(request.param)
+    yield frozen.older(request.param)
+    frozen.drop_copies()
 
 
 @pytest.fixture

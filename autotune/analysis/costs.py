@@ -251,7 +251,8 @@ class Costs:
             slow: True for a slow launch.
         """
         steps = self.first_step(knobs) + MEASUREMENT.brief_steps * self.step(knobs)
-        return (self.slow_startup if slow else self.startup) + steps
+        startup = self.slow_startup if slow else self.startup
+        return max(startup + steps, self._longer_than_before(knobs, Purpose.REPEAT))
 
     def _run(self, startup: float, knobs: Knobs) -> float:
         """Return seconds of the shortest timed run.
@@ -408,7 +409,7 @@ def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
     They are launched again; a trial of the search is not.
     """
     checks = [a for a in attempts.of(*TRAJECTORIES).to_repeat() if a.in_vain]
-    finals = attempts.of(*_PROVING)
+    finals = attempts.of(*_PROVING, Purpose.REPEAT)
     ended = [a for a in finals if a.in_vain]
     later = finals.complete() if ended else ()
     timed = [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]

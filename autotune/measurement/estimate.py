@@ -123,12 +123,13 @@ def effective_size(values: Sequence[float] | np.ndarray) -> float:
 
 
 def steady(seconds_per_step: Sequence[float]) -> bool:
-    """Return whether the last five blocks drift by at most 1 %, or by what their scatter explains.
+    """Return whether the last ten blocks, or all of five or more, show no drift.
 
-    The drift is what the Theil-Sen slope adds up to over the five. Their scatter is that of neighbours
-    (von Neumann 1941), which a drift hardly widens.
+    The drift is what the Theil-Sen slope adds up to over five blocks. It is at most 1 % of the median,
+    or at most one standard error of it and 3 %. The error follows from the scatter of neighbours (von
+    Neumann 1941), which a drift hardly widens.
     """
-    last = np.asarray(seconds_per_step[-STEADY_BLOCKS:], dtype=float)
+    last = np.asarray(seconds_per_step[-MEASUREMENT.drift_blocks :], dtype=float)
     count = len(last)
     if count < STEADY_BLOCKS:
         return False
@@ -136,8 +137,11 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     slope = abs(float(np.median((last[second] - last[first]) / (second - first))))
     scatter = math.sqrt(float(np.mean(np.diff(last) ** 2)) / 2)
     error_of_slope = scatter * math.sqrt(12 / (count * (count**2 - 1)))
-    explained = MEASUREMENT.steady_errors * error_of_slope
-    return slope <= max(explained, MEASUREMENT.steady_drift * float(np.median(last)) / count)
+    per_block = float(np.median(last)) / STEADY_BLOCKS
+    explained = min(
+        MEASUREMENT.steady_errors * error_of_slope, MEASUREMENT.most_steady_drift * per_block
+    )
+    return slope <= max(explained, MEASUREMENT.steady_drift * per_block)
 
 
 def student(df: float) -> float:

@@ -12,16 +12,20 @@ class MeasurementPolicy:
     """Numbers of how runs are measured and what they are expected to cost."""
 
     # Blocks
-    steady_blocks: int = judgement(5, "blocks", "in a row that end the warm-up if they are steady")
+    steady_blocks: int = judgement(5, "blocks", "fewest that end a warm-up, if they are steady")
+    drift_blocks: int = judgement(10, "blocks", "most, the latest, whose drift is looked at")
     steady_drift: float = judgement(
-        0.01, "share of the median", "largest drift over steady blocks (Theil-Sen slope)"
+        0.01, "share of the median", "largest drift of steady blocks (Theil-Sen slope times five)"
     )
     steady_errors: float = judgement(
         1.0,
         "standard errors",
-        "largest drift over steady blocks that scatter more",
-        "blocks that scatter by 4 % warm up for 6 blocks; of steps that begin 20 % slower and settle "
-        "within 3 blocks, 0.6 % is left in the rate",
+        "largest drift of steady blocks that scatter more",
+        "blocks that scatter by 4 % warm up for 7; of steps that begin 20 % slower, with a time "
+        "constant of 3, 5 or 8 blocks, 0.1, 0.8 or 3 % is left in the next ten",
+    )
+    most_steady_drift: float = judgement(
+        0.03, "share of the median", "largest drift of steady blocks, however they scatter"
     )
     fewest_runs_of_drift: int = judgement(
         3, "runs", "fewest whose two halves tell whether the speed changes within a run"
@@ -57,7 +61,7 @@ class MeasurementPolicy:
     warm_up_share: float = judgement(1 / 3, "share", "of the warm-up in the time of a short trial")
     most_repeats: int = judgement(3, "blocks", "most that are repeated because others disturbed")
     most_compiling: int = judgement(
-        5, "blocks", "most that compile and are not charged to the warm-up"
+        5, "blocks", "most that compile and do not count, nor are charged to the warm-up"
     )
     blocks_beside_runs: float = judgement(
         0.5,

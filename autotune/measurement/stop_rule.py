@@ -163,11 +163,11 @@ class StopRule:
             # The first step alone says too little, unless it rules out all that might follow.
             return self.hopeless or (len(self.seen) > 1 and self._no_time(block))
         disturbed = contended(block, self.kept)
-        last = self._no_time(block) or self._long_enough(block)
+        spared = self._is_spared(block)
+        last = self._no_time(block) or (not spared and self._long_enough(block))
         repeat = disturbed and self._repeats < MEASUREMENT.most_repeats and not last
         self._repeats += repeat
-        kept = not repeat and not self._is_spared(block)
-        self.seen.append(ObservedBlock(block, kept=kept, contended=disturbed))
+        self.seen.append(ObservedBlock(block, kept=not (repeat or spared), contended=disturbed))
         if len(self.kept) < FEWEST_BLOCKS:
             self.hopeless = self._cannot_catch_up()
             return self.hopeless or last
@@ -337,13 +337,14 @@ class StopRule:
             return True
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
-        charged = [s.block for s in self.seen if not self._is_spared(s.block)]
+        spared = self._spared()
+        charged = [s.block for s in self.seen if not any(s.block is each for each in spared)]
         if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
             return False
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
-        limit, compiled = self._limits.time_limit, sum(block.seconds for block in self._spared())
+        limit, compiled = self._limits.time_limit, sum(block.seconds for block in spared)
         longest = min(
             longest, MEASUREMENT.warm_up_share * (limit.soft - limit.charged(compiled, compiled))
         )
@@ -356,7 +357,8 @@ class StopRule:
         settling = any(
             b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last
         )
-        return not settling and steady([b.seconds / b.steps for b in blocks])
+        warm = [b for b in blocks if not seconds_of_compilation(b)]
+        return not settling and steady([b.seconds / b.steps for b in warm])
 
 
 def seconds_of_compilation(block: BlockReport) -> float:

@@ -80,9 +80,12 @@ class InterleavedSchedule:
         self._order: list[int] = []
         self._spent = self._at_cycle = 0.0
         """Seconds of all blocks until now, and until the present cycle began."""
+        self._is_over = False
 
     def next(self) -> int | None:
         """Return the member that trains the next block; None ends all of them."""
+        if self._is_over:
+            return None
         members = self._members()
         cold = [number for number in members if self._rules[number].warming_up]
         if cold:
@@ -101,9 +104,17 @@ class InterleavedSchedule:
         if rule.warming_up:
             rule(block)
         elif not rule.take(block):
-            self._order.insert(0, member)  # the cycle still needs one that counts
+            self._repeat(member, block)
         if rule.problem or rule.hopeless:
             self.lost(member)
+
+    def _repeat(self, member: int, block: BlockReport) -> None:
+        """Let a member train a block again that does not count, or end all if there is no time."""
+        like_it = [*self._rules[member].kept, block][0]
+        if self._spent + like_it.seconds > self._whole:
+            self._is_over = True
+        else:
+            self._order.insert(0, member)
 
     def _charged(self, block: BlockReport) -> float:
         """Return what a block takes of the time, without what there is for compilation."""

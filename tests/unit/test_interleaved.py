@@ -329,19 +329,34 @@ def test_ratio_of_recorded_configurations_is_that_of_long_runs() -> None:
     assert abs(float(np.mean(errors))) < 0.003
 
 
-def test_turn_in_which_something_was_compiled_is_repeated() -> None:
-    schedule = InterleavedSchedule([LIMITS] * 2)
-    compiled: list[int] = []
+def turns(
+    schedule: InterleavedSchedule, compiles: Callable[[int], bool], seconds: float
+) -> list[int]:
+    """Return which member trains turn by turn; the second one compiles in some after its warm-up."""
     order: list[int] = []
     while (member := schedule.next()) is not None and len(order) < 60:
-        late = member == 1 and len(schedule.stop_rule(1).kept) == 2 and not compiled
-        compiled += [len(order)] * late
+        rule = schedule.stop_rule(member)
+        late = member == 1 and not rule.warming_up and compiles(len(rule.seen))
         observed = Observed(turn=len(order) + 1, compilations=int(late))
         index = order.count(member)
-        took = 2.0 if late else 0.1 + 0.02 * (index % 2)
+        took = seconds if late else 0.1 + 0.02 * (index % 2)
         schedule.trained(
             member, dataclasses.replace(BLOCK, index=index, seconds=took, observed=observed)
         )
         order.append(member)
-    assert order[compiled[0] + 1] == 1
+    return order
+
+
+def test_turn_in_which_something_was_compiled_is_repeated() -> None:
+    schedule = InterleavedSchedule([LIMITS] * 2)
+    order = turns(schedule, lambda seen: seen == 8, seconds=2.0)
+    assert [1, 1, 1] in [order[start : start + 3] for start in range(len(order))]
     assert schedule.rate(0) == pytest.approx(schedule.rate(1), rel=0.05)
+
+
+def test_turn_is_repeated_only_while_there_is_time() -> None:
+    limits = dataclasses.replace(LIMITS, time_limit=TimeLimit(5.0))
+    schedule = InterleavedSchedule([limits] * 2)
+    turns(schedule, lambda seen: seen > 8, seconds=3.0)
+    spent = sum(s.block.seconds for n in (0, 1) for s in schedule.stop_rule(n).seen)
+    assert spent <= 10.0 + 3.0

@@ -306,3 +306,13 @@ def test_compilation_after_the_warm_up_counts_once_it_goes_on() -> None:
     for index in range(7, 8 + most):
         rule(compiling(index))
     assert [kept.index for kept in rule.kept] == [6, 7 + most]
+
+
+def test_long_compilation_after_the_warm_up_does_not_end_the_run() -> None:
+    rule = StopRule(dataclasses.replace(LIMITS, proves=True, fewest=10))
+    for index in range(6):
+        assert not rule(block(index, 0.2))
+    assert not rule(compiling(6, 0.9 * LIMITS.longest))
+    ended = [rule(block(index, 0.2)) for index in range(7, 17)]
+    assert ended.index(True) == 9
+    assert len(rule.kept) == 10

@@ -26,6 +26,7 @@ _SCRIPT = """\
 #SBATCH --signal=B:TERM@{warning}
 {options}# A shell hears of a signal only while it waits: the study is in the background.
 # Before version 5, bash may lose a signal to a process that it has just forked.
+told= study=
 leave() {{ told=1; [ -z "$study" ] || {{ sleep 1; kill -TERM $study; }}; }}
 trap leave TERM
 {on_one_node}cd {folder} || exit 2

@@ -178,7 +178,9 @@ def test_job_with_more_nodes_than_the_study_uses_ends(
 
 
 def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: Path) -> None:
-    program(programs / "python", "trap 'exit 75' TERM; kill -TERM $PPID; sleep 60 & wait")
+    leaves = "trap 'sleep 0.5; touch left; exit 75' TERM"
+    program(programs / "python", f"{leaves}; kill -TERM $PPID; sleep 60 & wait")
+    program(programs / "scontrol", '[ ! -e left ] || echo "$@" > requeued')
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
     done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
     assert done.returncode == 75
@@ -199,16 +201,15 @@ def test_signal_is_passed_on_once_a_process_just_forked_can_hear_it(
     assert done.returncode == 75
 
 
-def test_study_that_has_left_before_the_script_asks_for_its_code_is_requeued(
+def test_code_is_that_of_a_study_that_has_ended_before_the_script_asks_for_it(
     programs: Path, tmp_path: Path
 ) -> None:
-    program(
-        programs / "python", "trap 'exit 75' TERM; sleep 0.3; kill -TERM $PPID; sleep 60 & wait"
-    )
+    program(programs / "python", "trap 'exit 1' TERM; sleep 0.3; kill -TERM $PPID; sleep 60 & wait")
     slow = "pause() { [ \"$BASH_COMMAND\" != 'code=$?' ] || sleep 0.3; }; trap pause DEBUG\n"
     script = slow + sbatch_script(SPEC, STUDY, tmp_path, [])
     done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
-    assert done.returncode == 75
+    assert done.returncode == 1
+    assert not (tmp_path / "requeued").exists()
 
 
 def test_study_that_dies_of_the_signal_before_it_listens_is_requeued(

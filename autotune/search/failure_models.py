@@ -105,6 +105,7 @@ class MemoryModel:
         self._fits = _Told(fitted, self._octaves(fitted))
         self._failed = self._without_doubtful(_Told(failed, self._octaves(failed)))
         self._fails = self._failed
+        self._ran = self._fits
         if shares is not None:
             self._learn_from_peaks(shares)
 
@@ -117,7 +118,9 @@ class MemoryModel:
         chances, kinds = self._edges(rows)
         beyond = self._octaves(rows)[:, None] - self._places()[None, :]
         risk: Vector = (chances[kinds] * special.ndtr(beyond / SEARCH.resolution)).sum(axis=1)
-        return np.where(self._at_least(rows, self._failed).any(axis=1), 1.0, risk)
+        risk[self._at_most(rows, self._ran).any(axis=1)] = 0.0
+        risk[self._at_least(rows, self._failed).any(axis=1)] = 1.0
+        return risk
 
     def _edges(self, rows: Rows) -> tuple[Matrix, NDArray[np.int64]]:
         """Return how likely each kind of row has its edge at each place, and the kind of each row."""
@@ -170,6 +173,12 @@ class MemoryModel:
         larger = self._octaves(rows)[:, None] >= failed.octaves[None, :]
         sure = self._margins(rows, failed.rows, failed=True) == 0
         covered: NDArray[np.bool_] = larger & sure
+        return covered
+
+    def _at_most(self, rows: Rows, ran: _Told) -> NDArray[np.bool_]:
+        """Return (rows, ran): whether each row surely needs at most the memory of each that ran."""
+        smaller = self._octaves(rows)[:, None] <= ran.octaves[None, :]
+        covered: NDArray[np.bool_] = smaller & (self._margins(rows, ran.rows) == 0)
         return covered
 
     def _failed_from(self, rows: Rows) -> Vector:

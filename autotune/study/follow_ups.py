@@ -74,7 +74,7 @@ class FollowUps:
             return False
         ended = attempts.searched().ended_in(AttemptState.OOM)
         oom = [Shortage.of(a.knobs, a.result.cause) for a in ended]
-        ran = [a.knobs for a in attempts.searched().complete()]
+        ran = [a.knobs for a in attempts.searched().measured()]
         suggestions = fitting(
             self._space, self._context.setup.baseline, self._next(trials, attempts), oom, ran
         )
@@ -113,7 +113,7 @@ class FollowUps:
 
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
         suggested = {t.number: t.params for t in trials if SUGGESTED_BY in t.user_attrs}
-        ran = [attempt.knobs for attempt in attempts.searched().complete()]
+        ran = [attempt.knobs for attempt in attempts.searched().measured()]
         failed = (a for a in attempts.searched() if a.trial in suggested and _has_failed(a))
         bundles = [(suggested[attempt.trial], attempt.result.state) for attempt in failed]
         yield from parts_of(self._space, self._context.setup.baseline, bundles, ran)
@@ -177,7 +177,7 @@ def parts_of(
         space: what may be tried.
         baseline: a value for every knob.
         failed: values of the knobs that vary, with how they failed.
-        ran: configurations that ran to their end, a value for every knob.
+        ran: configurations that ran, a value for every knob.
     """
     bundles = [(params, changes(params, baseline), cause) for params, cause in failed]
     bundles.sort(key=lambda bundle: len(bundle[1]))
@@ -207,7 +207,7 @@ def fitting(
         baseline: a value for every knob.
         suggestions: what is to be tried.
         too_large: configurations that ran out of memory.
-        ran: configurations that ran to their end, a value for every knob.
+        ran: configurations that ran, a value for every knob.
     """
     for one in suggestions:
         knobs = space.complete(one.params)

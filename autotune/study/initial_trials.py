@@ -250,7 +250,7 @@ def halves(
     Args:
         failed: values of the knobs that vary.
         cause: how it failed.
-        ran: configurations that ran to their end, a value for every knob.
+        ran: configurations that ran, a value for every knob.
     """
     changed = sorted(changes(failed, baseline), key=[*CATALOGUE, *failed].index)
     sound = max((changes(failed, baseline, knobs) for knobs in ran), key=len, default=[])

@@ -197,3 +197,13 @@ def test_failure_refutes_what_peaks_have_promised():
     assert risk[0] < 0.05
     assert risk[2] > 0.3
     assert risk[3] > 0.9
+
+
+def test_what_ran_is_no_risk_however_many_neighbours_failed():
+    failed = [(32, "fp32", 0, "flash"), (32, "bf16", 0, "unfused"), (16, "fp32", 0, "unfused")]
+    model = MemoryModel(WIDE, wide((32, "bf16", 0, "flash")), wide(*failed))
+    smaller, same, larger = model.risk(
+        wide((16, "bf16", 0, "flash"), (32, "bf16", 0, "flash"), (64, "bf16", 0, "flash"))
+    )
+    assert smaller == same == 0
+    assert larger > 0.5

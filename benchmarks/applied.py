@@ -28,7 +28,7 @@ from agreement import watched
 from autotune.config import load
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.stop_rule import Limits, StopRule
-from autotune.runs.plan import StudySetup, launcher_of
+from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.worker.protocol import BlockPlan
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "scripts"

@@ -42,7 +42,7 @@ from autotune.analysis.finalists import most_promising_first
 from autotune.config import load
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
-from autotune.runs.plan import launcher_of
+from autotune.runs.study_setup import launcher_of
 from autotune.service.daemon import Daemon
 from autotune.service.queues import this_queue
 from autotune.service.submission import submit

@@ -18,7 +18,7 @@ import yaml
 
 from autotune.analysis.verdict import Verdict
 from autotune.config import load
-from autotune.runs.plan import launcher_of
+from autotune.runs.study_setup import launcher_of
 from autotune.service.daemon import Daemon
 from autotune.service.queues import this_queue
 from autotune.service.submission import submit

@@ -39,7 +39,7 @@ from sqlalchemy import insert
 
 from autotune.cli.shared_options import MOST_ROWS
 from autotune.config import StudySpec, withheld
-from autotune.runs.plan import StudySetup
+from autotune.runs.study_setup import StudySetup
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner

@@ -346,7 +346,7 @@ def _serve(
     idle_only: bool,
 ) -> None:
     """Run so many studies of a queue at a time: one here, several in a process of its own each."""
-    from autotune.runs.plan import launcher_of
+    from autotune.runs.study_setup import launcher_of
     from autotune.service.daemon import Daemon
     from autotune.service.idleness import when_idle
     from autotune.service.pool import DaemonPool

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.config import StudySpec
 from autotune.runs.monitors import RunMonitor
-from autotune.runs.plan import StudySetup
+from autotune.runs.study_setup import StudySetup
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import TrialRequest
 from storage import AttemptResult, AttemptState

@@ -24,7 +24,7 @@ from autotune.errors import (
     StaleLease,
     StorageUnreachable,
 )
-from autotune.runs.plan import OpenLauncher, launcher_of
+from autotune.runs.study_setup import OpenLauncher, launcher_of
 from autotune.service.study_run import StudyRun
 from autotune.study.tuner import Signals, Stopped
 from storage import Lease, LeaseHolder, MessageKind, Repository, Retry, StoredStudy, StudyState

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.config import StudySpec
 from autotune.errors import LauncherError, NotHere
-from autotune.runs.plan import OpenLauncher
+from autotune.runs.study_setup import OpenLauncher
 from launchers import Busy, Launcher, Rival, Tenant, layout
 
 _STAT = Path("/proc/stat")

@@ -15,7 +15,7 @@ from autotune.config import StudySpec, stores, withheld
 from autotune.errors import LauncherError, StorageError
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
-from autotune.runs.plan import OpenLauncher, StudySetup
+from autotune.runs.study_setup import OpenLauncher, StudySetup
 from autotune.service.cleaning import signature
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there

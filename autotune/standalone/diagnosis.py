@@ -15,7 +15,7 @@ from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.runs.one_off import OneOffRuns, why_not
-from autotune.runs.plan import StudySetup, launcher_of, profiled
+from autotune.runs.study_setup import StudySetup, launcher_of, profiled
 from autotune.worker.files import make_private
 from search_spaces import infeasible
 from storage import AttemptResult

@@ -25,7 +25,7 @@ from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
 from autotune.runs.monitors import TimedMonitor
 from autotune.runs.one_off import OneOffRuns
-from autotune.runs.plan import StudySetup, launcher_of
+from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.search.space import Space, key
 from launchers import Launcher
 from launchers.replay.tables import (

@@ -20,7 +20,7 @@ from autotune.analysis.wording import difference
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
-from autotune.runs.plan import StudySetup
+from autotune.runs.study_setup import StudySetup
 from autotune.search.space import MICRO_BATCH, Space
 from autotune.standalone.recording import NO_ENERGY
 from autotune.study.context import StudyContext

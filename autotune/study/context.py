@@ -14,7 +14,7 @@ from autotune.analysis.run_digest import run_digest
 from autotune.analysis.standing import StoredStanding
 from autotune.config import StudySpec
 from autotune.paths import StudyPaths
-from autotune.runs.plan import StudySetup
+from autotune.runs.study_setup import StudySetup
 from search_spaces.constraints import why_not_taken_over
 from storage import (
     AttemptFeed,

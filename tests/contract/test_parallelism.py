@@ -19,7 +19,7 @@ from autotune.measurement.numerics import trajectory
 from autotune.measurement.policy import PROOF
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
-from autotune.runs.plan import StudySetup, launcher_of
+from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, section_of
 from search_spaces import Facts, defaults, infeasible

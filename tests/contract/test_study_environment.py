@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config import StudySpec
-from autotune.runs.plan import StudySetup, launcher_of
+from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.worker.processes import MARKER
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, section_of

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.config import StudySpec
 from autotune.runs.one_off import OneOffRuns
-from autotune.runs.plan import StudySetup
+from autotune.runs.study_setup import StudySetup
 from autotune.standalone import doctor
 from autotune.standalone.doctor import _knobs, shared_memory, watch_of_devices
 from autotune.worker.protocol import Outcome

@@ -21,7 +21,7 @@ from autotune.config.withheld import as_stored
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of
-from autotune.runs.plan import resources
+from autotune.runs.study_setup import resources
 from autotune.worker import inject
 from autotune.worker.inject.batch_samples import samples
 from autotune.worker.inject.changes import DDP, SHARDING

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.runs.plan import StudySetup
+from autotune.runs.study_setup import StudySetup
 from launchers.replay import ReplayLauncher
 from launchers.replay.answers import Answer, Launch
 from launchers.replay.launcher import ENVIRONMENT

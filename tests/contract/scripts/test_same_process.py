@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.runs.plan import launcher_of
+from autotune.runs.study_setup import launcher_of
 from autotune.standalone.launch_command import taken_apart
 from autotune.standalone.survey import Allowed, _spec
 from autotune.worker import reporting

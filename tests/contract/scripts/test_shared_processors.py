@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runs.plan import launcher_of
+from autotune.runs.study_setup import launcher_of
 from autotune.standalone.launch_command import taken_apart
 from autotune.standalone.survey import Allowed, _spec
 from tests.contract.scripts.bench import RANKS, SCRIPTS, Bench, assert_well

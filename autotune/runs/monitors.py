@@ -70,7 +70,7 @@ class TimedMonitor:
         rule.close()
         if not rule.kept and self._hurried:
             reached = "get past its first steps" if rule.seen else "finish its first step"
-            cause = f"did not {reached} within {report.wall_seconds:.0f} s"
+            cause = f"did not {reached} within {math.ceil(report.wall_seconds)} s"
             return AttemptResult(AttemptState.PRUNED, cause, **common)
         if not rule.kept:
             return AttemptResult(

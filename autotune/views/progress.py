@@ -147,7 +147,8 @@ class ProgressLines:
         if trial == baseline:
             return f"{head}  {rate}"
         if trial not in one.ratios or baseline is None:
-            return f"{head}  {rate}, yours failed"
+            why = "failed" if baseline in one.failed else "had too little time"
+            return f"{head}  {rate}, yours {why}"
         text = f"{head}  {times(one.ratios[trial])}  {rate}, yours {quantity(one.rates[baseline])}"
         several = len(one.rates) + len(one.failed) > _A_PAIR
         text += "  choosing" if several and one.stage is Stage.CHOICE else ""

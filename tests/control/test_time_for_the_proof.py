@@ -100,7 +100,7 @@ def test_search_of_slowly_starting_script_leaves_time_for_the_proof(
 def test_study_without_time_for_the_proof_ends_as_soon_as_it_has_a_rival(
     played: Replayed, seed: int
 ) -> None:
-    verdict = run(played.on(SCRIPT, seed=seed), 100)
+    verdict = run(played.on(SCRIPT, seed=seed), 80)
     assert verdict["kind"] == "not_enough_time"
     assert played.attempts("confirm") == []
     assert played.states().count("COMPLETE") >= 2

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.config.kinds import spread
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.stop_rule import Limits
-from autotune.runs import plan
+from autotune.runs import study_setup
 from autotune.runs.monitors import TimedMonitor
 from autotune.views.catalogue import knobs_page, recorded_effects
 from autotune.worker.protocol import BlockPlan, TrialRequest
@@ -164,7 +164,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         section_of("local").open(Resources(WORKERS, None, 1, 1), folder) as launcher,
     ):
-        facts = plan.facts_of(launcher.site)
+        facts = study_setup.facts_of(launcher.site)
         for name in CATALOGUE:
             case = CASES[name]
             chosen = {**defaults(), **case.beside, name: case.value}

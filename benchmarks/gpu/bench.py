@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.config.kinds import spread
 from autotune.measurement.stop_rule import Limits
-from autotune.runs import plan
+from autotune.runs import study_setup
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
@@ -202,7 +202,7 @@ class Trials:
     @property
     def facts(self) -> Facts:
         """Facts for constraints."""
-        return plan.facts_of(self.launcher.site)
+        return study_setup.facts_of(self.launcher.site)
 
     def knobs(self, name: str, **changes: Any) -> dict[str, Any]:
         """Return the configuration of a workload from which knobs are varied, with these changes."""
@@ -216,7 +216,7 @@ class Trials:
 
     def fit(self, name: str, knobs: dict[str, Any]) -> Run:
         """Run a trial of a few steps, which tells whether it fits in memory."""
-        return self.run(name, knobs, FitMonitor(), plan.few_steps)
+        return self.run(name, knobs, FitMonitor(), study_setup.few_steps)
 
     def run(
         self, name: str, knobs: dict[str, Any], judge: RunMonitor, shape: Shape = as_timed

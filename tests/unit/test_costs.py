@@ -181,7 +181,7 @@ def test_launches_that_were_timed_tell_more() -> None:
     assert Costs([times(SWITCH, taken_over=True)], looked=LAUNCH).startup == LAUNCH
 
 
-@pytest.mark.parametrize(("launch", "steps"), [(0.2, 0.1), (2.0, 1.0), (30.0, 3.0)])
+@pytest.mark.parametrize(("launch", "steps"), [(0.2, 0.6), (2.0, 2.5), (30.0, 3.0)])
 def test_shortest_run_on_the_cpu_trains_until_its_steps_are_warm(
     launch: float, steps: float
 ) -> None:

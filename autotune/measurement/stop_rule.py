@@ -224,7 +224,7 @@ class StopRule:
 
     def _is_spared(self, block: BlockReport) -> bool:
         """Return whether a block compiled and does not count, as those of a long job do not compile."""
-        return any(spared is block for spared in self._spared(block))
+        return _among(self._spared(block), block)
 
     def _spared(self, *latest: BlockReport) -> list[BlockReport]:
         """Return the first blocks that compiled; with changing shapes compilation may never end.
@@ -338,7 +338,7 @@ class StopRule:
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
         spared = self._spared()
-        charged = [s.block for s in self.seen if not any(s.block is each for each in spared)]
+        charged = [s.block for s in self.seen if not _among(spared, s.block)]
         if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
             return False
         longest = self._limits.warmup
@@ -359,6 +359,11 @@ class StopRule:
         )
         warm = [b for b in blocks if not seconds_of_compilation(b)]
         return not settling and steady([b.seconds / b.steps for b in warm])
+
+
+def _among(blocks: Sequence[BlockReport], block: BlockReport) -> bool:
+    """Return whether a block itself, not an equal one, is among others."""
+    return any(each is block for each in blocks)
 
 
 def seconds_of_compilation(block: BlockReport) -> float:

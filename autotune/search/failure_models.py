@@ -119,7 +119,7 @@ class MemoryModel:
         beyond = self._octaves(rows)[:, None] - self._places()[None, :]
         risk: Vector = (chances[kinds] * special.ndtr(beyond / SEARCH.resolution)).sum(axis=1)
         risk[self._at_most(rows, self._ran).any(axis=1)] = 0.0
-        risk[self._at_least(rows, self._failed).any(axis=1)] = 1.0
+        risk[self._octaves(rows) >= self._failed_from(rows)] = 1.0
         return risk
 
     def _edges(self, rows: Rows) -> tuple[Matrix, NDArray[np.int64]]:

@@ -113,7 +113,7 @@ def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
 def test_study_in_the_foreground_leaves_when_told_while_the_server_is_away(
     server: Any, tmp_path: Path
 ) -> None:
-    """As a batch job that is preempted meanwhile."""
+    """A batch job that is preempted during an outage is to be requeued."""
     with study_folder(tmp_path, url(server), "told") as told:
         slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
         told.write(resources={"workers": 1}, budget={"trials": 1000}, workload=slow)

@@ -37,6 +37,11 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+def in_bash(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as Slurm does, from its text."""
+    return subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+
+
 @pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 42\n"), (0, None), (1, None)])
 def test_job_is_requeued_only_if_its_study_is(
     programs: Path, tmp_path: Path, code: int, requeued: str | None
@@ -45,7 +50,7 @@ def test_job_is_requeued_only_if_its_study_is(
     folder.mkdir()
     program(programs / "python", f"exit {code}")
     script = sbatch_script(SPEC, STUDY, folder, ["-N1"])
-    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    done = in_bash(script)
     assert done.returncode == code
     told = folder / "requeued"
     assert (told.read_text() if told.exists() else None) == requeued
@@ -71,7 +76,7 @@ def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
     program(programs / "python", "exit 75")
     program(programs / "squeue", "echo COMPLETING")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
-    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    done = in_bash(script)
     assert done.returncode == 75
     assert not (tmp_path / "requeued").exists()
 
@@ -88,7 +93,7 @@ def test_job_is_requeued_by_a_controller_that_first_does_not_answer(
     program(programs / "squeue", f"{asked}echo RUNNING")
     program(programs / "scontrol", f'{ordered}echo "$@" > requeued')
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
-    subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    in_bash(script)
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 
 
@@ -99,7 +104,7 @@ def test_job_is_requeued_where_nothing_tells_that_it_was_cancelled(
     program(programs / "sleep", "exit 0")
     program(programs / "squeue", "exit 1")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
-    subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    in_bash(script)
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 
 
@@ -182,7 +187,7 @@ def test_signal_of_the_batch_system_reaches_the_study(programs: Path, tmp_path: 
     program(programs / "python", f"{leaves}; kill -TERM $PPID; sleep 60 & wait")
     program(programs / "scontrol", '[ ! -e left ] || echo "$@" > requeued')
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
-    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    done = in_bash(script)
     assert done.returncode == 75
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 
@@ -197,7 +202,7 @@ def test_signal_is_passed_on_once_a_process_just_forked_can_hear_it(
     program(programs / "sleep", f"touch paused; {wait.format('ready')}")
     early = 'cd() { kill -TERM $$; builtin cd "$@"; }\n'
     script = early + sbatch_script(SPEC, STUDY, tmp_path, [])
-    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
+    done = in_bash(script)
     assert done.returncode == 75
 
 
@@ -207,7 +212,7 @@ def test_code_is_that_of_a_study_that_has_ended_before_the_script_asks_for_it(
     program(programs / "python", "trap 'exit 1' TERM; sleep 0.3; kill -TERM $PPID; sleep 60 & wait")
     slow = "pause() { [ \"$BASH_COMMAND\" != 'code=$?' ] || sleep 0.3; }; trap pause DEBUG\n"
     script = slow + sbatch_script(SPEC, STUDY, tmp_path, [])
-    done = subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
+    done = in_bash(script)
     assert done.returncode == 1
     assert not (tmp_path / "requeued").exists()
 
@@ -215,21 +220,21 @@ def test_code_is_that_of_a_study_that_has_ended_before_the_script_asks_for_it(
 def test_study_that_dies_of_the_signal_before_it_listens_is_requeued(
     programs: Path, tmp_path: Path
 ) -> None:
-    """As while Python imports from a slow file system."""
+    """Imports from a slow file system take seconds, in which Python has no handler."""
     program(programs / "python", "kill -TERM $PPID; exec sleep 60")
     script = sbatch_script(SPEC, STUDY, tmp_path, [])
-    subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
+    in_bash(script)
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 
 
 def test_signal_that_comes_before_the_study_has_the_job_requeued(
     programs: Path, tmp_path: Path
 ) -> None:
-    """As while the folder is mounted."""
+    """The change into a folder that is being mounted takes seconds."""
     program(programs / "python", "exec sleep 60")
     early = 'cd() { kill -TERM $$; builtin cd "$@"; }\n'
     script = early + sbatch_script(SPEC, STUDY, tmp_path, [])
-    subprocess.run(["bash", "-s"], input=script, text=True, timeout=50, check=False)
+    in_bash(script)
     assert (tmp_path / "requeued").read_text() == "requeue 42\n"
 
 

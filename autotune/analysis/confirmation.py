@@ -1,7 +1,8 @@
 """Confirmation: finalists and baseline are measured again, round by round. Pure.
 
 First, rounds of all finalists choose (`choice_rounds`). Then fresh rounds of the choice and the baseline
-alone tell by how much it is faster (`gain_rounds`). This module says which comes next, by the records.
+alone tell by how much it is faster (`gain_rounds`); a single finalist keeps the rounds that showed it
+faster. This module says which comes next, by the records.
 """
 
 import math
@@ -29,7 +30,7 @@ class Basis(Enum):
     FRESH = "fresh"
     """Those of the choice and the baseline alone, once there are enough."""
     ALL = "all"
-    """Both, where only all of them show that the choice is faster."""
+    """Both, where there was one finalist, or only all of them show that the choice is faster."""
 
 
 class Confirmation:
@@ -116,6 +117,14 @@ class Confirmation:
         """Rounds like the next one, itself included, without which those before it prove nothing."""
         if self.alone and self.processes is not None:
             return max(0, self.alone.wanted - len(self.alone.rounds))
+        counted = self.alone.counted if self.alone else self.choosing.rounds
+        return max(0, PROOF.fewest_rounds - len(counted))
+
+    @property
+    def to_prove_reduced(self) -> int:
+        """Rounds without which the choice proves nothing if some of its changes are left out."""
+        if self.processes is not None:
+            return self.to_prove
         return max(0, PROOF.fewest_rounds - len(self._like_next))
 
     @property
@@ -166,6 +175,8 @@ class Confirmation:
         if baseline is None or best == baseline or baseline in self.choosing.dropped:
             return
         self.alone = self._alone_with(best, baseline, least=PROOF.fewest_rounds)
+        if len(self.candidates) == len((best, baseline)):
+            self.alone.earlier = self.choosing.rounds
 
     def _alone_with(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
         """Plan rounds of a choice and the baseline alone, which tell from so many on."""
@@ -189,8 +200,17 @@ class Confirmation:
         assert self.chosen is not None
         winner = self.candidates[self.chosen]
         self.taken_back = {n: v for n, v in winner.knobs.items() if knobs[n] != v}
-        self.reduced = bool(self.taken_back)
         self.candidates[self.chosen] = replace(winner, knobs=dict(knobs))
+        self.measure_reduced(reduced=bool(self.taken_back))
+
+    def measure_reduced(self, *, reduced: bool) -> None:
+        """Take note whether fresh rounds measure the choice without some of its changes.
+
+        Those before measured another configuration then.
+        """
+        self.reduced = reduced
+        if reduced and self.alone:
+            self.alone.earlier = {}
 
     def decided(self) -> bool:
         """Return whether another round would change nothing that matters, or is not allowed."""
@@ -240,7 +260,9 @@ class Confirmation:
         """Kind of the rounds that figures are taken from."""
         if self.joint_gain:
             return Basis.ALL
-        return Basis.FRESH if self.measured_alone else Basis.CHOICE
+        if self.alone is None or not self.alone.has_enough_rounds:
+            return Basis.CHOICE
+        return Basis.ALL if self.alone.earlier else Basis.FRESH
 
     @property
     def basis_rounds(self) -> Rounds:
@@ -258,7 +280,7 @@ class Confirmation:
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
         looks of the same test. None: fresh rounds show a gain, or nothing does.
         """
-        if not self.alone or self.nothing_to_choose or self.reduced:
+        if not self.alone or self.nothing_to_choose or self.alone.earlier or self.reduced:
             return None
         if not self.alone.contradicted:
             return None

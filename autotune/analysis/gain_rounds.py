@@ -1,7 +1,8 @@
-"""Fresh rounds of the choice and the baseline alone, which tell by how much it is faster. Pure.
+"""Rounds of the choice and the baseline alone, which tell by how much it is faster. Pure.
 
-The choice flatters the rounds that chose, so these count instead. Where the spread between processes is
-known each of the two has a variance of its own; else the differences within the rounds tell.
+The choice among several finalists flatters the rounds that chose, so only fresh ones count; a single
+finalist was not chosen, and all of its rounds do. Where the spread between processes is known each of
+the two has a variance of its own; else the differences within the rounds tell.
 """
 
 import math
@@ -25,6 +26,7 @@ class GainRounds:
         wanted: number of rounds that are planned at least.
         least: number of rounds from which on they tell.
         processes: spread between the processes of each configuration; None: it is not known.
+        earlier: rounds before these that count as well, because the choice was the only finalist.
         rounds: complete rounds.
     """
 
@@ -34,12 +36,19 @@ class GainRounds:
     wanted: int
     least: int
     processes: Processes | None
+    earlier: Rounds = field(default_factory=dict)
     rounds: Rounds = field(default_factory=dict)
 
     @property
     def has_enough_rounds(self) -> bool:
         """True if there are enough rounds to tell by how much the choice is faster."""
-        return len(self.rounds) >= max(1, min(self.least, self.wanted))
+        # At the moment of the choice the earlier rounds are those that ended well.
+        return bool(self.rounds) and len(self.counted) >= min(self.least, self.wanted)
+
+    @property
+    def counted(self) -> Rounds:
+        """Rounds that tell the speed-up, in order."""
+        return dict(enumerate((*self.earlier.values(), *self.rounds.values()), 1))
 
     def gain(self) -> Ratio:
         """Return the speed-up of the choice over the baseline, with Student's or Welch's interval."""
@@ -51,7 +60,7 @@ class GainRounds:
 
     def rates(self, trial: int) -> list[float]:
         """Return the throughput of one of the two, round by round."""
-        return [rates[trial] for rates in self.rounds.values()]
+        return [rates[trial] for rates in self.counted.values()]
 
     def decided(self) -> bool:
         """Return whether another round would change nothing that matters, or is not allowed."""

@@ -326,9 +326,9 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
     """
     if confirmation.baseline is None:
         return PROOF.fewest_rounds
-    # Once one is chosen only rounds after that tell by how much.
-    alone = confirmation.chosen is not None and not confirmation.measured_alone
-    done = len(confirmation.fresh if alone else confirmation.basis_rounds)
+    # Once one of several is chosen only rounds after that tell by how much.
+    alone = None if confirmation.measured_alone else confirmation.alone
+    done = len(alone.counted if alone else confirmation.basis_rounds)
     logs = _differences(confirmation)
     if not confirmation.members() or len(logs) < 2:
         return max(1, PROOF.fewest_rounds - done)

@@ -214,7 +214,8 @@ def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[in
             confirmation.close_round(results)
             alone, chosen = confirmed_alone(confirmation, attempts), confirmation.chosen
             if alone is not None and chosen is not None:
-                confirmation.reduced = alone.knobs != confirmation.candidates[chosen].knobs
+                reduced = alone.knobs != confirmation.candidates[chosen].knobs
+                confirmation.measure_reduced(reduced=reduced)
             yield number
         else:
             break

@@ -646,7 +646,12 @@ class ProofPolicy:
     widest: float = judgement(
         4.0, "factor", "between the bounds of a result from which on nothing is known yet"
     )
-    good_rounds: int = judgement(5, "rounds", "that more finalists, or longer runs, are not worth")
+    good_rounds: int = judgement(
+        8,
+        "rounds",
+        "that more finalists, or longer runs, are not worth",
+        "on CPUs processes lie apart by more than their steps scatter",
+    )
     least_further: float = judgement(
         0.5,
         "lengths of the rounds before",

@@ -57,7 +57,7 @@ class Ablation:
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
         prices = self._runner.prices
         repeats = PROOF.most_repeats if confirmation.waits else 0
-        kept = prices.rounds(both, confirmation.to_prove)
+        kept = prices.rounds(both, confirmation.to_prove_reduced)
         kept += repeats * prices.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._is_measured(chosen, knobs, step.round)]
@@ -66,7 +66,7 @@ class Ablation:
         one_by_one = replace(prices, at_once=False)
         if self._time.left < kept + rounds * one_by_one.round(missing):
             return False
-        proof = len(both) * confirmation.to_prove
+        proof = len(both) * confirmation.to_prove_reduced
         self._run_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
         return True
 

@@ -19,7 +19,7 @@ from autotune.analysis.rounds import replay
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
-from autotune.measurement.estimate import Ratio
+from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.views.notes import study_note
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
@@ -27,6 +27,18 @@ from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttemp
 
 def candidate(trial, *, peak=1 << 30, **knobs):
     return Candidate(trial, {**defaults(), **knobs}, peak)
+
+
+def of_two_finalists(rounds):
+    """A confirmation with two finalists, the second of which is far too slow."""
+    several = [candidate(0), candidate(1, micro_batch=64), candidate(2, micro_batch=32)]
+    return Confirmation(several, 0, rounds)
+
+
+def close(confirmation, rate):
+    """Close a round in which the first finalist runs at a rate, and the baseline at 100."""
+    rates = {0: 100.0, 1: rate, 2: 50.0}
+    confirmation.close_round({trial: rates[trial] for trial in confirmation.members()})
 
 
 def confirmed(rates, candidates, baseline=0, rounds=5):
@@ -94,29 +106,29 @@ def test_a_gain_at_the_users_global_batch_is_of_one_that_does_not_fail():
 
 def test_the_baseline_is_compared_by_the_rounds_that_the_figure_is_of():
     """In those that chose the winner was lucky."""
-    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 5)
+    confirmation = of_two_finalists(5)
     while not confirmation.decided():
         level = 150.0 if confirmation.chosen is None else 120.0
         luck = 1 + 0.002 * (-1) ** confirmation.next_round
-        confirmation.close_round({0: 100.0, 1: level * luck})
+        close(confirmation, level * luck)
     found = concluded(confirmation)
-    yours, own = found.finalists
+    yours, own, _ = found.finalists
     assert found.chosen_in
     assert found.speedup.value == pytest.approx(1.2, rel=0.01)
     assert yours.ratio_to_recommended.value == pytest.approx(1 / found.speedup.value)
     assert max(found.telling(own)) < 121
     note = study_note(found)
     assert f"| 0 | {1 / found.speedup.value:.3f} (" in note
-    assert "By 3 rounds of the baseline and trial 1 alone." in note
+    assert "By 3 rounds of the baseline and trial 1 alone; the others" in note
 
 
 def test_yours_that_is_kept_after_all_is_compared_by_the_rounds_since():
     """The winner was 8 % faster in the rounds that chose it, and is 5 % slower in those after."""
-    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 5)
+    confirmation = of_two_finalists(5)
     while not confirmation.decided():
         level = 108.0 if confirmation.chosen is None else 95.0
         luck = 1 + 0.002 * (-1) ** confirmation.next_round
-        confirmation.close_round({0: 100.0, 1: level * luck})
+        close(confirmation, level * luck)
     found = concluded(confirmation)
     assert (found.kind, found.trial) == ("nothing_better", 0)
     other = found.finalists[1]
@@ -245,10 +257,9 @@ def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
 
 def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known():
     """Three rounds choose it; in four more it is faster by 8 to 44 %: it has won."""
-    candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = Confirmation(candidates, 0, 7)
+    confirmation = of_two_finalists(7)
     for gain in (1.22, 1.25, 1.28, 1.08, 1.44, 1.38, 1.2):
-        confirmation.close_round({0: 100.0, 1: 100.0 * gain})
+        close(confirmation, 100.0 * gain)
     assert len(confirmation.fresh) == 4
     assert not confirmation.decided()
     lacking = Shortfall(75.0)
@@ -663,10 +674,9 @@ def test_what_would_lead_further_is_not_said_of_a_study_that_goes_on():
 
 def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
     """Chosen by 2 %, and in fresh rounds as often slower; all of them together show nothing either."""
-    candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = Confirmation(candidates, 0, 3)
+    confirmation = of_two_finalists(3)
     for rate in (102.0, 102.1, 102.05, 101.1, 98.7, 100.6):
-        confirmation.close_round({0: 100.0, 1: rate})
+        close(confirmation, rate)
     lacking = Shortfall(75.0)
     assert confirmation.measured_alone
     found = concluded(confirmation, lacking=lacking)
@@ -676,10 +686,9 @@ def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
 
 def test_gain_that_restless_fresh_rounds_do_not_show_is_told_by_all_rounds():
     """Chosen by 20 %, and 2 to 40 % faster in fresh rounds: these alone leave a loss possible."""
-    candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = Confirmation(candidates, 0, 3)
+    confirmation = of_two_finalists(3)
     for rate in (118.0, 122.0, 120.0, 102.0, 140.0, 115.0):
-        confirmation.close_round({0: 100.0, 1: rate})
+        close(confirmation, rate)
     assert confirmation.measured_alone
     assert confirmation.alone.gain().low < 1
     found = concluded(confirmation)
@@ -697,6 +706,35 @@ def test_reduced_choice_is_not_told_by_rounds_of_what_it_was():
     for rate in (102.0, 140.0, 115.0):
         confirmation.close_round({0: 100.0, 1: rate})
     assert concluded(confirmation).kind == "undecided"
+
+
+def test_single_finalist_keeps_the_rounds_that_showed_it_faster():
+    """Nothing was chosen among several: six rounds tell by how much, and each further one at once."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 10)
+    rates = [118.0, 122.0, 120.0, 125.0, 117.0, 121.0]
+    for rate in rates[:3]:
+        confirmation.close_round({0: 100.0, 1: rate})
+    assert confirmation.chosen == 1
+    assert (confirmation.to_prove, confirmation.to_prove_reduced) == (0, 3)
+    for rate in rates[3:]:
+        confirmation.close_round({0: 100.0, 1: rate})
+        assert confirmation.measured_alone
+    found = concluded(confirmation)
+    assert (found.kind, found.rounds, found.chosen_in) == ("better", 6, 0)
+    assert found.speedup == paired_ratio(rates, [100.0] * 6)
+
+
+def test_rounds_in_which_a_single_finalist_is_slower_count_beside_those_before():
+    """Faster by 4 % in three rounds, slower by 2 % in three more: nothing is shown."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 3)
+    for rate in (104.0, 104.1, 104.05, 97.5, 97.2, 98.1):
+        confirmation.close_round({0: 100.0, 1: rate})
+    found = concluded(confirmation)
+    assert (found.kind, found.trial, found.rounds) == ("undecided", 0, 6)
+    ratio = found.finalists[1].ratio_to_recommended
+    assert ratio.low < 1 < ratio.high
 
 
 def runs_of_a_round(number, rates, configurations):
@@ -737,20 +775,18 @@ def test_fresh_rounds_of_a_reduced_choice_do_not_join_those_that_chose(reduced):
 
 def test_choice_that_fresh_rounds_show_slower_is_not_recommended():
     """0.95 to 1.00: nothing beats what the user has."""
-    candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = Confirmation(candidates, 0, 3)
+    confirmation = of_two_finalists(3)
     for rate in (104.0, 104.1, 104.05, 97.5, 97.2, 98.1):
-        confirmation.close_round({0: 100.0, 1: rate})
+        close(confirmation, rate)
     assert confirmation.gain(1).high < 1
     found = concluded(confirmation)
     assert (found.kind, found.trial) == ("nothing_better", 0)
 
 
 def test_few_fresh_rounds_that_contradict_the_choice_are_not_passed_over():
-    candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = Confirmation(candidates, 0, 10)
+    confirmation = of_two_finalists(10)
     for rate in (104.0, 104.1, 104.05, 97.5, 97.2):
-        confirmation.close_round({0: 100.0, 1: rate})
+        close(confirmation, rate)
     assert confirmation.chosen == 1
     assert not confirmation.measured_alone
     found = concluded(confirmation, lacking=Shortfall(75.0))

@@ -1,8 +1,8 @@
 """Confirmation: finalists and baseline are measured again, round by round. Pure.
 
 First, rounds of all finalists choose (`choice_rounds`). Then fresh rounds of the choice and the baseline
-alone tell by how much it is faster (`gain_rounds`); a single finalist keeps the rounds that showed it
-faster. This module says which comes next, by the records.
+alone tell by how much it is faster (`gain_rounds`); a single finalist that the first look shows faster
+keeps its rounds. This module says which comes next, by the records.
 """
 
 import math
@@ -30,7 +30,7 @@ class Basis(Enum):
     FRESH = "fresh"
     """Those of the choice and the baseline alone, once there are enough."""
     ALL = "all"
-    """Both, where there was one finalist, or only all of them show that the choice is faster."""
+    """Both, where a single finalist won at once, or only all of them show that the choice is faster."""
 
 
 class Confirmation:
@@ -175,7 +175,7 @@ class Confirmation:
         if baseline is None or best == baseline or baseline in self.choosing.dropped:
             return
         self.alone = self._alone_with(best, baseline, least=PROOF.fewest_rounds)
-        if len(self.candidates) == len((best, baseline)):
+        if self.candidates.keys() == {best, baseline} and self.choosing.at_first_look:
             self.alone.earlier = self.choosing.rounds
 
     def _alone_with(self, chosen: int, baseline: int, *, least: int) -> GainRounds:

@@ -1,8 +1,9 @@
 """Rounds of the choice and the baseline alone, which tell by how much it is faster. Pure.
 
-The choice among several finalists flatters the rounds that chose, so only fresh ones count; a single
-finalist was not chosen, and all of its rounds do. Where the spread between processes is known each of
-the two has a variance of its own; else the differences within the rounds tell.
+The choice flatters the rounds that chose, so fresh ones count. A single finalist that the first look
+shows faster was neither chosen nor waited for, and all of its rounds count. Where the spread between
+processes is known each of the two has a variance of its own; else the differences within the rounds
+tell.
 """
 
 import math
@@ -26,7 +27,7 @@ class GainRounds:
         wanted: number of rounds that are planned at least.
         least: number of rounds from which on they tell.
         processes: spread between the processes of each configuration; None: it is not known.
-        earlier: rounds before these that count as well, because the choice was the only finalist.
+        earlier: rounds before these that count as well: a single finalist won at the first look.
         rounds: complete rounds.
     """
 

@@ -305,8 +305,7 @@ class Finals:
             PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, round=number) for one in chosen
         ]
         knobs = [one.knobs for one in chosen]
-        # A few rounds in turn tell more than many one by one.
-        to_come = confirmation.runs_to_come(PROOF.fewest_rounds)
+        to_come = confirmation.runs_to_come(self._time.rounds)
         least = self._runner.prices.round(knobs)
         others = self._needed(confirmation, order) - least
         least = max(least, self._seconds_like_before(confirmation, knobs, knobs))

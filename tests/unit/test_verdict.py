@@ -708,7 +708,7 @@ def test_reduced_choice_is_not_told_by_rounds_of_what_it_was():
     assert concluded(confirmation).kind == "undecided"
 
 
-def test_single_finalist_keeps_the_rounds_that_showed_it_faster():
+def test_single_finalist_keeps_the_rounds_of_a_first_look_that_shows_it_faster():
     """Nothing was chosen among several: six rounds tell by how much, and each further one at once."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = Confirmation(candidates, 0, 10)
@@ -725,10 +725,20 @@ def test_single_finalist_keeps_the_rounds_that_showed_it_faster():
     assert found.speedup == paired_ratio(rates, [100.0] * 6)
 
 
+def test_single_finalist_that_a_later_look_shows_faster_is_told_by_fresh_rounds():
+    """It was waited for until it led: four rounds chose, and three more tell."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 10)
+    for rate in (106.0, 112.0, 109.0, 111.0, 118.0, 119.0, 120.0):
+        confirmation.close_round({0: 100.0, 1: rate})
+    found = concluded(confirmation)
+    assert (found.rounds, found.chosen_in) == (3, 4)
+
+
 def test_rounds_in_which_a_single_finalist_is_slower_count_beside_those_before():
     """Faster by 4 % in three rounds, slower by 2 % in three more: nothing is shown."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
-    confirmation = Confirmation(candidates, 0, 3)
+    confirmation = Confirmation(candidates, 0, 10)
     for rate in (104.0, 104.1, 104.05, 97.5, 97.2, 98.1):
         confirmation.close_round({0: 100.0, 1: rate})
     found = concluded(confirmation)

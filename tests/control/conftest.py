@@ -3,6 +3,7 @@
 import math
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def played(tmp_path: Path, database: Database) -> Replayed:
     for left in path.parent.glob("autotune.db*"):
         left.unlink()
     shutil.copy(path.with_suffix(".empty"), path)
+    _await_daemons()
     return Replayed(tmp_path, database)
 
 
@@ -50,6 +52,17 @@ def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard has everything as soon as it is recorded."""
     monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(dashboard_sync, "LARGEST_SHARE", math.inf)
+
+
+def _await_daemons() -> None:
+    """Wait until the daemons in threads of an earlier test have seen that nothing is left to run.
+
+    One that still looks for its study would take that of the next test, which has the same id.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "daemon":
+            thread.join(60.0)
+            assert not thread.is_alive()
 
 
 def _close(database: Database) -> None:

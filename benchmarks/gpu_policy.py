@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,20 @@ def study(
         environment=device.environment,
         seed=seed,
     )
+    return replayed(storage, spec, launcher, lambda knobs: TOKENS * device.rate(knobs))
+
+
+def replayed(
+    storage: EmptyStorage,
+    spec: StudySpec,
+    launcher: ReplayLauncher,
+    rate: Callable[[Mapping[str, Any]], float],
+) -> Studied:
+    """Run one study in virtual time.
+
+    Args:
+        rate: rate of a typical process of a configuration, in units of the metric per second.
+    """
     repository = storage.emptied()
     repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
     claim = repository.claims.take("policy", LeaseHolder("policy", 0, _LEASE_SECONDS))
@@ -176,9 +190,9 @@ def study(
     setup = StudySetup(spec, launcher)
     context = StudyContext(stored, setup, lease, repository, environment)
     verdict = Tuner(context, Signals(), notes).run()
-    best = max(map(device.rate, _configurations(spec, setup)))
-    reference = device.rate(spec.full_baseline())
-    recommended = device.rate(verdict.knobs) if verdict.knobs else reference
+    best = max(map(rate, _configurations(spec, setup)))
+    reference = rate(spec.full_baseline())
+    recommended = rate(verdict.knobs) if verdict.knobs else reference
     own = verdict.throughput if recommended != reference else None
     return Studied(
         kind=verdict.kind,
@@ -187,8 +201,8 @@ def study(
         upper=_finite(verdict.speedup and verdict.speedup.high),
         gap=1 - recommended / best,
         elapsed=launcher.clock(),
-        own_low=own and own.low / (TOKENS * recommended),
-        own_high=own and own.high / (TOKENS * recommended),
+        own_low=own and own.low / recommended,
+        own_high=own and own.high / recommended,
     )
 
 
@@ -283,7 +297,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 @functools.cache
-def _storage(folder: str) -> EmptyStorage:
+def storage_of(folder: str) -> EmptyStorage:
     """Return the storage of this process, in a folder of its own within that of the benchmark."""
     return EmptyStorage(Path(tempfile.mkdtemp(dir=folder)))
 
@@ -295,7 +309,7 @@ def _device(name: str) -> RecordedDevice:
 
 def _one(task: tuple[str, str, str, str, float, int]) -> Studied:
     folder, name, *rest = task
-    return study(_storage(folder), _device(name), *rest)
+    return study(storage_of(folder), _device(name), *rest)
 
 
 def _cells(only: Sequence[str], budgets: Sequence[float] | None) -> Iterator[tuple[Any, ...]]:
@@ -323,12 +337,12 @@ def main() -> None:
             found = pool.map(_one, tasks, chunksize=1)
             cells.append(summary(found, policy=arguments.policy, **names))
             if not arguments.json:
-                print(_line(cells[-1]), flush=True)
+                print(line(cells[-1]), flush=True)
     if arguments.json:
         print(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=2))
 
 
-def _line(cell: Cell) -> str:
+def line(cell: Cell) -> str:
     width = "-" if cell.half_width_median is None else f"{cell.half_width_median:.1%}"
     coverage = "-" if cell.coverage is None else f"{cell.coverage:.0%}"
     return (

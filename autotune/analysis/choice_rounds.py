@@ -69,11 +69,6 @@ class ChoiceRounds:
             return self.most_gain() <= PROOF.no_gain
         return self.behind(leader) <= PROOF.alike or self._risk(leader) <= PROOF.no_gain
 
-    @property
-    def at_first_look(self) -> bool:
-        """True after the first of several looks, whose level is so low that luck seldom passes it."""
-        return len(self.rounds) == PROOF.fewest_rounds < self._most_rounds
-
     def drop_hopeless(self, closed: int) -> None:
         """Drop finalists that cannot be the best, once there are enough rounds.
 

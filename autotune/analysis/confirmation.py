@@ -1,8 +1,8 @@
 """Confirmation: finalists and baseline are measured again, round by round. Pure.
 
 First, rounds of all finalists choose (`choice_rounds`). Then fresh rounds of the choice and the baseline
-alone tell by how much it is faster (`gain_rounds`); a single finalist that the first look shows faster
-keeps its rounds. This module says which comes next, by the records.
+alone tell by how much it is faster (`gain_rounds`); all rounds of a single finalist do. This module says
+which comes next, by the records.
 """
 
 import math
@@ -30,7 +30,7 @@ class Basis(Enum):
     FRESH = "fresh"
     """Those of the choice and the baseline alone, once there are enough."""
     ALL = "all"
-    """Both, where a single finalist won at once, or only all of them show that the choice is faster."""
+    """Both, where there was one finalist, or only all of them show that the choice is faster."""
 
 
 class Confirmation:
@@ -175,7 +175,7 @@ class Confirmation:
         if baseline is None or best == baseline or baseline in self.choosing.dropped:
             return
         self.alone = self._alone_with(best, baseline, least=PROOF.fewest_rounds)
-        if self.candidates.keys() == {best, baseline} and self.choosing.at_first_look:
+        if self.candidates.keys() == {best, baseline}:
             self.alone.earlier = self.choosing.rounds
 
     def _alone_with(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
@@ -272,6 +272,26 @@ class Confirmation:
             return self._all_rounds
         return self.fresh if basis is Basis.FRESH else self.choosing.rounds
 
+    def _gain_alone(self) -> Ratio:
+        """Return the speed-up of the choice by the rounds that tell it, of which there are enough.
+
+        All rounds of a single finalist do. An interval that is wide beside the gain is the repeated one,
+        as a study that says "better" may just have been lucky.
+        """
+        assert self.alone is not None
+        gain = self.alone.gain()
+        if not self.alone.earlier or gain.tells(PROOF.share_of_gain):
+            return gain
+        return self.choosing.gain(self.alone.chosen, self.alone.counted)
+
+    @property
+    def _contradicted(self) -> bool:
+        """True if the rounds of the choice and the baseline alone contradict the choice."""
+        assert self.alone is not None
+        if self.alone.earlier and self.alone.has_enough_rounds:
+            return not self._gain_alone().faster
+        return self.alone.contradicted and not self.joint_gain
+
     @property
     def joint_gain(self) -> Ratio | None:
         """Speed-up of the choice by all of its rounds, where only these show that it is faster.
@@ -332,7 +352,7 @@ class Confirmation:
             if joint := self.joint_gain:
                 return joint
             if self.alone.has_enough_rounds:
-                return self.alone.gain()
+                return self._gain_alone()
         return self.choosing.gain(trial)
 
     def own_rate(self, trial: int) -> Ratio | None:
@@ -350,8 +370,7 @@ class Confirmation:
         It is the baseline if no finalist beats it, or if fresh rounds contradict the choice.
         """
         if self.alone:
-            contradicted = self.alone.contradicted and not self.joint_gain
-            return self.alone.baseline if contradicted else self.alone.chosen
+            return self.alone.baseline if self._contradicted else self.alone.chosen
         return self.choosing.best()
 
     def result(self) -> ConfirmationResult:

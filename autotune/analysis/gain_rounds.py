@@ -1,9 +1,8 @@
 """Rounds of the choice and the baseline alone, which tell by how much it is faster. Pure.
 
-The choice flatters the rounds that chose, so fresh ones count. A single finalist that the first look
-shows faster was neither chosen nor waited for, and all of its rounds count. Where the spread between
-processes is known each of the two has a variance of its own; else the differences within the rounds
-tell.
+The choice flatters the rounds that chose, so fresh ones count; all rounds do of a single finalist, which
+was not picked among several. Where the spread between processes is known each of the two has a variance
+of its own; else the differences within the rounds tell.
 """
 
 import math
@@ -27,7 +26,7 @@ class GainRounds:
         wanted: number of rounds that are planned at least.
         least: number of rounds from which on they tell.
         processes: spread between the processes of each configuration; None: it is not known.
-        earlier: rounds before these that count as well: a single finalist won at the first look.
+        earlier: rounds before these that count as well, because the choice was the only finalist.
         rounds: complete rounds.
     """
 
@@ -43,7 +42,8 @@ class GainRounds:
     @property
     def has_enough_rounds(self) -> bool:
         """True if there are enough rounds to tell by how much the choice is faster."""
-        # At the moment of the choice the earlier rounds are those that ended well.
+        # Without a round after the choice the repeated interval stands: the rounds before it ended
+        # because they showed a gain.
         return bool(self.rounds) and len(self.counted) >= min(self.least, self.wanted)
 
     @property

@@ -329,11 +329,13 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
     # Once one of several is chosen only rounds after that tell by how much.
     alone = None if confirmation.measured_alone else confirmation.alone
     done = len(alone.counted if alone else confirmation.basis_rounds)
+    # Whether its changes are reverted is known from its first round alone on.
+    least = max(1, confirmation.to_prove_reduced) if alone else 1
     logs = _differences(confirmation)
     if not confirmation.members() or len(logs) < 2:
-        return max(1, PROOF.fewest_rounds - done)
+        return max(least, PROOF.fewest_rounds - done)
     seen = _Seen(float(np.mean(logs)), float(np.std(logs, ddof=1)))
-    needed = max(PROOF.fewest_rounds, done + 1)
+    needed = max(PROOF.fewest_rounds, done + least)
     while needed < PROOF.most_rounds and not _would_tell(confirmation, seen, needed):
         needed += 1
     return None if needed == PROOF.most_rounds else needed - done

@@ -5,7 +5,7 @@ Rounds that chose show none once later rounds give the speed-up, as it does not 
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from autotune.analysis.barred import Barred
@@ -102,6 +102,9 @@ def rounds_of(
         confirmation.end()
         standings[max(standings)] = _standing(confirmation)
     stages = _STAGES[confirmation.basis]
+    if confirmation.basis is Basis.ALL and confirmation.alone and confirmation.alone.earlier:
+        # Those of a single finalist chose nothing.
+        standings = {n: replace(found, stage=Stage.GAIN) for n, found in standings.items()}
     standings = {
         number: found if found.stage in stages else _Standing(found.stage)
         for number, found in standings.items()

@@ -1,6 +1,7 @@
 """Commands about order and shares of studies: queue, move, hold, quota and so on; and `submit`."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -231,7 +232,7 @@ def submit(
 ) -> None:
     """Submit a study to Slurm, as a job that is requeued until it is done."""
     from autotune.config import load
-    from autotune.service.batch import MANIFESTS, sbatch_script
+    from autotune.service.batch import MANIFESTS, sbatch_environment, sbatch_script
 
     study, options = Path(words[0]), words[1:]
     spec, folder = load(study), Path.cwd()
@@ -250,7 +251,12 @@ def submit(
     if shutil.which("sbatch") is None:
         raise BadInput("there is no sbatch here; --print shows the script")
     done = subprocess.run(
-        ["sbatch", *options], input=script, stdout=subprocess.PIPE, text=True, check=False
+        ["sbatch", *options],
+        input=script,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=sbatch_environment(os.environ),
     )
     print(done.stdout.strip())
     sys.exit(done.returncode)

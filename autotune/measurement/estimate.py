@@ -181,6 +181,12 @@ class Ratio:
         """True if the whole interval lies above 1."""
         return self.low > 1
 
+    def tells(self, share: float) -> bool:
+        """Return whether half the interval is at most this share of the difference, in logarithms."""
+        if self.low <= 0 or not math.isfinite(self.high):
+            return False
+        return math.log(self.high / self.low) / 2 <= share * abs(math.log(self.value))
+
     @property
     def vague(self) -> bool:
         """True if the interval is too wide for the figure to mean anything.

@@ -635,7 +635,10 @@ class ProofPolicy:
     finest: float = judgement(0.01, "nats", "least half-width that fresh rounds aim at")
     coarsest: float = judgement(0.04, "nats", "largest half-width that fresh rounds aim at")
     share_of_gain: float = judgement(
-        1 / 3, "share", "of the gain: half-width that fresh rounds aim at between those"
+        1 / 3,
+        "share",
+        "of the gain: half-width that fresh rounds aim at between those",
+        "a wider one of a single finalist is the repeated interval, against luck",
     )
     share_of_unsteady: float = judgement(
         1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"

@@ -6,7 +6,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.config import StudySpec
@@ -177,6 +177,11 @@ _CONFLICTS = {
     "--signal": "the study leaves on the signal that its script asks for",
 }
 """Option of sbatch -> why it cannot be given."""
+_OVERRIDING = frozenset(
+    f"SBATCH_{name}"
+    for name in ("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "REQUEUE", "SIGNAL")
+)
+"""Variables with which sbatch overrides lines of a script."""
 _SWITCHES = frozenset(
     (
         *("--contiguous", "--exclusive", "--get-user-env", "--hold", "--nice", "--no-kill"),
@@ -219,6 +224,14 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         requeued=Requeued.exit_code,
         terminated=_TERMINATED,
     )
+
+
+def sbatch_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for sbatch, without variables that would override lines of the script.
+
+    The job would not be requeued, or hear of its end too late. Others, such as SBATCH_ACCOUNT, stay.
+    """
+    return {name: value for name, value in environment.items() if name not in _OVERRIDING}
 
 
 def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:

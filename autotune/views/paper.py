@@ -171,7 +171,7 @@ def _rounds(figures: StudyFigures) -> Iterator[str]:
             yield f"|---|---|---|{'---|' if running else ''}---|---|---|"
             yield from rows
     yield ""
-    yield f"Yours: in {figures.unit}. The result so far has an interval that holds at any look."
+    yield f"Yours: in {figures.unit}. Results so far of rounds that choose hold at any look."
 
 
 def _round_rows(

@@ -383,3 +383,17 @@ def test_name_of_a_ray_job_is_one_that_kuberay_takes(name: str) -> None:
 
 def named(name: str) -> StudySpec:
     return StudySpec.model_validate({"name": name, "workload": {"name": "gpt"}})
+
+
+def test_variables_of_sbatch_do_not_override_the_script(project: Path, tmp_path: Path) -> None:
+    """What a site sets for its account stays; without --requeue or the signal no study would go on."""
+    write_study(project)
+    program(tmp_path / "sbatch", "env | grep ^SBATCH_ | sort")
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SBATCH_ACCOUNT": "lab",
+        "SBATCH_NO_REQUEUE": "1",
+        "SBATCH_SIGNAL": "B:USR1@5",
+    }
+    told = ask("submit", "study.yaml", cwd=project, env=environment, check=True)
+    assert told.stdout == "SBATCH_ACCOUNT=lab\n"

@@ -708,8 +708,8 @@ def test_reduced_choice_is_not_told_by_rounds_of_what_it_was():
     assert concluded(confirmation).kind == "undecided"
 
 
-def test_single_finalist_keeps_the_rounds_of_a_first_look_that_shows_it_faster():
-    """Nothing was chosen among several: six rounds tell by how much, and each further one at once."""
+def test_all_rounds_of_a_single_finalist_tell_by_how_much():
+    """Nothing was chosen among several: each round after those that showed it faster adds to them."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = Confirmation(candidates, 0, 10)
     rates = [118.0, 122.0, 120.0, 125.0, 117.0, 121.0]
@@ -717,6 +717,7 @@ def test_single_finalist_keeps_the_rounds_of_a_first_look_that_shows_it_faster()
         confirmation.close_round({0: 100.0, 1: rate})
     assert confirmation.chosen == 1
     assert (confirmation.to_prove, confirmation.to_prove_reduced) == (0, 3)
+    assert rounds_missing(confirmation) == 3, "its changes may be reverted"
     for rate in rates[3:]:
         confirmation.close_round({0: 100.0, 1: rate})
         assert confirmation.measured_alone
@@ -725,14 +726,18 @@ def test_single_finalist_keeps_the_rounds_of_a_first_look_that_shows_it_faster()
     assert found.speedup == paired_ratio(rates, [100.0] * 6)
 
 
-def test_single_finalist_that_a_later_look_shows_faster_is_told_by_fresh_rounds():
-    """It was waited for until it led: four rounds chose, and three more tell."""
+def test_gain_of_a_single_finalist_that_is_little_beside_its_interval_is_told_by_the_repeated_one():
+    """Of studies that just pass a look many were lucky."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = Confirmation(candidates, 0, 10)
-    for rate in (106.0, 112.0, 109.0, 111.0, 118.0, 119.0, 120.0):
+    rates = (106.0, 112.0, 109.0, 111.0, 104.0, 103.0, 110.0)
+    for rate in rates:
         confirmation.close_round({0: 100.0, 1: rate})
-    found = concluded(confirmation)
-    assert (found.rounds, found.chosen_in) == (3, 4)
+    assert (confirmation.chosen, len(confirmation.fresh)) == (1, 3)
+    found, student = concluded(confirmation), paired_ratio(rates, [100.0] * 7)
+    assert (found.kind, found.rounds) == ("better", 7)
+    assert found.speedup.value == student.value
+    assert found.speedup.high / found.speedup.low > 1.02 * student.high / student.low
 
 
 def test_rounds_in_which_a_single_finalist_is_slower_count_beside_those_before():
@@ -745,6 +750,33 @@ def test_rounds_in_which_a_single_finalist_is_slower_count_beside_those_before()
     assert (found.kind, found.trial, found.rounds) == ("undecided", 0, 6)
     ratio = found.finalists[1].ratio_to_recommended
     assert ratio.low < 1 < ratio.high
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_failure_in_a_round_after_the_choice_of_a_single_finalist_reopens_it(failing):
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 10)
+    for rate in (120.0, 121.0, 122.0):
+        confirmation.close_round({0: 100.0, 1: rate})
+    confirmation.close_round({0: 100.0, 1: 120.0, failing: None})
+    assert confirmation.chosen is None
+    assert len(confirmation.choosing.rounds) == 3
+    assert confirmation.choice() == 1 - failing
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_rounds_of_a_single_finalist_before_its_changes_were_reverted_do_not_count(reduced):
+    both = {**defaults(), "precision": "bf16", "freeze_gc": True}
+    configurations = {0: defaults(), 1: both}
+    attempts = runs_of_a_round(0, {0: 100.0, 1: 121.0}, configurations)
+    for number, rate in enumerate((120.0, 121.0, 122.0), 1):
+        attempts += runs_of_a_round(number, {0: 100.0, 1: rate}, configurations)
+    fresh = {**configurations, 1: {**both, "freeze_gc": not reduced}}
+    attempts += runs_of_a_round(4, {0: 100.0, 1: 119.0}, fresh)
+    confirmation = replay(Attempts(attempts, defaults()), Selection(3), 10)
+    assert confirmation.measured_alone is not reduced
+    assert len(confirmation.alone.counted) == (1 if reduced else 4)
+    assert confirmation.to_prove == (2 if reduced else 0)
 
 
 def runs_of_a_round(number, rates, configurations):

@@ -1,8 +1,8 @@
 """Confirmation: finalists and baseline are measured again, round by round. Pure.
 
 First, rounds of all finalists choose (`choice_rounds`). Then fresh rounds of the choice and the baseline
-alone tell by how much it is faster (`gain_rounds`); all rounds of a single finalist do. This module says
-which comes next, by the records.
+alone tell by how much it is faster (`gain_rounds`); of a single finalist all rounds may. This module
+says which comes next, by the records.
 """
 
 import math
@@ -30,7 +30,7 @@ class Basis(Enum):
     FRESH = "fresh"
     """Those of the choice and the baseline alone, once there are enough."""
     ALL = "all"
-    """Both, where there was one finalist, or only all of them show that the choice is faster."""
+    """Both: of a single finalist, or where only all of them show that the choice is faster."""
 
 
 class Confirmation:
@@ -262,7 +262,7 @@ class Confirmation:
             return Basis.ALL
         if self.alone is None or not self.alone.has_enough_rounds:
             return Basis.CHOICE
-        return Basis.ALL if self.alone.earlier else Basis.FRESH
+        return Basis.ALL if self.alone.earlier_tell else Basis.FRESH
 
     @property
     def basis_rounds(self) -> Rounds:
@@ -272,26 +272,6 @@ class Confirmation:
             return self._all_rounds
         return self.fresh if basis is Basis.FRESH else self.choosing.rounds
 
-    def _gain_alone(self) -> Ratio:
-        """Return the speed-up of the choice by the rounds that tell it, of which there are enough.
-
-        All rounds of a single finalist do. An interval that is wide beside the gain is the repeated one,
-        as a study that says "better" may just have been lucky.
-        """
-        assert self.alone is not None
-        gain = self.alone.gain()
-        if not self.alone.earlier or gain.tells(PROOF.share_of_gain):
-            return gain
-        return self.choosing.gain(self.alone.chosen, self.alone.counted)
-
-    @property
-    def _contradicted(self) -> bool:
-        """True if the rounds of the choice and the baseline alone contradict the choice."""
-        assert self.alone is not None
-        if self.alone.earlier and self.alone.has_enough_rounds:
-            return not self._gain_alone().faster
-        return self.alone.contradicted and not self.joint_gain
-
     @property
     def joint_gain(self) -> Ratio | None:
         """Speed-up of the choice by all of its rounds, where only these show that it is faster.
@@ -300,7 +280,7 @@ class Confirmation:
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
         looks of the same test. None: fresh rounds show a gain, or nothing does.
         """
-        if not self.alone or self.nothing_to_choose or self.alone.earlier or self.reduced:
+        if not self.alone or self.nothing_to_choose or self.alone.earlier_tell or self.reduced:
             return None
         if not self.alone.contradicted:
             return None
@@ -352,7 +332,7 @@ class Confirmation:
             if joint := self.joint_gain:
                 return joint
             if self.alone.has_enough_rounds:
-                return self._gain_alone()
+                return self.alone.gain()
         return self.choosing.gain(trial)
 
     def own_rate(self, trial: int) -> Ratio | None:
@@ -370,7 +350,8 @@ class Confirmation:
         It is the baseline if no finalist beats it, or if fresh rounds contradict the choice.
         """
         if self.alone:
-            return self.alone.baseline if self._contradicted else self.alone.chosen
+            contradicted = self.alone.contradicted and not self.joint_gain
+            return self.alone.baseline if contradicted else self.alone.chosen
         return self.choosing.best()
 
     def result(self) -> ConfirmationResult:

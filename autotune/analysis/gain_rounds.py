@@ -1,8 +1,9 @@
 """Rounds of the choice and the baseline alone, which tell by how much it is faster. Pure.
 
-The choice flatters the rounds that chose, so fresh ones count; all rounds do of a single finalist, which
-was not picked among several. Where the spread between processes is known each of the two has a variance
-of its own; else the differences within the rounds tell.
+The choice flatters the rounds that chose, so fresh ones count. A single finalist was not picked among
+several: once all of its rounds show a gain that is large beside their interval, luck has little part in
+it, and they all count. Where the spread between processes is known each of the two has a variance of its
+own; else the differences within the rounds tell.
 """
 
 import math
@@ -26,7 +27,7 @@ class GainRounds:
         wanted: number of rounds that are planned at least.
         least: number of rounds from which on they tell.
         processes: spread between the processes of each configuration; None: it is not known.
-        earlier: rounds before these that count as well, because the choice was the only finalist.
+        earlier: rounds before these, if the choice was the only finalist.
         rounds: complete rounds.
     """
 
@@ -47,9 +48,21 @@ class GainRounds:
         return bool(self.rounds) and len(self.counted) >= min(self.least, self.wanted)
 
     @property
+    def earlier_tell(self) -> bool:
+        """True if the earlier rounds count, too: by all of them the interval is narrow beside the gain."""
+        if not self.earlier:
+            return False
+        both = ([r[trial] for r in self._all] for trial in (self.chosen, self.baseline))
+        return paired_ratio(*both).tells(PROOF.share_of_gain)
+
+    @property
+    def _all(self) -> list[dict[int, float]]:
+        return [*self.earlier.values(), *self.rounds.values()]
+
+    @property
     def counted(self) -> Rounds:
         """Rounds that tell the speed-up, in order."""
-        return dict(enumerate((*self.earlier.values(), *self.rounds.values()), 1))
+        return dict(enumerate(self._all, 1)) if self.earlier_tell else self.rounds
 
     def gain(self) -> Ratio:
         """Return the speed-up of the choice over the baseline, with Student's or Welch's interval."""

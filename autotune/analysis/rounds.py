@@ -102,7 +102,7 @@ def rounds_of(
         confirmation.end()
         standings[max(standings)] = _standing(confirmation)
     stages = _STAGES[confirmation.basis]
-    if confirmation.basis is Basis.ALL and confirmation.alone and confirmation.alone.earlier:
+    if confirmation.basis is Basis.ALL and confirmation.alone and confirmation.alone.earlier_tell:
         # Those of a single finalist chose nothing.
         standings = {n: replace(found, stage=Stage.GAIN) for n, found in standings.items()}
     standings = {

@@ -638,7 +638,7 @@ class ProofPolicy:
         1 / 3,
         "share",
         "of the gain: half-width that fresh rounds aim at between those",
-        "a wider one of a single finalist is the repeated interval, against luck",
+        "up to which all rounds of a single finalist count: luck has little part in them",
     )
     share_of_unsteady: float = judgement(
         1 / 8, "share", "of the gain: half-width where processes of the baseline lie apart"

@@ -49,7 +49,7 @@ class GainRounds:
 
     @property
     def earlier_tell(self) -> bool:
-        """True if the earlier rounds count, too: by all of them the interval is narrow beside the gain."""
+        """True if the earlier rounds count, too: the interval by all is narrow beside the gain."""
         if not self.earlier:
             return False
         both = ([r[trial] for r in self._all] for trial in (self.chosen, self.baseline))

@@ -1,7 +1,7 @@
 """Rounds of a confirmation, as the records show them: replayed in order, and told one by one.
 
 Pure. The result so far of a round is the confirmation's own: after the last round it is the verdict's.
-Rounds that chose show none once later rounds give the speed-up, as it does not rest on them.
+Rounds that chose show none once only later rounds give the speed-up.
 """
 
 from collections.abc import Collection, Iterator, Mapping

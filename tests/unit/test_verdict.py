@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from autotune.analysis import rounds
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Confirmation
@@ -15,10 +16,11 @@ from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
 from autotune.analysis.proof import Shortfall, rounds_missing
-from autotune.analysis.rounds import replay
+from autotune.analysis.rounds import Stage, replay
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
+from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.views.notes import study_note
 from search_spaces import defaults
@@ -773,6 +775,10 @@ def test_rounds_of_a_single_finalist_before_its_changes_were_reverted_do_not_cou
     assert confirmation.measured_alone is not reduced
     assert len(confirmation.alone.counted) == (1 if reduced else 4)
     assert confirmation.to_prove == (2 if reduced else 0)
+    spec = StudySpec.model_validate({"name": "one", "workload": {"name": "gpt"}})
+    told = rounds.rounds_of(Attempts(attempts, defaults()), spec, lambda _: [])
+    assert [one.stage for one in told[:3]] == [Stage.CHOICE if reduced else Stage.GAIN] * 3
+    assert told[3].stage is Stage.GAIN
 
 
 def runs_of_a_round(number, rates, configurations):

@@ -33,6 +33,8 @@ class ChoiceRounds:
         rounds: complete rounds of all finalists that were still in.
         dropped: trial -> number of closed rounds after which it dropped out.
         last_look: True if no round follows, so that this look spends the error that is left.
+        chosen_after: number of rounds after which a look chose: their interval stays that of this look;
+            0: none has.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ChoiceRounds:
         self.rounds: Rounds = {}
         self.dropped: dict[int, int] = {}
         self.last_look = False
+        self.chosen_after = 0
         self._most_rounds = most_rounds
         self._processes = processes
 
@@ -166,9 +169,10 @@ class ChoiceRounds:
 
     def _spent(self, error: float, rounds: int) -> float:
         """Return the share of an error of all looks that the look after so many rounds may spend."""
+        is_last = self.last_look and rounds > self.chosen_after
         return look_level(
             looks_after_each_round(PROOF.fewest_rounds, rounds),
-            rounds if self.last_look else max(self._most_rounds, rounds),
+            rounds if is_last else max(self._most_rounds, rounds),
             error,
         )
 

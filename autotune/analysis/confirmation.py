@@ -117,8 +117,9 @@ class Confirmation:
         """Rounds like the next one, itself included, without which those before it prove nothing."""
         if self.alone and self.processes is not None:
             return max(0, self.alone.wanted - len(self.alone.rounds))
-        counted = self.alone.counted if self.alone else self.choosing.rounds
-        return max(0, PROOF.fewest_rounds - len(counted))
+        if self.alone:
+            return self.alone.to_tell
+        return max(0, PROOF.fewest_rounds - len(self.choosing.rounds))
 
     @property
     def to_prove_reduced(self) -> int:
@@ -168,6 +169,7 @@ class Confirmation:
     def _reopen(self) -> None:
         """Look at all finalists once more: a choice that fails when it is measured alone is none."""
         self.choosing.rounds = self.rounds
+        self.choosing.chosen_after = 0
         self.alone = None
 
     def _choose(self) -> None:
@@ -175,6 +177,7 @@ class Confirmation:
         if baseline is None or best == baseline or baseline in self.choosing.dropped:
             return
         self.alone = self._alone_with(best, baseline, least=PROOF.fewest_rounds)
+        self.choosing.chosen_after = len(self.choosing.rounds)
         if self.candidates.keys() == {best, baseline}:
             self.alone.earlier = self.choosing.rounds
 
@@ -278,14 +281,24 @@ class Confirmation:
 
         Fresh rounds tell the gain without the bias of the choice. Where they are too few or too restless
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
-        looks of the same test. None: fresh rounds show a gain, or nothing does.
+        looks of the same test. None: the rounds that count by themselves show a gain, or nothing does.
         """
         if not self.alone or self.nothing_to_choose or self.alone.earlier_tell or self.reduced:
             return None
-        if not self.alone.contradicted:
+        if not (self.alone.contradicted or self._has_few_rounds):
             return None
         gain = self.choosing.gain(self.alone.chosen, self._all_rounds)
         return gain if gain.faster else None
+
+    @property
+    def _has_few_rounds(self) -> bool:
+        """True if a single finalist has rounds after the choice that do not tell by themselves."""
+        alone = self.alone
+        return (
+            alone is not None
+            and bool(alone.earlier and alone.rounds)
+            and not alone.has_enough_rounds
+        )
 
     @property
     def _all_rounds(self) -> Rounds:
@@ -350,8 +363,8 @@ class Confirmation:
         It is the baseline if no finalist beats it, or if fresh rounds contradict the choice.
         """
         if self.alone:
-            contradicted = self.alone.contradicted and not self.joint_gain
-            return self.alone.baseline if contradicted else self.alone.chosen
+            doubted = self.alone.contradicted or self._has_few_rounds
+            return self.alone.baseline if doubted and not self.joint_gain else self.alone.chosen
         return self.choosing.best()
 
     def result(self) -> ConfirmationResult:

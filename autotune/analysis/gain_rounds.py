@@ -7,6 +7,7 @@ own; else the differences within the rounds tell.
 """
 
 import math
+import statistics
 from dataclasses import dataclass, field
 
 from autotune.analysis.choice_rounds import Rounds
@@ -46,6 +47,22 @@ class GainRounds:
         # Without a round after the choice the repeated interval stands: the rounds before it ended
         # because they showed a gain.
         return bool(self.rounds) and len(self.counted) >= min(self.least, self.wanted)
+
+    @property
+    def to_tell(self) -> int:
+        """Number of further rounds that are expected to be enough, if they scatter as those so far."""
+        alone = max(0, min(self.least, self.wanted) - len(self.rounds))
+        if not self.earlier:
+            return alone
+        logs = [math.log(r[self.chosen] / r[self.baseline]) for r in self._all]
+        narrow = PROOF.share_of_gain * abs(statistics.fmean(logs))
+        spread = statistics.stdev(logs)
+        told = (
+            more
+            for more in range(alone)
+            if (self.rounds or more) and half_width_of(spread, len(logs) + more) <= narrow
+        )
+        return next(told, alone)
 
     @property
     def earlier_tell(self) -> bool:

@@ -329,7 +329,7 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
     # Once one of several is chosen only rounds after that tell by how much.
     alone = None if confirmation.measured_alone else confirmation.alone
     done = len(alone.counted if alone else confirmation.basis_rounds)
-    # Whether its changes are reverted is known from its first round alone on.
+    # Its changes may yet be reverted, so that the rounds before do not count.
     least = max(1, confirmation.to_prove_reduced) if alone else 1
     logs = _differences(confirmation)
     if not confirmation.members() or len(logs) < 2:

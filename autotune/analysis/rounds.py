@@ -5,7 +5,7 @@ Rounds that chose show none once only later rounds give the speed-up.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.analysis.barred import Barred
@@ -103,8 +103,11 @@ def rounds_of(
         standings[max(standings)] = _standing(confirmation)
     stages = _STAGES[confirmation.basis]
     if confirmation.basis is Basis.ALL and confirmation.alone and confirmation.alone.earlier_tell:
-        # Those of a single finalist chose nothing.
-        standings = {n: replace(found, stage=Stage.GAIN) for n, found in standings.items()}
+        # Those of a single finalist chose nothing; their intervals were those of looks.
+        told = {
+            n: found.so_far if found.stage is Stage.GAIN else {} for n, found in standings.items()
+        }
+        standings = {n: _Standing(Stage.GAIN, counts=True, so_far=told[n]) for n in standings}
     standings = {
         number: found if found.stage in stages else _Standing(found.stage)
         for number, found in standings.items()

@@ -32,12 +32,9 @@ def database() -> Iterator[Database]:
 @pytest.fixture
 def played(tmp_path: Path, database: Database) -> Replayed:
     """A study over a launcher that replays."""
-    _close(database)
-    path = Path(str(database.url.database))
-    for left in path.parent.glob("autotune.db*"):
-        left.unlink()
-    shutil.copy(path.with_suffix(".empty"), path)
-    _await_daemons()
+    _empty(database)
+    if _await_daemons():
+        _empty(database)  # one of them may have connected meanwhile
     return Replayed(tmp_path, database)
 
 
@@ -54,15 +51,25 @@ def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_sync, "LARGEST_SHARE", math.inf)
 
 
-def _await_daemons() -> None:
+def _empty(database: Database) -> None:
+    _close(database)
+    path = Path(str(database.url.database))
+    for left in path.parent.glob("autotune.db*"):
+        left.unlink()
+    shutil.copy(path.with_suffix(".empty"), path)
+
+
+def _await_daemons() -> bool:
     """Wait until the daemons in threads of an earlier test have seen that nothing is left to run.
 
-    One that still looks for its study would take that of the next test, which has the same id.
+    One that still looks for its study would take that of the next test, which has the same id. Return
+    whether there was one.
     """
-    for thread in threading.enumerate():
-        if thread.name == "daemon":
-            thread.join(60.0)
-            assert not thread.is_alive()
+    found = [thread for thread in threading.enumerate() if thread.name == "daemon"]
+    for thread in found:
+        thread.join(60.0)
+        assert not thread.is_alive()
+    return bool(found)
 
 
 def _close(database: Database) -> None:

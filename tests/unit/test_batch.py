@@ -385,9 +385,13 @@ def named(name: str) -> StudySpec:
     return StudySpec.model_validate({"name": name, "workload": {"name": "gpt"}})
 
 
-def test_variables_of_sbatch_do_not_override_the_script(project: Path, tmp_path: Path) -> None:
+def test_variables_of_sbatch_do_not_override_the_script(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a site sets for its account stays; without --requeue or the signal no study would go on."""
     write_study(project)
+    for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+        monkeypatch.delenv(name)
     program(tmp_path / "sbatch", "env | grep ^SBATCH_ | sort")
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",

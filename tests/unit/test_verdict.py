@@ -718,7 +718,7 @@ def test_all_rounds_of_a_single_finalist_tell_by_how_much():
     for rate in rates[:3]:
         confirmation.close_round({0: 100.0, 1: rate})
     assert confirmation.chosen == 1
-    assert (confirmation.to_prove, confirmation.to_prove_reduced) == (0, 3)
+    assert (confirmation.to_prove, confirmation.to_prove_reduced) == (1, 3)
     assert rounds_missing(confirmation) == 3, "its changes may be reverted"
     for rate in rates[3:]:
         confirmation.close_round({0: 100.0, 1: rate})
@@ -738,6 +738,41 @@ def test_gain_of_a_single_finalist_that_is_little_beside_its_interval_is_told_by
     found = concluded(confirmation)
     assert (found.kind, found.rounds, found.chosen_in) == ("better", 3, 4)
     assert found.speedup == paired_ratio(rates[4:], [100.0] * 3)
+
+
+def test_interval_of_a_choice_that_is_the_last_round_is_that_of_the_look_that_chose():
+    """That look was passed because the rounds lie close together, which a narrower one would rest on."""
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 10)
+    rates = (120.0, 121.0, 119.0)
+    for rate in rates:
+        confirmation.close_round({0: 100.0, 1: rate})
+    before = confirmation.gain(1)
+    confirmation.end()
+    assert concluded(confirmation).speedup == before
+    alone = paired_ratio(rates, [100.0] * 3)
+    assert before.high / before.low > 1.1 * alone.high / alone.low
+
+
+@pytest.mark.parametrize(("later", "kind"), [((118.0, 108.0), "better"), ((103.0,), "better")])
+def test_slow_round_after_the_choice_of_a_single_finalist_does_not_vanish(later, kind):
+    """All rounds together no longer tell the gain by themselves: they are further looks."""
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 10)
+    rates = (120.0, 121.0, 119.0, *later)
+    for rate in rates:
+        confirmation.close_round({0: 100.0, 1: rate})
+    assert not confirmation.measured_alone
+    confirmation.end()
+    found = concluded(confirmation)
+    assert (found.kind, found.rounds) == (kind, len(rates))
+    assert found.speedup.value == pytest.approx(paired_ratio(rates, [100.0] * len(rates)).value)
+
+
+def test_slow_rounds_of_a_single_finalist_that_leave_no_gain_are_no_recommendation():
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 10)
+    for rate in (120.0, 121.0, 119.0, 85.0):
+        confirmation.close_round({0: 100.0, 1: rate})
+    confirmation.end()
+    assert concluded(confirmation).kind == "undecided"
 
 
 def test_single_finalist_that_fresh_rounds_show_slower_is_not_recommended():

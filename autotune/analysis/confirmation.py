@@ -242,7 +242,7 @@ class Confirmation:
     def most_gain(self) -> float:
         """Return the highest gain over the baseline that the rounds leave possible, in logarithms.
 
-        It is that of the choice by its fresh rounds, if there are enough.
+        It is that of the choice by the rounds that tell it, if there are enough.
         """
         if self.alone and self.alone.has_enough_rounds:
             return math.log(self.gain(self.alone.chosen).high)
@@ -307,7 +307,7 @@ class Confirmation:
 
     @property
     def measured_alone(self) -> bool:
-        """True if fresh rounds are enough to tell by how much the choice is faster."""
+        """True if rounds tell by how much the choice is faster, at least one of them a fresh one."""
         return self.alone is not None and self.alone.has_enough_rounds
 
     @property
@@ -360,7 +360,7 @@ class Confirmation:
     def choice(self) -> int:
         """Return the trial to recommend.
 
-        It is the baseline if no finalist beats it, or if fresh rounds contradict the choice.
+        It is the baseline if no finalist beats it, or if later rounds contradict the choice.
         """
         if self.alone:
             doubted = self.alone.contradicted or self._has_few_rounds

@@ -9,7 +9,6 @@ Truth, budgets and seeds are the same for every version of autotune: run it in t
 policies, with --policy naming each.
 """
 
-import argparse
 import json
 import logging
 import math
@@ -24,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autotune.config import StudySpec
-from benchmarks.gpu_policy import Studied, line, replayed, storage_of, summary
+from benchmarks.gpu_policy import Studied, line, parsed, replayed, storage_of, summary
 from launchers.replay import ReplayLauncher
 from launchers.replay.answers import Answer, Launch, SpeedVariation
 
@@ -120,13 +119,7 @@ def _one(task: tuple[str, str, float, int]) -> Studied:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--only", nargs="+", choices=GAINS, default=list(GAINS))
-    parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS)
-    parser.add_argument("--policy", default="after", help="name of this version in the output")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parsed(str(__doc__), GAINS, BUDGETS)
     logging.disable()
     cells = []
     with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool() as pool:

@@ -320,14 +320,25 @@ def _cells(only: Sequence[str], budgets: Sequence[float] | None) -> Iterator[tup
                     yield name, baseline, kind, budget
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def parsed(text: str, groups: Iterable[str], budgets: Sequence[float] | None) -> argparse.Namespace:
+    """Return the options of a benchmark of studies of minutes.
+
+    Args:
+        text: its docstring.
+        groups: choices of --only.
+        budgets: default of --budgets.
+    """
+    parser = argparse.ArgumentParser(description=text.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--only", nargs="+", choices=BUDGETS, default=list(BUDGETS))
-    parser.add_argument("--budgets", nargs="+", type=float)
+    parser.add_argument("--only", nargs="+", choices=list(groups), default=list(groups))
+    parser.add_argument("--budgets", nargs="+", type=float, default=budgets)
     parser.add_argument("--policy", default="after", help="name of this version in the output")
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed(str(__doc__), BUDGETS, None)
     logging.disable()
     cells = []
     with tempfile.TemporaryDirectory() as folder, multiprocessing.Pool() as pool:

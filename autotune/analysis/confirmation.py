@@ -285,20 +285,19 @@ class Confirmation:
         """
         if not self.alone or self.nothing_to_choose or self.alone.earlier_tell or self.reduced:
             return None
-        if not (self.alone.contradicted or self._has_few_rounds):
+        if not self._doubted:
             return None
         gain = self.choosing.gain(self.alone.chosen, self._all_rounds)
         return gain if gain.faster else None
 
     @property
-    def _has_few_rounds(self) -> bool:
-        """True if a single finalist has rounds after the choice that do not tell by themselves."""
+    def _doubted(self) -> bool:
+        """True if rounds after the choice contradict it, or those of a single finalist do not tell."""
         alone = self.alone
-        return (
-            alone is not None
-            and bool(alone.earlier and alone.rounds)
-            and not alone.has_enough_rounds
-        )
+        if alone is None:
+            return False
+        few = bool(alone.earlier and alone.rounds) and not alone.has_enough_rounds
+        return few or alone.contradicted
 
     @property
     def _all_rounds(self) -> Rounds:
@@ -363,8 +362,8 @@ class Confirmation:
         It is the baseline if no finalist beats it, or if later rounds contradict the choice.
         """
         if self.alone:
-            doubted = self.alone.contradicted or self._has_few_rounds
-            return self.alone.baseline if doubted and not self.joint_gain else self.alone.chosen
+            refuted = self._doubted and not self.joint_gain
+            return self.alone.baseline if refuted else self.alone.chosen
         return self.choosing.best()
 
     def result(self) -> ConfirmationResult:

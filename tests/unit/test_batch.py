@@ -388,7 +388,7 @@ def named(name: str) -> StudySpec:
 def test_variables_of_sbatch_do_not_override_the_script(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a site sets for its account stays; without --requeue or the signal no study would go on."""
+    """SBATCH_ACCOUNT reaches sbatch; variables that change --requeue or the signal do not."""
     write_study(project)
     for name in [name for name in os.environ if name.startswith("SBATCH_")]:
         monkeypatch.delenv(name)

@@ -729,7 +729,7 @@ def test_all_rounds_of_a_single_finalist_tell_by_how_much():
 
 
 def test_gain_of_a_single_finalist_that_is_little_beside_its_interval_is_told_by_fresh_rounds():
-    """Of studies that just pass a look many were lucky."""
+    """Four rounds choose; the interval is that of the three rounds after them."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = Confirmation(candidates, 0, 10)
     rates = (106.0, 112.0, 109.0, 111.0, 105.0, 103.0, 107.0)

@@ -231,10 +231,11 @@ def _window(
         this, following, rows: start, seconds in steps, launched, purpose, trial and round of attempts.
     """
     start, trained, launched, _, trial, _ = this
-    inside = [row for row in rows if row is not this and start <= row[0] < following[0]]
+    # The baseline beside the next trial may start before that trial does.
+    alone = [row for row in rows if row[3] != "paired" and start < row[0] < following[0]]
     paired = [row for row in rows if row[3] == "paired" and row[5] == trial]
-    others = {id(row): row[1] for row in (*inside, *paired)}
-    return Window(following[0] - start, trained, sum(others.values()), bool(launched), bool(paired))
+    others = sum(row[1] for row in (*alone, *paired))
+    return Window(following[0] - start, trained, others, bool(launched), bool(paired))
 
 
 def torchrun_overhead(

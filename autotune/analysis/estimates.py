@@ -109,9 +109,9 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     if own is None or baseline is None or own.environment != baseline.environment:
         return None
     ratio = _ratio(own, baseline, _df(attempts))
-    if min(ratio.low, short.low) <= 0 or not math.isfinite(max(ratio.high, short.high)):
+    beyond = math.hypot(ratio.half_width, short.half_width)
+    if not math.isfinite(beyond):
         return None
-    beyond = math.hypot(_half_width(ratio), _half_width(short))
     seconds = min(own.result.wall_seconds, baseline.result.wall_seconds)
     return LongRun(seconds, ratio, Ratio.around(ratio.value / short.value, beyond))
 
@@ -199,7 +199,3 @@ def _ratio(one: StoredAttempt, other: StoredAttempt, df: float) -> Ratio:
         return Ratio(1, 1, 1)
     width = math.hypot(*(log_half_width(run.result, 0.0, df) for run in (one, other)))
     return Ratio.around(_speed(one) / _speed(other), width)
-
-
-def _half_width(ratio: Ratio) -> float:
-    return math.log(ratio.high / ratio.low) / 2

@@ -8,6 +8,7 @@ own; else the differences within the rounds tell.
 
 import math
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.choice_rounds import Rounds
@@ -54,7 +55,7 @@ class GainRounds:
         alone = max(0, min(self.least, self.wanted) - len(self.rounds))
         if not self.earlier:
             return alone
-        logs = [math.log(r[self.chosen] / r[self.baseline]) for r in self._all]
+        logs = self._gains(self._all)
         narrow = PROOF.share_of_gain * abs(statistics.fmean(logs))
         spread = statistics.stdev(logs)
         told = (
@@ -75,6 +76,10 @@ class GainRounds:
     @property
     def _all(self) -> list[dict[int, float]]:
         return [*self.earlier.values(), *self.rounds.values()]
+
+    def _gains(self, rounds: Iterable[Mapping[int, float]]) -> list[float]:
+        """Return by how much the choice was faster, in logarithms, round by round."""
+        return [math.log(rates[self.chosen] / rates[self.baseline]) for rates in rounds]
 
     @property
     def counted(self) -> Rounds:
@@ -111,8 +116,7 @@ class GainRounds:
         """
         if self.has_enough_rounds:
             return not self.gain().faster
-        both = zip(self.rates(self.chosen), self.rates(self.baseline), strict=True)
-        return bool(self.rounds) and math.fsum(math.log(c / b) for c, b in both) <= 0
+        return bool(self.rounds) and math.fsum(self._gains(self.counted.values())) <= 0
 
     @property
     def waits(self) -> bool:
@@ -127,7 +131,7 @@ class GainRounds:
         gain = self.gain()
         most = PROOF.coarsest if self.waits else PROOF.finest
         wanted = max(PROOF.finest, min(PROOF.share_of_unsteady * math.log(gain.value), most))
-        return math.log(gain.high / gain.low) / 2 <= wanted
+        return gain.half_width <= wanted
 
     @property
     def vain(self) -> bool:
@@ -145,7 +149,7 @@ class GainRounds:
         if self.processes.unsteady(self.chosen):
             return clearly_faster(self.gain())
         rate = self.processes.arm(self.chosen, self.rates(self.chosen), self.baseline).rate
-        return math.log(rate.high / rate.low) / 2 <= PROOF.own_rate
+        return rate.half_width <= PROOF.own_rate
 
 
 def rounds_wanted(seen: Contrast, rounds: int, most: int) -> int:

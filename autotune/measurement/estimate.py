@@ -172,6 +172,13 @@ class Ratio:
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
 
     @property
+    def half_width(self) -> float:
+        """Half the interval in logarithms; infinite where it is without bounds."""
+        if self.low <= 0 or not math.isfinite(self.high):
+            return math.inf
+        return math.log(self.high / self.low) / 2
+
+    @property
     def distinguishable(self) -> bool:
         """True if the interval excludes 1."""
         return self.low > 1 or self.high < 1
@@ -183,9 +190,8 @@ class Ratio:
 
     def tells(self, share: float) -> bool:
         """Return whether half the interval is at most this share of the difference, in logarithms."""
-        if self.low <= 0 or not math.isfinite(self.high):
-            return False
-        return math.log(self.high / self.low) / 2 <= share * abs(math.log(self.value))
+        width = self.half_width
+        return math.isfinite(width) and width <= share * abs(math.log(self.value))
 
     @property
     def vague(self) -> bool:
@@ -194,12 +200,7 @@ class Ratio:
         It reaches beyond 10 % to either side, and less than half of the difference is certain (in
         logarithms).
         """
-        if self.low <= 0 or not math.isfinite(self.high):
-            return True
-        half_width = math.log(self.high / self.low) / 2
-        return half_width > max(
-            MEASUREMENT.fine, MEASUREMENT.least_certain * abs(math.log(self.value))
-        )
+        return not self.tells(MEASUREMENT.least_certain) and self.half_width > MEASUREMENT.fine
 
 
 def clearly_faster(ratio: Ratio) -> bool:

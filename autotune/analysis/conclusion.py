@@ -43,6 +43,7 @@ class StudyFacts(NamedTuple):
         selection: choice of its finalists; None: by its settings alone.
         needed: rounds that a proof needs; the search leaves time for them.
         repeats: runs of the baseline besides those rounds.
+        at_once: True if the members of a round are launched at once.
     """
 
     name: str
@@ -51,6 +52,7 @@ class StudyFacts(NamedTuple):
     selection: Selection | None = None
     needed: int = PROOF.fewest_rounds
     repeats: int = 0
+    at_once: bool = False
 
     @classmethod
     def of(cls, study: StoredStudy, spec: StudySpec) -> Self:
@@ -72,7 +74,7 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
         if confirmation is not None:
             confirmation.end()
         costs = CostRecords(records.blocks, records.device).by(attempts)
-        proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats)
+        proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats, facts.at_once)
         found = _final(records, confirmation, checks, proof, _wall_time(spec, facts))
     else:
         found = _provisional(records, confirmation, checks, baseline)

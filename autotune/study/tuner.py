@@ -198,6 +198,7 @@ class Tuner:
             selection=selection,
             needed=proof.needed,
             repeats=proof.repeats,
+            at_once=proof.at_once,
         )
 
     @property

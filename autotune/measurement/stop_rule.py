@@ -79,7 +79,8 @@ class Limits:
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
         run_df: degrees of freedom of `sigma_run`.
-        fewest: number of blocks that must count before their interval ends the trial.
+        fewest: number of blocks that must count before their interval ends the trial, unless steps
+            that were timed one by one tell enough before; infinite: no interval ends it.
         power: limit of the power of its devices; None: there is none.
         proves: True if the run is evidence for a verdict: its first step alone never counts.
         warm_blocks: most blocks of the warm-up after the first, those in which something was compiled
@@ -93,7 +94,7 @@ class Limits:
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
     run_df: float = math.inf
-    fewest: int = FEWEST_BLOCKS
+    fewest: float = FEWEST_BLOCKS
     long_step: float = math.inf
     time_limit: TimeLimit = NO_LIMIT
     warm_blocks: float = math.inf
@@ -141,6 +142,8 @@ class StopRule:
         self.problem = ""
         """Description of an impossible block; empty if none came."""
         self._repeats = 0
+        self._eaten = 0
+        """Number of the first blocks that lived on batches which a loader had prepared in a pause."""
 
     @property
     def kept(self) -> list[BlockReport]:
@@ -158,6 +161,8 @@ class StopRule:
             return True
         if self.warming_up:
             self.seen.append(ObservedBlock(block, kept=False))
+            if self._eats_reserve():
+                self._eaten = len(self.seen)
             self.steady = self._steady()
             self.hopeless = self._cannot_catch_up()
             # The first step alone says too little, unless it rules out all that might follow.
@@ -183,7 +188,7 @@ class StopRule:
     @property
     def _several(self) -> bool:
         """True if enough has come for an interval: blocks, or steps that were timed one by one."""
-        if self.lacks_steps():
+        if self.lacks_steps() or math.isinf(self._limits.fewest):
             return False
         return len(self.kept) >= self._limits.fewest or (self.steps or 0.0) >= STEPS_FOR_PROOF
 
@@ -330,6 +335,22 @@ class StopRule:
         power = self._limits.power
         return power.excess(self.kept) if power else ""
 
+    def _eats_reserve(self) -> bool:
+        """Return whether steps live on batches that a loader's workers had prepared before them.
+
+        While something is compiled they fill their queue. Until it is empty, steps seem faster than the
+        loader is. A queue that is eaten up has fewer batches than at its fullest, fewer than after each
+        of the latest blocks, and some. That is waited for as long as a warm-up may take.
+        """
+        if sum(seen.block.seconds for seen in self.seen[1:]) > self._limits.warmup:
+            return False
+        told = [seen.block.observed.get("ready_batches") for seen in self.seen]
+        of_ranks = zip(*(each for each in told if each), strict=False)
+        return all(told) and any(
+            1 <= ready[-1] <= min(max(ready) - MEASUREMENT.eaten_batches, *ready[-STEADY_BLOCKS:])
+            for ready in of_ranks
+        )
+
     @property
     def warming_up(self) -> bool:
         """True if the next block will not count yet."""
@@ -337,8 +358,11 @@ class StopRule:
             return True
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
+        if 0 < self._eaten == len(self.seen):
+            return True
         spared = self._spared()
-        charged = [s.block for s in self.seen if not _among(spared, s.block)]
+        later = self.seen[self._eaten :]
+        charged = [s.block for s in later if not _among(spared, s.block)]
         if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
             return False
         longest = self._limits.warmup
@@ -352,7 +376,7 @@ class StopRule:
 
     def _steady(self) -> bool:
         # The first block is a single step, with everything that happens once.
-        blocks = [seen.block for seen in self.seen[1:]]
+        blocks = [seen.block for seen in self.seen[max(1, self._eaten) :]]
         last = blocks[-STEADY_BLOCKS:]
         settling = any(
             b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last

@@ -4,6 +4,7 @@ The closer look profiles the winner's step, measures what each of its knobs brin
 baseline for minutes: clocks and temperatures settle in a long run and not in a short one.
 """
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,9 +35,6 @@ from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
 from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
-
-_ALL_BLOCKS = 1_000_000
-"""Fewest blocks of a run, so that no interval ends it."""
 
 
 class Finals:
@@ -439,7 +437,7 @@ class SoakPair:
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
         limits = self._context.setup.confirm_limits(sigma_run=noise)
-        limits = replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
+        limits = replace(limits, longest=seconds, fewest=math.inf)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
         limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT

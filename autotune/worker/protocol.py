@@ -399,6 +399,8 @@ class Observed(TypedDict, total=False):
     DDP logs one step in ten, on CUDA in the first blocks only. The rank with the least is the one
     that the others wait for.
     """
+    ready_batches: list[float]
+    """Number of batches at the block's end that a loader's workers had ready, per rank."""
     foreign_cpu: float
     """Share of a node's processors that other processes used, on the node where it was largest."""
     idle_cpu: float

@@ -85,6 +85,17 @@ def test_a_slow_first_step_does_not_decide():
     assert length.steps == 200
 
 
+@pytest.mark.parametrize("kind", [BlockLength, InterleavedBlockLength])
+def test_blocks_that_compile_tell_no_length(kind):
+    length = kind(BlockPlan(0.25, 1), 1)
+    for index, seconds in enumerate([30.0, 20.0, 8.0]):
+        length.learn(index, seconds, compiled=True)
+        assert length.steps == 1
+    for index in (3, 4, 5):
+        length.learn(index, length.steps * 0.05)
+    assert length.steps == 5
+
+
 def test_what_comes_after_the_third_block_changes_nothing():
     length = BlockLength(BlockPlan(1.0, 2), 1)
     for index in range(3):

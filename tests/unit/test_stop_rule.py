@@ -1,6 +1,7 @@
 """When a running trial has told enough."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -261,6 +262,57 @@ def test_run_with_timed_steps_ends_once_their_series_is_exact() -> None:
     ends = [watch(dataclasses.replace(block(index, 0.2), observed=moments)) for index in range(10)]
     assert ends.index(True) == 8  # the first, five steady ones, three of 30 steps in all
     assert watch.estimate().half_width < 0.01
+
+
+def test_run_that_no_interval_ends_goes_on_though_its_steps_tell_enough() -> None:
+    moments = Observed(step_moments=[10.0, 0.02, 1e-8, 0.0])
+    watch = StopRule(dataclasses.replace(LIMITS, fewest=math.inf))
+    for index in range(100):
+        if watch(dataclasses.replace(block(index, 0.2), observed=moments)):
+            break
+    assert sum(each.seconds for each in watch.kept) == pytest.approx(LIMITS.longest, rel=0.1)
+
+
+def on_reserve(index: int, ready: float, seconds: float) -> BlockReport:
+    return dataclasses.replace(
+        block(index, seconds), observed=Observed(ready_batches=[16.0, ready])
+    )
+
+
+def test_steps_on_batches_that_a_loader_prepared_in_a_pause_do_not_count() -> None:
+    """A loader of 0.6 s a block fills its queue in the first step; a block trains for 0.45 s."""
+    rule = StopRule(dataclasses.replace(LIMITS, warmup=20.0, warm_blocks=5))
+    queue = [16.0 - 2.5 * block for block in range(7)]
+    assert queue[-1] == 1.0
+    for index, ready in enumerate(queue):
+        rule(on_reserve(index, ready, 0.45 if index else 15.0))
+    assert rule.warming_up
+    for index in range(len(queue), 30):
+        if rule(on_reserve(index, index % 2, 0.6)):
+            break
+    assert rule.kept
+    assert all(each.seconds == 0.6 for each in rule.kept)
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [[4, 4, 3, 4, 3, 4, 4, 3, 4], [0, 1, 0, 2, 1, 0, 1, 2, 1], [6, 0, 0, 0, 0, 0, 0, 0, 0]],
+)
+def test_queue_of_a_loader_that_is_as_full_as_before_lengthens_no_warm_up(
+    ready: list[float],
+) -> None:
+    rule = StopRule(LIMITS)
+    ended = [rule(on_reserve(index, value, 0.2)) for index, value in enumerate(ready)]
+    assert ended.index(True) == 8
+
+
+def test_warm_up_on_a_loaders_reserve_ends_with_its_time() -> None:
+    rule = StopRule(dataclasses.replace(LIMITS, warmup=3.0))
+    for index in range(60):
+        if not rule.warming_up:
+            break
+        rule(on_reserve(index, 1000.0 - 3 * index, 0.2))
+    assert sum(each.block.seconds for each in rule.seen[1:]) <= 2 * 3.0 + 0.6
 
 
 @pytest.mark.parametrize(("proves", "steps"), [(True, 20), (False, 2)])

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from autotune.worker.observers import communication, device
+from autotune.worker.observers import communication, device, reserve
 from autotune.worker.observers.contention import NodeLoad, NodeShares
 from autotune.worker.observers.device import DeviceState, DeviceWatch, ProcessorWatch
 from autotune.worker.observers.timing import StepMarks, StepTimes
@@ -40,6 +40,8 @@ class RankObservation(NamedTuple):
     node: NodeShares
     settling: Settling
     devices: DeviceState
+    ready_batches: float
+    """NaN without a loader's workers."""
 
 
 class BlockObservers:
@@ -79,6 +81,8 @@ class BlockObservers:
         """Start counters anew: other trials have had the devices since the last block."""
         for watch in self._watches:
             watch.restart()
+        if self._load:
+            self._load.shares()
 
     def start(self, index: int) -> None:
         """Begin block `index`.
@@ -99,6 +103,7 @@ class BlockObservers:
             load,
             news,
             device.together([watch.state() for watch in self._watches]),
+            reserve.ready_batches(),
         )
 
 
@@ -118,6 +123,9 @@ def together(ranks: Sequence[RankObservation]) -> Observed:
     exposed = [rank.exposed_seconds for rank in ranks]
     if not any(map(math.isnan, exposed)):
         observed["exposed_seconds"] = exposed
+    ready = [rank.ready_batches for rank in ranks]
+    if not any(map(math.isnan, ready)):
+        observed["ready_batches"] = ready
     nodes = [rank.node for rank in ranks if not math.isnan(rank.node.foreign)]
     observed["foreign_cpu"], observed["idle_cpu"] = max(nodes)
     seen = device.together([rank.devices for rank in ranks])

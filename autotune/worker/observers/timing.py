@@ -108,7 +108,8 @@ class BlockLength:
     """Number of optimizer steps of the next block; the same on every rank.
 
     The first block is a single step: it holds allocation, autotuning and compilation, and tells
-    little about the speed. The length settles over the next two and then stays.
+    little about the speed. The length settles over the next two in which nothing is compiled, and then
+    stays.
     """
 
     plan: BlockPlan
@@ -116,18 +117,23 @@ class BlockLength:
     fewest: int = 1
     """Fewest steps of a block that stands for the training, however long they take."""
     steps: int = 1
+    _learnt: int = field(default=0, init=False)
     _SETTLED_AT = 3
 
-    def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
+    def learn(
+        self, index: int, seconds: float, *, rested: bool = False, compiled: bool = False
+    ) -> None:
         """Take in that block `index`, of `steps` steps, took `seconds` on the slowest rank.
 
         Args:
             index: of the block, from 0.
             seconds: wall time of the block.
             rested: whether other trials have trained before it.
+            compiled: whether something was compiled in it.
         """
-        if index < self._SETTLED_AT:
+        if self._learnt < self._SETTLED_AT:
             self._adapt(self.steps, seconds)
+            self._learnt += not (index and compiled)
 
     def _adapt(self, steps: int, seconds: float) -> None:
         """Choose the length from the time that some steps took."""
@@ -154,11 +160,13 @@ class InterleavedBlockLength(BlockLength):
     """Seconds of a step."""
     _settled: bool = False
 
-    def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
+    def learn(
+        self, index: int, seconds: float, *, rested: bool = False, compiled: bool = False
+    ) -> None:
         """Take in a block, unless the trial has rested since it began; see BlockLength."""
         self._settled |= rested
         if self._settled:
             return
-        if index:
+        if index and not compiled:
             self._latest.append(seconds / self.steps)
         self._adapt(1, min(self._latest, default=seconds / self.steps))

@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn, Protocol
@@ -24,8 +25,12 @@ class Turns(Protocol):
     def next(self) -> Turn | None:
         """Wait for permission to train a block; return None if another configuration has come."""
 
-    def silence(self) -> None:
-        """Stop background work of this rank until its next turn, as the block is over."""
+    def between(self) -> AbstractContextManager[None]:
+        """Return a context for what follows a block and is not timed.
+
+        Background work of this rank rests in it: batches that a loader's workers prepare meanwhile
+        would cost the next block no waiting. On devices that others share it rests until the next turn.
+        """
 
 
 class _Alone:
@@ -34,8 +39,13 @@ class _Alone:
     def next(self) -> Turn:
         return Turn("", 0)
 
-    def silence(self) -> None:
-        """Do nothing: no other trial is disturbed."""
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        _signal_children(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal_children(signal.SIGCONT)
 
 
 ALONE = _Alone()
@@ -67,7 +77,7 @@ class TakenTurns:
 
     def next(self) -> Turn | None:
         """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
-        self.silence()
+        self._rest()
         self._connection.send_bytes(Waiting(self._last).to_line())
         given = self._given.get()
         self._wake()
@@ -84,9 +94,14 @@ class TakenTurns:
         request, self._following = self._following, None
         return request
 
-    def silence(self) -> None:
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        self._rest()
+        yield
+
+    def _rest(self) -> None:
         """Stop the processes that this one has started: a loader's workers, mostly."""
-        if self._last and not self._silent:
+        if not self._silent:
             self._silent = True
             _signal_children(signal.SIGSTOP)
 
@@ -109,8 +124,8 @@ class OwnTurns:
         turn = self._turns.next()
         return ALONE.next() if turn else None
 
-    def silence(self) -> None:
-        self._turns.silence()
+    def between(self) -> AbstractContextManager[None]:
+        return self._turns.between()
 
 
 def _signal_children(number: signal.Signals) -> None:

@@ -27,7 +27,7 @@ from autotune.worker import failure, imports, interpreter, processes, workload
 from autotune.worker.effects import precision, process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
-from autotune.worker.observers import memory
+from autotune.worker.observers import memory, reserve
 from autotune.worker.observers.progress import Progress
 from autotune.worker.places import device_of
 from autotune.worker.protocol import (
@@ -149,6 +149,7 @@ def _train(
     if request.command:
         _run_command(request, line, progressed)
     _prepare_process(request, placement, context)
+    reserve.watch()
     if request.script:
         _run_script(request, placement, context, line, progressed)
     _join_group(request, placement, context)

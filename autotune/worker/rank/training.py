@@ -194,11 +194,13 @@ def run_blocks(
             mark()
         if math.isnan(training.loss_read):
             training.read_loss()
-        ranks = training.gather(_RankBlock(training.end_block(), observers.stop()))
+        own = training.end_block()
+        with context.turns.between():
+            ranks = training.gather(_RankBlock(own, observers.stop()))
         figures = [rank.figures for rank in ranks]
-        context.turns.silence()
         slowest = max(rank.seconds for rank in figures)
-        length.learn(index, slowest, rested=turn.rested)
+        compiled = any(rank.seen.settling.compilations for rank in ranks)
+        length.learn(index, slowest, rested=turn.rested, compiled=compiled)
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))

@@ -19,23 +19,45 @@ _OVERRUN = 2.0
 
 
 class BlockClock:
-    """Timer of a block. The device is synchronised at its two ends and nowhere between them."""
+    """Timer of a block. The device is synchronised at its two ends and nowhere between them.
+
+    A block that follows an untimed step on CUDA is timed between events of the device instead, and
+    begins without waiting for it. As in a long run the host prepares its first step while the device is
+    busy.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._started = 0.0
+        self._begun: torch.cuda.Event | None = None
         self.wait_seconds = 0.0
 
-    def start(self) -> None:
-        """Begin a block."""
-        self._synchronize()
+    def start(self, *, follows: bool = False) -> None:
+        """Begin a block.
+
+        Args:
+            follows: True if it follows an untimed step at once.
+        """
         self.wait_seconds = 0.0
+        if follows and self._device.type == "cuda":
+            self._begun = self._event()
+            return
+        self._begun = None
+        self._synchronize()
         self._started = time.perf_counter()
 
     def stop(self) -> float:
         """Return the seconds since `start`."""
+        ended = self._event() if self._begun else None
         self._synchronize()
+        if self._begun and ended:
+            return float(self._begun.elapsed_time(ended)) / 1e3
         return time.perf_counter() - self._started
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches; count the time to get each as waiting."""

@@ -80,14 +80,14 @@ class ScriptTraining(Training):
         self.allocation_failures = memory.allocation_failures(context.devices)
         """Until the first step or the latest block ended."""
 
-    def begin_block(self) -> None:
+    def begin_block(self, *, follows: bool = False) -> None:
         """Count and time from here on."""
         # Steps may have passed since the last block that belong to none.
         self.samples_done = self._counted()
         self._drawn_at_start = (self._probe.samples, self._probe.tokens)
         self._probe.wait_seconds = 0.0
         self._probe.records_loss = False
-        super().begin_block()
+        super().begin_block(follows=follows)
 
     def ends_with_next(self) -> None:
         """Record the loss of the next step, the last one of the block."""

@@ -20,6 +20,8 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 _NOTHING = nullcontext()
 _DIMENSIONS_OF_MATRIX = 2
+_NOTICEABLE_WAIT = 0.01
+"""Share of a block's time: a shorter wait for batches biases no figure by more."""
 
 
 def no_span(_: str) -> AbstractContextManager[Any]:
@@ -93,11 +95,11 @@ class Training:
         """Return the number of tokens in some samples of the block; 0 where a sample has none."""
         raise NotImplementedError
 
-    def begin_block(self) -> None:
-        """Count and time from here on."""
+    def begin_block(self, *, follows: bool = False) -> None:
+        """Count and time from here on; `follows` is that of `BlockClock.start`."""
         self._block_start = (self.steps_done, self.samples_done)
         self.loss_read = math.nan
-        self.clock.start()
+        self.clock.start(follows=follows)
 
     def ends_with_next(self) -> None:
         """Prepare for the next step, the last one of the block."""
@@ -172,21 +174,22 @@ def run_blocks(
     length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = _observers(training, context)
     mark = observers.marks.mark
+    exposed = False
     for index in range(request.blocks.max_blocks):
         turn, steps = context.turns.next(), length.steps
         if turn is None:
             return
-        began = time.perf_counter()
-        for _ in range(turn.left_out):
+        began, left_out = time.perf_counter(), turn.left_out or int(exposed)
+        for _ in range(left_out):
             yield
-        left_out_seconds = time.perf_counter() - began
-        if turn.number:
+        left_out_seconds = time.perf_counter() - began if left_out else 0.0
+        if turn.number or left_out:
             observers.resume()
         if request.takes_turns or request.stays:
             # Turns reach one node after another, and the first would wait on the clock for the last.
             training.meet()
         observers.start(index)
-        training.begin_block()
+        training.begin_block(follows=bool(left_out))
         for left in reversed(range(steps)):
             if not left:
                 training.ends_with_next()
@@ -199,11 +202,22 @@ def run_blocks(
             ranks = training.gather(_RankBlock(own, observers.stop()))
         figures = [rank.figures for rank in ranks]
         slowest = max(rank.seconds for rank in figures)
+        exposed = context.device.type == "cuda" and _exposes_loading(figures)
         compiled = any(rank.seen.settling.compilations for rank in ranks)
         length.learn(index, slowest, rested=turn.rested, compiled=compiled)
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))
+
+
+def _exposes_loading(block: Sequence[RankFigures]) -> bool:
+    """Return whether the first step of a block waits noticeably for what others prepare meanwhile.
+
+    A process that loads its own batches does so while the device is busy with the step before, but for
+    the first step after the device has been waited for. An untimed step before it makes up for that.
+    """
+    slowest = max(rank.seconds for rank in block)
+    return max(rank.wait_seconds for rank in block) > _NOTICEABLE_WAIT * slowest
 
 
 def _observers(training: Training, context: RankContext) -> BlockObservers:
@@ -218,5 +232,5 @@ def _observers(training: Training, context: RankContext) -> BlockObservers:
 
 def _of_turn(turn: Turn, left_out_seconds: float) -> Observed:
     if not turn.number:
-        return Observed()
+        return Observed(left_out_seconds=left_out_seconds) if left_out_seconds else Observed()
     return Observed(turn=turn.number, left_out_seconds=left_out_seconds)

@@ -58,8 +58,8 @@ class StudyPaths:
 
     @property
     def diagnosis(self) -> Path:
-        """Return the folder of `autotune diagnose`."""
-        return self.folder / "diagnose"
+        """Return the folder of `autotune diagnose`, which knows no key."""
+        return self.workdir / _FOLDER / self.study / "diagnose"
 
     def attempt(self, name: str) -> TrialFiles:
         """Return the files of an attempt: output of its ranks, and their traces."""
@@ -87,6 +87,11 @@ def tuned_files(workdir: Path) -> Path:
 def exports(folder: Path) -> Path:
     """Return the file with the size and digest of each text that exports have written in a folder."""
     return folder / _FOLDER / "exports"
+
+
+def diagnosis_mark(folder: Path) -> Path:
+    """Return the file by which `autotune diagnose` marks a folder that it has made."""
+    return folder / ".made"
 
 
 def copies_lock(folder: Path) -> Path:

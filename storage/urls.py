@@ -78,8 +78,10 @@ def _checked_file(url: URL) -> URL:
     kind = file_system(path.parent)
     if not is_local(kind):
         raise BadInput(
-            f"storage {path} is on {kind or 'an unknown file system'}, which is not known to be local: "
-            "on file systems that machines share SQLite loses data; use a local folder or postgresql://..."
+            f"storage {path} is on {kind or 'an unknown file system'}, which is not known to be local, "
+            "and SQLite loses data on file systems that machines share: name a file on a local disk "
+            "(sqlite:////local/disk/autotune.db) or postgresql://user@host/database, by "
+            "AUTOTUNE_STORAGE, --storage or `storage` in study.yaml"
         )
     return url.set(database=str(path))
 

@@ -56,7 +56,7 @@ def stop(study: StudyArgument, storage: StorageOption = None, force: ForceOption
 
 
 def delete(study: StudyArgument, storage: StorageOption = None, force: ForceOption = False) -> None:
-    """Delete a study that has ended, with its records, trials and logs. best.yaml stays."""
+    """Delete a study that has ended, with its records, trials, logs and traces. best.yaml stays."""
     from autotune.service import cleaning
     from autotune.service.queues import refuse_others
 

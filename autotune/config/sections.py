@@ -113,9 +113,9 @@ class ResourcesSpec(Section):
         default=1,
         ge=1,
         le=4096,
-        description="CPUs that a rank takes, and threads of one of a workload; a script has the "
-        "threads that its launch command leaves it, and where this is not given, its ranks share the "
-        "CPUs of a node that has fewer of them.",
+        description="CPUs reserved per rank. A workload in code also gets this many threads; a script "
+        "keeps the thread count of its launch command. If unset and a script has more ranks than the "
+        "node has CPUs, the ranks share them.",
     )
     memory_per_worker: Bytes | None = Field(
         default=None, description="Limit per rank, e.g. 4GiB; beyond it a trial is out of memory."

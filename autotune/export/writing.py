@@ -19,6 +19,7 @@ from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
 from autotune.export.best import DIGEST, FORMAT, BestConfig, digest_of, is_best, mapping_in
 from autotune.measurement.estimate import Ratio
+from autotune.worker.files import make_private
 from search_spaces import CATALOGUE
 
 _BY_ITSELF = "# All that is not under knobs is as the script sets it.\n"
@@ -234,7 +235,7 @@ def note(path: Path, text: str) -> None:
     """Note beside a file that an export has written this text there, so that another may replace it."""
     notes = paths.exports(path.parent)
     with contextlib.suppress(OSError):
-        notes.parent.mkdir(exist_ok=True)
+        make_private(notes.parent)
         with notes.open("a") as file:
             file.write(f"{_noted(text.encode())}\n")
 

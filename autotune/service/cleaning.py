@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.errors import StorageError
 from autotune.export import config_copies
-from autotune.paths import StudyPaths
+from autotune.paths import StudyPaths, diagnosis_mark
 from autotune.service.queues import this_machine
 from autotune.worker.sandbox import scratch
 from storage import Database, Repository, StoredStudy, StudyState
@@ -39,9 +39,10 @@ def _signatures(database: Database) -> set[str]:
 
 
 def delete(repository: Repository, name: str) -> list[Path]:
-    """Delete an ended study from the storage, and its folder if it is on this machine.
+    """Delete an ended study from the storage, and its folders if they are on this machine.
 
-    A folder that another storage has signed stays: this one may be a copy of that.
+    These are its own and that of `autotune diagnose`. Where another storage has signed its own, both
+    stay: this storage may be a copy of that.
 
     Returns:
         The removed folders.
@@ -53,7 +54,10 @@ def delete(repository: Repository, name: str) -> list[Path]:
     # Asked first: a server that fails afterwards would leave the folder without a study.
     is_own = paths.may_be_of(_signatures(repository.database))
     repository.studies.delete(name)
-    return [paths.folder] if is_own and _remove(paths.folder) else []
+    if not is_own:
+        return []
+    gone = [paths.folder] if _remove(paths.folder) else []
+    return [*gone, paths.diagnosis] if _remove_diagnosis(paths.diagnosis) else gone
 
 
 def signed_by_others(database: Database, studies: Iterable[StoredStudy]) -> dict[Path, str]:
@@ -154,6 +158,15 @@ def _unchanged_for(folder: Path) -> float:
 
 def _paths(study: StoredStudy) -> StudyPaths:
     return StudyPaths(Path(study.workdir), study.name, study.key)
+
+
+def _remove_diagnosis(folder: Path) -> bool:
+    """Remove a folder that `autotune diagnose` has made; return whether it existed and is gone now."""
+    if not diagnosis_mark(folder).is_file() or not _remove(folder):
+        return False
+    with contextlib.suppress(OSError):  # other files are beside it
+        folder.parent.rmdir()
+    return True
 
 
 def _remove(folder: Path) -> bool:

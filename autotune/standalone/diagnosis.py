@@ -13,6 +13,7 @@ from autotune.config import StudySpec
 from autotune.config.keeping import split_otherwise
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
+from autotune.paths import diagnosis_mark
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.runs.one_off import OneOffRuns, why_not
 from autotune.runs.study_setup import StudySetup, launcher_of, profiled
@@ -64,7 +65,10 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         )
     if spec.objective.reads_energy:
         spec = spec.model_copy(update={"objective": spec.objective.model_copy(update=_OF_SPEED)})
+    is_new = not folder.exists()
     make_private(folder)
+    if is_new:
+        diagnosis_mark(folder).touch()
     with launcher_of(spec, folder) as launcher:
         return _profiled_baseline(OneOffRuns(StudySetup(spec, launcher), folder, workdir))
 

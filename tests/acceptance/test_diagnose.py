@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.paths import StudyPaths, diagnosis_mark
 from tests.support.steering import autotune, write_study
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
@@ -43,6 +44,7 @@ def test_a_planted_bottleneck_is_named_first(
     assert first["name"] == named, found
     assert (answer is None and not first["knobs"]) or answer in first["knobs"]
     assert all(Path(trace).exists() for trace in found["traces"])
+    assert diagnosis_mark(StudyPaths(tmp_path, "tiny").diagnosis).exists()
     assert len(found["traces"]) == 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.paths import StudyPaths
+from autotune.paths import StudyPaths, diagnosis_mark
 from autotune.service import daemon as service
 from autotune.service.cleaning import clean, delete, signature, undecided
 from autotune.service.queues import VARIABLE
@@ -124,6 +124,23 @@ def test_a_study_is_deleted_with_all_that_it_left(played: Replayed, tmp_path: Pa
     assert (again.returncode, "no study 'played'" in again.stderr) == (2, True)
     played.on(PLAIN).run(**SHORT)
     played.assert_complete(trials=4)
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_delete_removes_a_diagnosis_only_if_diagnose_has_made_its_folder(
+    played: Replayed, is_marked: bool
+) -> None:
+    played.submit(**SHORT)
+    played.repository.studies.request_stop(played.name)
+    folder = paths(played).diagnosis
+    (folder / "profile").mkdir(parents=True)
+    beside = folder.with_name("notes.txt")
+    beside.touch()
+    if is_marked:
+        diagnosis_mark(folder).touch()
+    assert delete(played.repository, played.name) == [folder] * is_marked
+    assert folder.exists() is not is_marked
+    assert beside.exists()
 
 
 def test_one_that_has_not_ended_is_not_deleted(played: Replayed, tmp_path: Path) -> None:

@@ -160,6 +160,11 @@ def test_the_file_is_as_readable_as_any_other(tmp_path):
     assert stat.S_IMODE((tmp_path / "best.yaml").stat().st_mode) == 0o640
 
 
+def test_folder_with_the_note_of_an_export_is_private(tmp_path):
+    writing.note(tmp_path / "tuned.sh", "export A=1\n")
+    assert stat.S_IMODE((tmp_path / ".autotune").stat().st_mode) == 0o700
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     writing.write(tmp_path / "best.yaml", content())
     before = (tmp_path / "best.yaml").read_bytes()

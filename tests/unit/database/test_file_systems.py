@@ -78,6 +78,14 @@ class TestWhereSqliteMayLie:
         ):
             parse(f"sqlite:///{tmp_path}/autotune.db")
 
+    def test_refusal_names_the_variable_and_urls_that_work(self) -> None:
+        with pytest.raises(BadInput) as refused:
+            parse("sqlite:////proc/autotune.db")
+        told = str(refused.value)
+        assert "AUTOTUNE_STORAGE" in told
+        assert "sqlite:////local/disk/autotune.db" in told
+        assert "postgresql://user@host/database" in told
+
     def test_a_link_to_a_file_that_is_local_is_taken_for_it(self, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
         (tmp_path / "autotune.db").symlink_to("disk/real.db")

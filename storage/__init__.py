@@ -6,6 +6,7 @@ from storage.database import Database
 from storage.order import EVERY_OWNER
 from storage.records import (
     TRAJECTORIES,
+    TRIAL_RUNS,
     UNTIMED,
     AttemptResult,
     AttemptState,
@@ -42,6 +43,7 @@ from storage.trials import TrialLedger
 __all__ = [
     "EVERY_OWNER",
     "TRAJECTORIES",
+    "TRIAL_RUNS",
     "UNTIMED",
     "AttemptFeed",
     "AttemptResult",

@@ -313,6 +313,9 @@ class Fault(StrEnum):
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.AUTOCAST, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
+TRIAL_RUNS = (Purpose.SEARCH, Purpose.CALIBRATE)
+"""Attempts that run as trials do: the trials of the search, and the baseline again."""
+
 UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
 """Attempts that say nothing about speed."""
 

@@ -25,7 +25,7 @@ from autotune.analysis.outcomes import ENDED_WELL, Failure
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
 from search_spaces.words import Knobs
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import TRIAL_RUNS, Attempts, AttemptState, Purpose, StoredAttempt
 
 RESERVED = PROOF.reserved
 _ROUNDED_TO = 10.0
@@ -254,7 +254,7 @@ def _replacement(proof: Proof) -> float:
     the sleep of the machine. Runs that take turns wait for each other, and do not tell.
     """
     attempts = proof.attempts
-    several = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).complete()
+    several = attempts.of(*TRIAL_RUNS).complete()
     alone = [(a, a.ended) for a in several if attempts.paired_baseline_of(a) is None]
     waited = [end - a.started - a.result.wall_seconds for a, end in alone if end is not None]
     return min(max([0.0, *waited]), proof.costs.longest_startup)
@@ -270,7 +270,7 @@ def _stuck(attempts: Attempts) -> Failure | None:
 
     A single run may only have had too little time. None: that is not known.
     """
-    runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).recorded()
+    runs = attempts.of(*TRIAL_RUNS).recorded()
     in_vain = runs.ended_in(AttemptState.PRUNED)
     own = in_vain.of_baseline().last
     if own is None or len(in_vain) < PROOF.runs_of_hang or any(map(_judged, runs)):

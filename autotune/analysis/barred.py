@@ -7,6 +7,7 @@ from typing import Any, Self
 from autotune.analysis import gate
 from autotune.analysis.memory import outgrown
 from autotune.analysis.sameness import ChangeKind, Comparison, Rules
+from autotune.config import StudySpec
 from search_spaces.words import Knobs
 from storage import Attempts, StoredBlock
 
@@ -47,6 +48,13 @@ class Barred:
         slowest_first = reversed(other.items())
         kinds = {objection.kind: trial for trial, objection in slowest_first if objection.kind}
         return cls({**memory, **unchecked, **reasons}, kinds)
+
+    @classmethod
+    def of_study(
+        cls, attempts: Attempts, blocks: Callable[[int], Sequence[StoredBlock]], spec: StudySpec
+    ) -> Self:
+        """Return what the records of a study show, by its settings."""
+        return cls.by(attempts, blocks, spec.full_baseline(), Rules.of(spec))
 
     def covers(self, knobs: Knobs, baseline: Knobs) -> bool:
         """Return whether a configuration is of a kind of which a trial was refused."""

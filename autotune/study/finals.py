@@ -14,10 +14,9 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import tells_longest
 from autotune.analysis.processes import repeats_made
-from autotune.analysis.rounds import replay
+from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
-from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import (
     FirstStepsMonitor,
@@ -170,9 +169,8 @@ class Finals:
 
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)
-        attempts, rounds = self._context.attempts(), self._setup.spec.measurement.rounds
-        blocks = Measure.of(self._setup.spec).step_blocks(self._context.blocks)
-        return replay(attempts, self.selection, rounds, self._barred(attempts), blocks)
+        attempts, spec, blocks = self._context.attempts(), self._setup.spec, self._context.blocks
+        return replay_study(attempts, spec, blocks, self.selection, self._barred(attempts))
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; return False if it needs none."""

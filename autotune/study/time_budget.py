@@ -187,7 +187,7 @@ class TimeBudget:
         in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
         return max(for_proof, in_search)
 
-    def why_enough_searched(self, attempts: Attempts) -> SearchEnd | None:
+    def why_spent(self, attempts: Attempts) -> SearchEnd | None:
         """Return why there is no time for another trial; None while there is."""
         text = self._no_time(attempts)
         return SearchEnd(SearchEndCause.WALL_TIME, text) if text else None

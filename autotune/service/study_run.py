@@ -70,7 +70,6 @@ class StudyRun:
         weight = self._repository.quotas.weight_of(study.owner)
         tenant = Tenant(study.owner, study.name, weight)
         launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
-        self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
             later.callback(self._signals.waiting.set)  # closing time does not count
@@ -94,7 +93,6 @@ class StudyRun:
         """Wait until the study's folder can be written. That time does not count."""
         workdir = Path(self._study.workdir)
         if lacks_room(workdir):
-            self._signals.waiting.set()
             self._say_waiting(f"{full(workdir)}; the study goes on once there is some.")
         while lacks_room(workdir):
             self._signals.check()
@@ -113,7 +111,6 @@ class StudyRun:
         if rival != self._waits_for:
             self._say_waiting(f"{rival.text}{self._whose(rival)}.")
         self._waits_for = rival
-        self._signals.waiting.set()
         return False
 
     def _whose(self, rival: Rival) -> str:

@@ -68,9 +68,8 @@ class Signals:
     stop: threading.Event = field(default_factory=threading.Event)
     lease_stale: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
-    """Another study has the machine: the time does not count."""
-    opening: threading.Event = field(default_factory=threading.Event)
-    """The launcher is not open yet: the time does not count, and looking often disturbs nothing."""
+    """The time does not count, and looking often disturbs nothing: the launcher is not open yet, as
+    where another study has the machine, or it is being closed."""
 
     def check(self) -> None:
         """Raise the signal that was given, if one was.

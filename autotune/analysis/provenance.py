@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from autotune.config import StudySpec
 from storage import Attempts, Purpose, Repository, StoredAttempt, StoredBlock, StoredNoise
 
 EnvironmentOf = Callable[[int], dict[str, Any] | None]
@@ -61,6 +62,11 @@ class Records:
         first = next(timed, None)
         blocks = self.blocks(first.id) if first else []
         return any(block.observed.get("padded") for block in blocks)
+
+
+def attempts_of(recorded: Iterable[StoredAttempt], spec: StudySpec) -> Attempts:
+    """Return what is recorded of a study's attempts, to be asked by its settings."""
+    return Attempts(recorded, spec.full_baseline(), spec.harmless)
 
 
 def measured_in(

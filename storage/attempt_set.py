@@ -151,7 +151,7 @@ class Attempts:
         )
 
     def complete(self) -> "Attempts":
-        """Return the attempts that ended well."""
+        """Return the complete attempts."""
         return self.ended_in(AttemptState.COMPLETE)
 
     def measured(self) -> "Attempts":

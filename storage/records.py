@@ -280,6 +280,11 @@ class AttemptState(StrEnum):
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
     @property
+    def ended_well(self) -> bool:
+        """True for an end that is no failure."""
+        return self in (AttemptState.COMPLETE, AttemptState.PRUNED)
+
+    @property
     def may_pass(self) -> bool:
         """True for a failure of which a connection or a node may be the reason.
 

@@ -21,7 +21,7 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import may_be_faster, ranked
-from autotune.analysis.outcomes import ENDED_WELL, Failure
+from autotune.analysis.outcomes import Failure
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
 from search_spaces.words import Knobs
@@ -289,12 +289,12 @@ def _hindrance(proof: Proof) -> Failure | None:
         trial = timed[0].trial
         return Failure(trial, AttemptState.COMPLETE, proof.barred.trials[trial])
     checks = proof.attempts.of(Purpose.NUMERICS).conclusive()
-    if refused := [a for a in checks if a.result.state not in ENDED_WELL]:
+    if refused := [a for a in checks if not a.result.state.ended_well]:
         return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)
     failed = [
         a
         for a in proof.attempts.searched()
-        if a.knobs != proof.baseline and a.result.state not in ENDED_WELL
+        if a.knobs != proof.baseline and not a.result.state.ended_well
     ]
     return Failure.of(failed[0]) if failed else None
 

@@ -369,7 +369,7 @@ class _PairedTrialMonitor(MemberMonitor):
 
     def result(self, report: TrialReport) -> AttemptResult:
         result, known = super().result(report), self._pair.ratio()
-        timed = result.state in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        timed = result.state.ended_well
         if known is None and timed and self._pair.without_baseline:
             cause = "the baseline beside it failed (it is measured again alone)"
             return replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.TURNS)

@@ -21,7 +21,6 @@ from storage import (
     AttemptFeed,
     AttemptResult,
     Attempts,
-    AttemptState,
     FinalistChoice,
     Lease,
     NewMessage,
@@ -167,7 +166,7 @@ class StudyContext:
         asked_for = attempt.purpose == Purpose.PROFILE or (
             attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
         )
-        failed = result.state not in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        failed = not result.state.ended_well
         if not (failed or asked_for or self.setup.spec.logs == "all"):
             shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
 

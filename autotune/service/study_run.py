@@ -128,7 +128,9 @@ class StudyRun:
         return since is None or started(this_host(), rival.pid) == since
 
     def _say_waiting(self, text: str) -> None:
-        kind = MessageKind.WAITING
+        self._say(text, MessageKind.WAITING)
+
+    def _say(self, text: str, kind: MessageKind = MessageKind.SAID) -> None:
         self._repository.messages.say(self._lease, self._study.id, text, kind=kind)
 
     def _tune(self, setup: StudySetup) -> Verdict:
@@ -178,16 +180,13 @@ class StudyRun:
     def _say_where(self, launcher: Launcher) -> None:
         site = launcher.site
         what = site.devices[0] if site.on_device else site.environment["cpu"]
-        count = len(launcher.slots)
-        self._repository.messages.say(
-            self._lease,
-            self._study.id,
-            f"{launcher.ranks} rank{'s' if launcher.ranks > 1 else ''} on {what}, "
-            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
-            + (_MAY_WRITE if self._spec.workload.may_write else ""),
+        may_write = _MAY_WRITE if self._spec.workload.may_write else ""
+        self._say(
+            f"{counted(launcher.ranks, 'rank')} on {what}, {counted(len(launcher.slots), 'trial')} at a "
+            f"time ({self._spec.launcher.kind}).{may_write}"
         )
         if remote := stores.warning(stores.remote_stores(self._spec)):
-            self._repository.messages.say(self._lease, self._study.id, f"Note: {remote}.")
+            self._say(f"Note: {remote}.")
 
     def _export(self, verdict: Verdict, launcher: Launcher) -> None:
         content = publish.content_of(
@@ -224,9 +223,7 @@ class StudyRun:
 
     def _not_written(self, target: Path, why: str) -> None:
         elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"
-        self._repository.messages.say(
-            self._lease, self._study.id, f"{target} is not written ({why}); {elsewhere}."
-        )
+        self._say(f"{target} is not written ({why}); {elsewhere}.")
 
 
 def _ranks_on(facts: Mapping[str, Any]) -> str:

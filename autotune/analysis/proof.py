@@ -212,7 +212,9 @@ def shortfall(
     if rivals := proof.rivals():
         another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
         needed = another + proof.finals([rivals[0].knobs], PROOF.fewest_rounds)
-        return Shortfall(_asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left))
+        return Shortfall(
+            rounded_up(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
+        )
     if hindrance := _hindrance(proof):
         return Shortfall(None, hindrance)
     return Shortfall(_for_trials(proof, wall_time))
@@ -227,12 +229,12 @@ def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -
     if expected is None or expected > allowed:
         return None
     missing = min(math.ceil(PROOF.rounds_asked * expected), allowed)
-    members = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+    members = confirmation.knobs_of(confirmation.members())
     needed = max(
         missing * proof.recorded_round(members),
         proof.rounds(members, missing),
     )
-    return _asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
+    return rounded_up(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
 
 
 def _for_trials(proof: Proof, wall_time: WallTime) -> float:
@@ -243,7 +245,7 @@ def _for_trials(proof: Proof, wall_time: WallTime) -> float:
     trials = PROOF.trials_asked * proof.costs.shortest(proof.baseline) + _replacement(proof)
     needed = PROOF.time_asked * (trials + proof.finals([proof.baseline], PROOF.fewest_rounds))
     shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
-    return _asked(max(needed - wall_time.left, shared))
+    return rounded_up(max(needed - wall_time.left, shared))
 
 
 def _replacement(proof: Proof) -> float:
@@ -260,7 +262,7 @@ def _replacement(proof: Proof) -> float:
     return min(max([0.0, *waited]), proof.costs.longest_startup)
 
 
-def _asked(seconds: float) -> float:
+def rounded_up(seconds: float) -> float:
     """Return a round number of seconds that is not less."""
     return _ROUNDED_TO * max(1, math.ceil(seconds / _ROUNDED_TO))
 

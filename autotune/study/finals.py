@@ -227,7 +227,7 @@ class Finals:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
         blocks = self._context.blocks
         members, prices = confirmation.members(), self._runner.prices
-        configurations = [confirmation.candidates[trial].knobs for trial in members]
+        configurations = confirmation.knobs_of(members)
         proof = prices.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._runner.recorded(
@@ -259,7 +259,7 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                several = [confirmation.candidates[t].knobs for t in missing]
+                several = confirmation.knobs_of(missing)
                 like_before = self._seconds_like_before(confirmation, [knobs], several)
                 limit = self._time.for_proof(1 / runs, max(shortest, like_before), others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, round=number)

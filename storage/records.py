@@ -1,6 +1,7 @@
 """Records of the repository: plain and frozen, never live database objects."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -473,6 +474,10 @@ class StoredBlock:
     def world_size(self) -> int:
         """Number of devices (on the CPU: shares of it) that worked together, over all ranks."""
         return len(self.rank_seconds) * int(self.observed.get("replicas", 1))
+
+
+Blocks = Callable[[int], Sequence[StoredBlock]]
+"""Source of the blocks of an attempt, by its id."""
 
 
 @dataclass(frozen=True)

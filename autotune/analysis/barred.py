@@ -1,6 +1,6 @@
 """Configurations that may not be recommended, whatever their speed. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ from autotune.analysis.memory import outgrown
 from autotune.analysis.sameness import ChangeKind, Comparison, Rules
 from autotune.config import StudySpec
 from search_spaces.words import Knobs
-from storage import Attempts, StoredBlock
+from storage import Attempts, Blocks
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Barred:
     def by(
         cls,
         attempts: Attempts,
-        blocks: Callable[[int], Sequence[StoredBlock]],
+        blocks: Blocks,
         baseline: Mapping[str, Any],
         rules: Rules,
     ) -> Self:
@@ -50,9 +50,7 @@ class Barred:
         return cls({**memory, **unchecked, **reasons}, kinds)
 
     @classmethod
-    def of_study(
-        cls, attempts: Attempts, blocks: Callable[[int], Sequence[StoredBlock]], spec: StudySpec
-    ) -> Self:
+    def of_study(cls, attempts: Attempts, blocks: Blocks, spec: StudySpec) -> Self:
         """Return what the records of a study show, by its settings."""
         return cls.by(attempts, blocks, spec.full_baseline(), Rules.of(spec))
 

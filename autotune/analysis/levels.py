@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from autotune.analysis.compilation import graph
@@ -27,9 +27,9 @@ from storage import (
     AttemptResult,
     Attempts,
     AttemptState,
+    Blocks,
     Purpose,
     StoredAttempt,
-    StoredBlock,
 )
 
 _BY_OWN_STEPS = (MEASUREMENT.computing_processes, MEASUREMENT.waiting_processes)
@@ -256,7 +256,7 @@ class Calibration:
         self,
         first_runs: int,
         prior_sigma: float | None,
-        blocks: Callable[[int], Sequence[StoredBlock]],
+        blocks: Blocks,
         measure: Measure = SAMPLES_PER_SECOND,
     ) -> None:
         """Plan for a study.

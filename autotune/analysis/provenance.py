@@ -1,11 +1,11 @@
 """Records that a verdict is built from, and where they were measured."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.config import StudySpec
-from storage import Attempts, Purpose, Repository, StoredAttempt, StoredBlock, StoredNoise
+from storage import Attempts, Blocks, Purpose, Repository, StoredAttempt, StoredNoise
 
 EnvironmentOf = Callable[[int], dict[str, Any] | None]
 """Returns the environment of an attempt by its id."""
@@ -22,7 +22,7 @@ class Records:
     """
 
     attempts: Attempts
-    blocks: Callable[[int], Sequence[StoredBlock]]
+    blocks: Blocks
     environment_of: EnvironmentOf
     noise: StoredNoise | None
 

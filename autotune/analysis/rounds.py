@@ -14,12 +14,12 @@ from autotune.analysis.finalists import (
     Selection,
     candidates,
 )
-from autotune.analysis.processes import Blocks, Processes
+from autotune.analysis.processes import Processes
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.measure import Measure
 from autotune.measurement.policy import PROOF
-from storage import Attempts, Purpose, StoredAttempt
+from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 
 class Stage(StrEnum):

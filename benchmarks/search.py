@@ -185,7 +185,7 @@ class _Replay:
         left = 1 - max(table.worth(table.rows[key(params)]) for params in found.finalists)
         self._course.stated.append((measured, found.left, left))
         worth = ExpectedGainStopping(_STAKES, lambda some: model.predict(some, self._distributions))
-        if worth.why_not(trials, statistics.median(self._seconds), self._table.noise):
+        if worth.why_enough(trials, statistics.median(self._seconds), self._table.noise):
             self._course.stopped = measured
 
     def _next(self) -> tuple[optuna.Trial, Row]:

@@ -35,7 +35,7 @@ class TurnSchedule(Protocol):
     def trained(self, member: int, block: BlockReport) -> None:
         """Take in the block of a turn."""
 
-    def lost(self, member: int) -> None:
+    def drop(self, member: int) -> None:
         """Drop a trial that has failed or is over."""
 
 
@@ -57,7 +57,7 @@ class SoloSchedule:
         if self._watch(block):
             self._over = True
 
-    def lost(self, member: int) -> None:
+    def drop(self, member: int) -> None:
         """End the schedule."""
         self._over = True
 

@@ -10,9 +10,9 @@ from launchers import layout
 from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
-from launchers.node_compat import check_device, of_other_kinds
+from launchers.node_compat import check_device
 from launchers.reservation import NO_RIVAL, Busy, Reservation
-from launchers.slot import AgentSlot
+from launchers.slot import AgentSlot, take_out_other_kinds
 
 _LOOPBACK = "127.0.0.1"
 
@@ -59,22 +59,13 @@ class LocalLauncher(Launcher):
                 self._reservation.take(layout.processors())
             for number in range(fit.slots):
                 self.slots.append(_open_slot(fit, number, resources, log_dir, env, busy))
-            self._close_other_kinds(resources)
+            for slot, its in take_out_other_kinds(self.slots, resources.device):
+                self._notices.append(f"Left out: {slot.name} has {its}.")
             check_device(resources.device, self.site)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()
             raise
-
-    def _close_other_kinds(self, resources: Resources) -> None:
-        """Close slots with other devices than the rest, such as that of the display."""
-        environments = [slot.environment for slot in self.slots]
-        on_gpu = self.slots[0].device == "cuda"
-        others = of_other_kinds(environments, resources.device, on_gpu=on_gpu)
-        for number in sorted(others, reverse=True):
-            slot = self.slots.pop(number)
-            slot.close()
-            self._notices.append(f"Left out: {slot.name} has {others[number]}.")
 
     def notices(self) -> list[str]:
         found, self._notices = self._notices, []

@@ -42,6 +42,8 @@ class AvoidedNodes:
         self._clock = clock
         self._until: dict[str, float] = {}
         self._losses: Counter[str] = Counter()
+        self._failed: set[str] = set()
+        """Nodes on which a slot did not open."""
 
     def add(self, node: str) -> None:
         """Record that an agent was lost on a node."""
@@ -53,8 +55,8 @@ class AvoidedNodes:
         self._until[node] = now + min(FIRST_SECONDS * 2.0 ** self._losses[node], MOST_SECONDS)
         self._losses[node] += 1
 
-    def add_of(self, nodes: Collection[str]) -> list[str]:
-        """Record that a slot did not open on these nodes; return those that are avoided for it.
+    def first_failures(self, nodes: Collection[str]) -> set[str]:
+        """Record that a slot did not open on these nodes; return those that fail for the first time.
 
         Those whose agents were lost are avoided already, and then the others are not to blame.
         """
@@ -62,7 +64,9 @@ class AvoidedNodes:
         failed = [node for node in nodes if node in avoided] or list(nodes)
         for node in failed:
             self.add(node)
-        return failed
+        new = set(failed) - self._failed
+        self._failed |= new
+        return new
 
     def now(self) -> set[str]:
         """Return the ids of the nodes that are avoided at present."""

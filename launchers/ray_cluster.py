@@ -23,7 +23,7 @@ from launchers.agents import Node, is_of_nodes
 from launchers.base import Launcher, Link, Resources, Slot
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
-from launchers.node_compat import check_device, of_other_kinds
+from launchers.node_compat import check_device
 from launchers.placement import ClusterNode
 from launchers.ray_nodes import (
     ANSWER_SECONDS,
@@ -36,7 +36,7 @@ from launchers.ray_nodes import (
 from launchers.ray_shares import RayShares
 from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.shares import Tenant
-from launchers.slot import AgentSlot
+from launchers.slot import AgentSlot, take_out_other_kinds
 
 _LOOPBACK = "127.0.0.1"
 _SETTLE_SECONDS = 3.0
@@ -305,14 +305,10 @@ class RayLauncher(Launcher):
 
     def _close_other_kinds(self) -> None:
         """Close slots of a Ray of its own that have other devices than the rest."""
-        environments = [slot.environment for slot in self.slots]
-        on_gpu = self.slots[0].device == "cuda"
-        others = of_other_kinds(environments, self._cluster.device, on_gpu=on_gpu)
-        for number in sorted(others, reverse=True):
-            slot = self.slots.pop(number)
-            slot.close()
+        others = take_out_other_kinds(self.slots, self._cluster.device)
+        for slot, its in others:
             self._placements.pop(slot.name).release()
-            self._cluster.notices.put(f"Left out: {slot.name} has {others[number]}.")
+            self._cluster.notices.put(f"Left out: {slot.name} has {its}.")
         if others:
             self._plans.clear()  # no slot takes their place
 

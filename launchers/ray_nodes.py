@@ -82,8 +82,6 @@ class Cluster:
         """Information by node."""
         self._left_out: dict[str, str] = {}
         """Reason why a node is left out, by node."""
-        self._passed_over: set[str] = set()
-        """Nodes on which a slot did not open."""
         self.notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         """Messages about nodes."""
         self._same = CommonKind(autotune.__version__)
@@ -155,10 +153,9 @@ class Cluster:
 
     def pass_over(self, nodes: list[ClusterNode], why: BaseException) -> None:
         """Avoid nodes on which a slot did not open, for now, and tell it the first time."""
-        failed = self.avoided.add_of([node.id for node in nodes])
+        failed = self.avoided.first_failures([node.id for node in nodes])
         for node in nodes:
-            if node.id in failed and node.id not in self._passed_over:
-                self._passed_over.add(node.id)
+            if node.id in failed:
                 self.notices.put(f"Left out for now: node {node}: {why}.")
 
     def _query(self, nodes: list[ClusterNode]) -> None:

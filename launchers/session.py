@@ -201,7 +201,7 @@ class Session:
             run.on_message(node, message, stalled)
             if run.nodes or self._ending or self._over:
                 continue
-            self._schedule.lost(number)
+            self._schedule.drop(number)
             if number == self._trains:
                 self._go_on()
 
@@ -214,7 +214,7 @@ class Session:
         # Ranks that wait for no turn end by themselves after their last block.
         is_last = block.index + 1 == request.blocks.max_blocks
         if is_last and self._runs[member].waits_for_turns:
-            self._schedule.lost(member)
+            self._schedule.drop(member)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -16,6 +16,7 @@ from autotune.worker.protocol import (
 from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
 from launchers.base import Slot, TurnSchedule
 from launchers.member import describe_leftovers
+from launchers.node_compat import of_other_kinds
 from launchers.preloading import Preloading
 from launchers.session import Session
 
@@ -254,6 +255,24 @@ class AgentSlot(Slot):
                 pass
             self._preloading.disable()
         return Agents(self._nodes, self._preloading, self.check_cancelled)
+
+
+def take_out_other_kinds(slots: list[AgentSlot], device: str | None) -> list[tuple[AgentSlot, str]]:
+    """Close slots of one machine with other devices than the rest, such as that of the display.
+
+    Args:
+        slots: of the machine, those that stay afterwards.
+        device: kind of device that is wanted; None: that of most slots.
+
+    Returns:
+        The slots that were taken out, each with what it has instead.
+    """
+    environments = [slot.environment for slot in slots]
+    others = of_other_kinds(environments, device, on_gpu=slots[0].device == "cuda")
+    found = [(slots.pop(number), others[number]) for number in sorted(others, reverse=True)]
+    for slot, _ in found:
+        slot.close()
+    return found
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -173,8 +173,6 @@ class SlurmLauncher(Launcher):
         self._resources = resources
         self._numbers = itertools.count()
         self._notices: list[str] = []
-        self._passed_over: set[str] = set()
-        """Nodes on which a slot did not open."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
@@ -317,10 +315,9 @@ class SlurmLauncher(Launcher):
         """Avoid the nodes of a slot that did not open, for now, if it is for them."""
         if not is_of_nodes(error):
             return
-        failed = self._allocation.avoided.add_of([node.id for node, _ in placement.places])
+        nodes = [node.id for node, _ in placement.places]
         with self._lock:
-            for node in set(failed) - self._passed_over:
-                self._passed_over.add(node)
+            for node in self._allocation.avoided.first_failures(nodes):
                 self._notices.append(f"Left out for now: node {node}: {error}.")
 
     def _check(self) -> None:

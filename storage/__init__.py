@@ -6,9 +6,11 @@ from storage.database import Database
 from storage.order import EVERY_OWNER
 from storage.records import (
     TRAJECTORIES,
+    TRIAL_RUNS,
     UNTIMED,
     AttemptResult,
     AttemptState,
+    Blocks,
     ChoiceReason,
     Claim,
     EventKind,
@@ -42,11 +44,13 @@ from storage.trials import TrialLedger
 __all__ = [
     "EVERY_OWNER",
     "TRAJECTORIES",
+    "TRIAL_RUNS",
     "UNTIMED",
     "AttemptFeed",
     "AttemptResult",
     "AttemptState",
     "Attempts",
+    "Blocks",
     "ChoiceReason",
     "Claim",
     "Database",

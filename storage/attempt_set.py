@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 from search_spaces.words import Knobs
-from storage.records import AttemptState, Fault, Purpose, StoredAttempt
+from storage.records import TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
 
 _OF, _ENDED_IN = "of", "ended_in"
 _ITSELF = object()
@@ -151,7 +151,7 @@ class Attempts:
         )
 
     def complete(self) -> "Attempts":
-        """Return the attempts that ended well."""
+        """Return the complete attempts."""
         return self.ended_in(AttemptState.COMPLETE)
 
     def measured(self) -> "Attempts":
@@ -169,6 +169,10 @@ class Attempts:
     def baseline(self) -> StoredAttempt | None:
         """Return the baseline's own trial of the search, once it is complete."""
         return self._own_trial
+
+    def baseline_runs(self) -> "Attempts":
+        """Return the complete runs of the baseline in the search, other than beside a trial."""
+        return self.of(*TRIAL_RUNS).of_baseline().complete()
 
     def paired_baseline_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
         """Return the baseline that was interleaved with a trial; None if the trial ran alone.

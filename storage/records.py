@@ -1,6 +1,7 @@
 """Records of the repository: plain and frozen, never live database objects."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -280,6 +281,11 @@ class AttemptState(StrEnum):
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
     @property
+    def ended_well(self) -> bool:
+        """True for an end that is no failure."""
+        return self in (AttemptState.COMPLETE, AttemptState.PRUNED)
+
+    @property
     def may_pass(self) -> bool:
         """True for a failure of which a connection or a node may be the reason.
 
@@ -312,6 +318,9 @@ class Fault(StrEnum):
 
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.AUTOCAST, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
+
+TRIAL_RUNS = (Purpose.SEARCH, Purpose.CALIBRATE)
+"""Attempts that run as trials do: the trials of the search, and the baseline again."""
 
 UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
 """Attempts that say nothing about speed."""
@@ -465,6 +474,10 @@ class StoredBlock:
     def world_size(self) -> int:
         """Number of devices (on the CPU: shares of it) that worked together, over all ranks."""
         return len(self.rank_seconds) * int(self.observed.get("replicas", 1))
+
+
+Blocks = Callable[[int], Sequence[StoredBlock]]
+"""Source of the blocks of an attempt, by its id."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Configurations that may not be recommended, whatever their speed. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from autotune.analysis import gate
 from autotune.analysis.memory import outgrown
 from autotune.analysis.sameness import ChangeKind, Comparison, Rules
+from autotune.config import StudySpec
 from search_spaces.words import Knobs
-from storage import Attempts, StoredBlock
+from storage import Attempts, Blocks
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Barred:
     def by(
         cls,
         attempts: Attempts,
-        blocks: Callable[[int], Sequence[StoredBlock]],
+        blocks: Blocks,
         baseline: Mapping[str, Any],
         rules: Rules,
     ) -> Self:
@@ -47,6 +48,11 @@ class Barred:
         slowest_first = reversed(other.items())
         kinds = {objection.kind: trial for trial, objection in slowest_first if objection.kind}
         return cls({**memory, **unchecked, **reasons}, kinds)
+
+    @classmethod
+    def of_study(cls, attempts: Attempts, blocks: Blocks, spec: StudySpec) -> Self:
+        """Return what the records of a study show, by its settings."""
+        return cls.by(attempts, blocks, spec.full_baseline(), Rules.of(spec))
 
     def covers(self, knobs: Knobs, baseline: Knobs) -> bool:
         """Return whether a configuration is of a kind of which a trial was refused."""

@@ -23,13 +23,12 @@ from autotune.analysis.memory import (
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
 from autotune.analysis.proof import Proof, Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.provenance import Records
-from autotune.analysis.rounds import replay
+from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Rules
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.measure import Measure
 from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
@@ -64,12 +63,10 @@ class StudyFacts(NamedTuple):
 
 def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdict:
     """Return the answer that the records of a study support; it is provisional until the study ends."""
-    attempts, baseline, rules = records.attempts, spec.full_baseline(), Rules.of(spec)
-    checks = gate.record(attempts, records.blocks, baseline, rules)
-    out = Barred.by(attempts, records.blocks, baseline, rules)
-    selection = facts.selection or Selection.by_records(attempts, spec.measurement.finalists)
-    steps = Measure.of(spec).step_blocks(records.blocks)
-    confirmation = replay(attempts, selection, spec.measurement.rounds, out.trials, steps)
+    attempts, baseline = records.attempts, spec.full_baseline()
+    checks = gate.record(attempts, records.blocks, baseline, Rules.of(spec))
+    out = Barred.of_study(attempts, records.blocks, spec)
+    confirmation = replay_study(attempts, spec, records.blocks, facts.selection, out.trials)
     if facts.ended:
         if confirmation is not None:
             confirmation.end()

@@ -6,7 +6,7 @@ says which comes next, by the records.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import geometric_mean
@@ -95,6 +95,10 @@ class Confirmation:
         """Return the trials that the next round measures."""
         return [self.alone.baseline, self.alone.chosen] if self.alone else self.choosing.members()
 
+    def knobs_of(self, trials: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the configurations of some candidates."""
+        return [self.candidates[trial].knobs for trial in trials]
+
     @property
     def next_round(self) -> int:
         """Number of the round to measure next."""
@@ -114,7 +118,7 @@ class Confirmation:
 
     @property
     def to_prove(self) -> int:
-        """Rounds like the next one, itself included, without which those before it prove nothing."""
+        """Number of rounds still missing for a proof, the next one included."""
         if self.alone and self.processes is not None:
             return max(0, self.alone.wanted - len(self.alone.rounds))
         if self.alone:

@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.first_updates import is_other_split
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import Conflict, asked_by, broken, conflicts_in, global_batch
+from search_spaces.constraints import Conflict, asked_by, broken, conflicts_in
 from search_spaces.words import Knobs
 from storage import Attempts, Purpose
 
@@ -53,32 +54,26 @@ class Contribution:
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """Return the winner, then the winner less one change each, without those that cannot run."""
-    without = [less(winner, baseline, name, facts) for name in changed_knobs(winner, baseline)]
+    without = [less(winner, baseline, name, facts) for name in revertible_knobs(winner, baseline)]
     free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in without if not infeasible(knobs, free))]
 
 
-def changed_knobs(winner: Knobs, baseline: Knobs) -> list[str]:
+def revertible_knobs(winner: Knobs, baseline: Knobs) -> list[str]:
     """Return the knobs that are reverted one by one.
 
     For a global batch that is split otherwise it is the micro-batch alone.
     """
     changed = [name for name in winner if winner[name] != baseline[name]]
-    if _split_otherwise(winner, baseline):
+    if is_other_split(winner, baseline):
         changed.remove("accumulation_steps")
     return changed
-
-
-def _split_otherwise(winner: Knobs, baseline: Knobs) -> bool:
-    """Return whether both have equal samples per rank and step, in other micro-batches."""
-    same = global_batch(winner, 1) == global_batch(baseline, 1)
-    return same and winner["micro_batch"] != baseline["micro_batch"]
 
 
 def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict[str, Any]:
     """Return the winner with this knob reverted, and all knobs that do not go with that."""
     knobs = {**winner, name: baseline[name]}
-    if name == "micro_batch" and _split_otherwise(winner, baseline):
+    if name == "micro_batch" and is_other_split(winner, baseline):
         knobs["accumulation_steps"] = baseline["accumulation_steps"]
     known = set(conflicts_in(winner))  # of another device than its own
     while ill_matched := _ill_matched(knobs, known, facts):
@@ -114,7 +109,7 @@ def contributions(
 def _contributions(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None
 ) -> Iterator[Contribution]:
-    names = changed_knobs(winner, baseline)
+    names = revertible_knobs(winner, baseline)
     without = [less(winner, baseline, name, facts) for name in names]
     rates = _rates(attempts, [winner, *without])
     for place, name in enumerate(names, 1):
@@ -207,11 +202,11 @@ def _without_groups(
     kept = dict(winner)
     names = [
         name
-        for name in changed_knobs(kept, baseline)
+        for name in revertible_knobs(kept, baseline)
         if _less(kept, baseline, [name], facts) in idle
     ]
     # That all changes together bring something is known: it has beaten the baseline.
-    whole = len(names) < len(changed_knobs(kept, baseline))
+    whole = len(names) < len(revertible_knobs(kept, baseline))
     free = dataclasses.replace(facts, global_batch=None)
     groups = (
         [_Group(tuple(names), PROOF.idle_error)]
@@ -224,7 +219,7 @@ def _without_groups(
             break
         group, *groups = groups
         without = _less(kept, baseline, group.names, facts)
-        if infeasible(without, free) or not changed_knobs(without, baseline):
+        if infeasible(without, free) or not revertible_knobs(without, baseline):
             groups = [*_halves(group), *groups]
             continue
         # Against the winner as it was: what all that went back brings together is what is negligible.

@@ -6,7 +6,7 @@ planned run may take fewer steps than the known ones. A run in warm workers star
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,10 +16,15 @@ from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces.constraints import why_not_taken_over
 from search_spaces.words import Knobs
-from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
-
-Blocks = Callable[[int], Sequence[StoredBlock]]
-"""Attempt id -> its blocks."""
+from storage import (
+    TRAJECTORIES,
+    Attempts,
+    AttemptState,
+    Blocks,
+    Purpose,
+    StoredAttempt,
+    StoredBlock,
+)
 
 _TIMED = (
     Purpose.SEARCH,

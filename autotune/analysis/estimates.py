@@ -181,8 +181,7 @@ def _unchecked(
 
 def _df(attempts: Attempts) -> float:
     """Return the degrees of freedom of the noise between runs."""
-    equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
-    return run_df(len(equal))
+    return run_df(len(attempts.baseline_runs()))
 
 
 def _speed(run: StoredAttempt) -> float:

@@ -150,8 +150,8 @@ def candidates(
     if not any(run.round > first for run in rounds) and all(a in chosen for a in others):
         others = chosen
     members = [baseline, *others] if baseline else others
-    candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
-    return candidates, baseline.trial if baseline else None
+    found = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
+    return found, baseline.trial if baseline else None
 
 
 def _with_a_cut_check(attempts: Attempts) -> set[int]:

@@ -4,7 +4,7 @@ No finalist is recommended whose training leaves the reference, nor, unless the 
 could not be compared with it. Pure functions over records.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,10 +24,7 @@ from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import conflicts_in
 from search_spaces.knob import DATA, GRAPH
 from search_spaces.words import Knobs
-from storage import TRAJECTORIES, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
-
-Blocks = Callable[[int], Sequence[StoredBlock]]
-"""Attempt id -> its blocks."""
+from storage import TRAJECTORIES, Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
 
 @dataclass(frozen=True)

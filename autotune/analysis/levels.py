@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from autotune.analysis.compilation import graph
@@ -22,7 +22,15 @@ from autotune.measurement.noise import (
     standard_error,
 )
 from autotune.measurement.policy import MEASUREMENT, PROOF
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
+from storage import (
+    TRIAL_RUNS,
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Blocks,
+    Purpose,
+    StoredAttempt,
+)
 
 _BY_OWN_STEPS = (MEASUREMENT.computing_processes, MEASUREMENT.waiting_processes)
 """Noise between runs as a trial's own steps tell it, which were timed one by one."""
@@ -64,7 +72,7 @@ def _in_waves(attempts: Attempts) -> Iterator[StoredAttempt]:
 
     A short run that meets a wave of slow steps scatters like one that waits for its host.
     """
-    own, runs = attempts.baseline(), list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE))
+    own, runs = attempts.baseline(), list(attempts.of(*TRIAL_RUNS))
     waiting = [one for one in runs if one.result.sigma_run == MEASUREMENT.waiting_processes]
     told = defaultdict(list)
     for one in runs if waiting else ():
@@ -157,9 +165,7 @@ class Levels:
         if (own := attempts.baseline()) is None:
             return cls(differ=True)
         runs: dict[int | None, list[StoredAttempt]] = {}
-        for run in (
-            attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete().measured()
-        ):
+        for run in attempts.baseline_runs().measured():
             runs.setdefault(run.environment, []).append(run)
         here = runs.pop(own.environment)
         known = {there: _level(here, runs[there]) for there in runs}
@@ -205,7 +211,7 @@ def pooled_baseline(attempts: Attempts) -> StoredAttempt | None:
     """
     level = levelled(attempts)
     own = level.baseline()
-    runs = list(level.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete().measured())
+    runs = list(level.baseline_runs().measured())
     if own is None or len(runs) < 2 or attempts.of(Purpose.PAIRED):
         return own
     rate, error = math.exp(_mean_log(runs)), _error_of_mean(runs)
@@ -250,7 +256,7 @@ class Calibration:
         self,
         first_runs: int,
         prior_sigma: float | None,
-        blocks: Callable[[int], Sequence[StoredBlock]],
+        blocks: Blocks,
         measure: Measure = SAMPLES_PER_SECOND,
     ) -> None:
         """Plan for a study.
@@ -335,8 +341,7 @@ def unrest(noise: RunNoise, attempts: Attempts) -> str:
 
     One run of the baseline may show it: the sooner trials are paired, the fewer are unpaired.
     """
-    complete = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
-    runs = [attempt.result for attempt in complete.measured()]
+    runs = [attempt.result for attempt in attempts.baseline_runs().measured()]
     if not runs:
         return ""
     error = math.hypot(noise.sigma_run, statistics.median(map(_error_of_blocks, runs)))

@@ -3,12 +3,12 @@
 A run of a minute sees few of the longest samples, a month sees all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.config.sections import ResourcesSpec
-from storage import Attempts, AttemptState, Purpose, StoredBlock
+from storage import Attempts, AttemptState, Blocks, Purpose
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ def timed_peak(own: Attempts) -> int:
     return max((run.result.peak_bytes for run in timed), default=0)
 
 
-def tells_longest(
-    attempts: Attempts, trial: int, blocks: Callable[[int], Sequence[StoredBlock]]
-) -> bool:
+def tells_longest(attempts: Attempts, trial: int, blocks: Blocks) -> bool:
     """Return whether the workload of this trial has said that it knows its longest samples."""
     searched = attempts.of(Purpose.SEARCH).of_trial(trial).recorded()
     return any(block.observed.get("tells_longest") for run in searched for block in blocks(run.id))

@@ -15,8 +15,6 @@ from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 
-ENDED_WELL = (AttemptState.COMPLETE, AttemptState.PRUNED)
-"""Ends that are no failure."""
 _RUNS = (Purpose.FIT, Purpose.PROFILE, Purpose.SEARCH, Purpose.CALIBRATE)
 """Purposes of its runs before anything is confirmed."""
 _OWN_FAULT = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
@@ -68,7 +66,7 @@ class Outcomes:
         again = bool(searched.complete())
         judged = attempts.of(Purpose.CONFIRM) if again else searched
         ends = collections.Counter(str(a.result.state) for a in judged)
-        failed = [a for a in judged if a.result.cause and a.result.state not in ENDED_WELL]
+        failed = [a for a in judged if a.result.cause and not a.result.state.ended_well]
         return cls(again, dict(sorted(ends.items())), Failure.of(failed[0]) if failed else None)
 
     @classmethod
@@ -119,13 +117,13 @@ def baseline_failure(attempts: Attempts) -> Failure | None:
     own = attempts.of(Purpose.SEARCH).of_baseline().recorded().last
     if own is not None and own.result.state == AttemptState.COMPLETE:
         own = attempts.of(Purpose.CONFIRM).of_trial(own.trial).recorded().last
-    return None if own is None or own.result.state in ENDED_WELL else Failure.of(own)
+    return None if own is None or own.result.state.ended_well else Failure.of(own)
 
 
 def long_failure(attempts: Attempts, trial: int, knobs: Mapping[str, Any]) -> Failure | None:
     """Return how the long run of a configuration failed; None if it did not."""
     last = attempts.of(Purpose.LONG).of_trial(trial).with_knobs(knobs).recorded().last
-    return None if last is None or last.result.state in ENDED_WELL else Failure.of(last)
+    return None if last is None or last.result.state.ended_well else Failure.of(last)
 
 
 def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:

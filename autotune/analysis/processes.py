@@ -3,17 +3,14 @@
 It is known only where steps are timed one by one, which is on CUDA devices.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from autotune.measurement.contrasts import NO_VARIANCE, Arm, Variance
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import StepSeries, process_sigma, variance_of_mean_step
-from storage import Attempts, Purpose, StoredAttempt, StoredBlock
-
-Blocks = Callable[[int], Sequence[StoredBlock]]
-"""Attempt id -> its blocks."""
+from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 _TIMED = (Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT)
 UNSTEADY = MEASUREMENT.unsteady

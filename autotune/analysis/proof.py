@@ -21,11 +21,11 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import may_be_faster, ranked
-from autotune.analysis.outcomes import ENDED_WELL, Failure
+from autotune.analysis.outcomes import Failure
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from autotune.measurement.policy import PROOF
 from search_spaces.words import Knobs
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import TRIAL_RUNS, Attempts, AttemptState, Purpose, StoredAttempt
 
 RESERVED = PROOF.reserved
 _ROUNDED_TO = 10.0
@@ -212,7 +212,9 @@ def shortfall(
     if rivals := proof.rivals():
         another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
         needed = another + proof.finals([rivals[0].knobs], PROOF.fewest_rounds)
-        return Shortfall(_asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left))
+        return Shortfall(
+            rounded_up(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
+        )
     if hindrance := _hindrance(proof):
         return Shortfall(None, hindrance)
     return Shortfall(_for_trials(proof, wall_time))
@@ -227,12 +229,12 @@ def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -
     if expected is None or expected > allowed:
         return None
     missing = min(math.ceil(PROOF.rounds_asked * expected), allowed)
-    members = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+    members = confirmation.knobs_of(confirmation.members())
     needed = max(
         missing * proof.recorded_round(members),
         proof.rounds(members, missing),
     )
-    return _asked(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
+    return rounded_up(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
 
 
 def _for_trials(proof: Proof, wall_time: WallTime) -> float:
@@ -243,7 +245,7 @@ def _for_trials(proof: Proof, wall_time: WallTime) -> float:
     trials = PROOF.trials_asked * proof.costs.shortest(proof.baseline) + _replacement(proof)
     needed = PROOF.time_asked * (trials + proof.finals([proof.baseline], PROOF.fewest_rounds))
     shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
-    return _asked(max(needed - wall_time.left, shared))
+    return rounded_up(max(needed - wall_time.left, shared))
 
 
 def _replacement(proof: Proof) -> float:
@@ -254,13 +256,13 @@ def _replacement(proof: Proof) -> float:
     the sleep of the machine. Runs that take turns wait for each other, and do not tell.
     """
     attempts = proof.attempts
-    several = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).complete()
+    several = attempts.of(*TRIAL_RUNS).complete()
     alone = [(a, a.ended) for a in several if attempts.paired_baseline_of(a) is None]
     waited = [end - a.started - a.result.wall_seconds for a, end in alone if end is not None]
     return min(max([0.0, *waited]), proof.costs.longest_startup)
 
 
-def _asked(seconds: float) -> float:
+def rounded_up(seconds: float) -> float:
     """Return a round number of seconds that is not less."""
     return _ROUNDED_TO * max(1, math.ceil(seconds / _ROUNDED_TO))
 
@@ -270,7 +272,7 @@ def _stuck(attempts: Attempts) -> Failure | None:
 
     A single run may only have had too little time. None: that is not known.
     """
-    runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).recorded()
+    runs = attempts.of(*TRIAL_RUNS).recorded()
     in_vain = runs.ended_in(AttemptState.PRUNED)
     own = in_vain.of_baseline().last
     if own is None or len(in_vain) < PROOF.runs_of_hang or any(map(_judged, runs)):
@@ -289,12 +291,12 @@ def _hindrance(proof: Proof) -> Failure | None:
         trial = timed[0].trial
         return Failure(trial, AttemptState.COMPLETE, proof.barred.trials[trial])
     checks = proof.attempts.of(Purpose.NUMERICS).conclusive()
-    if refused := [a for a in checks if a.result.state not in ENDED_WELL]:
+    if refused := [a for a in checks if not a.result.state.ended_well]:
         return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)
     failed = [
         a
         for a in proof.attempts.searched()
-        if a.knobs != proof.baseline and a.result.state not in ENDED_WELL
+        if a.knobs != proof.baseline and not a.result.state.ended_well
     ]
     return Failure.of(failed[0]) if failed else None
 

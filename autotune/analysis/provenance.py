@@ -1,10 +1,11 @@
 """Records that a verdict is built from, and where they were measured."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from storage import Attempts, Purpose, Repository, StoredAttempt, StoredBlock, StoredNoise
+from autotune.config import StudySpec
+from storage import Attempts, Blocks, Purpose, Repository, StoredAttempt, StoredNoise
 
 EnvironmentOf = Callable[[int], dict[str, Any] | None]
 """Returns the environment of an attempt by its id."""
@@ -21,7 +22,7 @@ class Records:
     """
 
     attempts: Attempts
-    blocks: Callable[[int], Sequence[StoredBlock]]
+    blocks: Blocks
     environment_of: EnvironmentOf
     noise: StoredNoise | None
 
@@ -61,6 +62,11 @@ class Records:
         first = next(timed, None)
         blocks = self.blocks(first.id) if first else []
         return any(block.observed.get("padded") for block in blocks)
+
+
+def attempts_of(recorded: Iterable[StoredAttempt], spec: StudySpec) -> Attempts:
+    """Return what is recorded of a study's attempts, to be asked by its settings."""
+    return Attempts(recorded, spec.full_baseline(), spec.harmless)
 
 
 def measured_in(

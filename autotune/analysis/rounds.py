@@ -14,13 +14,12 @@ from autotune.analysis.finalists import (
     Selection,
     candidates,
 )
-from autotune.analysis.processes import Blocks, Processes
-from autotune.analysis.sameness import Rules
+from autotune.analysis.processes import Processes
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.measure import Measure
 from autotune.measurement.policy import PROOF
-from storage import Attempts, Purpose, StoredAttempt
+from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 
 class Stage(StrEnum):
@@ -89,10 +88,7 @@ def rounds_of(
     runs = attempts.of(Purpose.CONFIRM).recorded()
     if not runs:
         return []
-    out = Barred.by(attempts, blocks, spec.full_baseline(), Rules.of(spec)).trials
-    selection = Selection.by_records(attempts, spec.measurement.finalists)
-    steps = Measure.of(spec).step_blocks(blocks)
-    confirmation = begin_confirmation(attempts, selection, spec.measurement.rounds, out, steps)
+    confirmation = _begin_of_study(attempts, spec, blocks)
     if confirmation is None:
         return []
     standings = {
@@ -187,11 +183,49 @@ def replay(
     Returns:
         None if no trial of the search is complete.
     """
-    confirmation = begin_confirmation(attempts, selection, most_rounds, barred, blocks)
+    return _replayed(begin_confirmation(attempts, selection, most_rounds, barred, blocks), attempts)
+
+
+def replay_study(
+    attempts: Attempts,
+    spec: StudySpec,
+    blocks: Blocks,
+    selection: Selection | None = None,
+    barred: Collection[int] | None = None,
+) -> Confirmation | None:
+    """Return the confirmation of a study by its settings, see `replay`.
+
+    Args:
+        attempts: attempts of a study whose search has ended.
+        spec: its settings.
+        blocks: blocks of an attempt.
+        selection: choice of the finalists; None: by the records.
+        barred: trials that are no candidates; None: by the records.
+    """
+    return _replayed(_begin_of_study(attempts, spec, blocks, selection, barred), attempts)
+
+
+def _replayed(confirmation: Confirmation | None, attempts: Attempts) -> Confirmation | None:
     if confirmation is not None:
         for _ in closed_rounds(confirmation, attempts):
             pass
     return confirmation
+
+
+def _begin_of_study(
+    attempts: Attempts,
+    spec: StudySpec,
+    blocks: Blocks,
+    selection: Selection | None = None,
+    barred: Collection[int] | None = None,
+) -> Confirmation | None:
+    """Return the confirmation before its first round; for arguments see `replay_study`."""
+    if selection is None:
+        selection = Selection.by_records(attempts, spec.measurement.finalists)
+    if barred is None:
+        barred = Barred.of_study(attempts, blocks, spec).trials
+    steps = Measure.of(spec).step_blocks(blocks)
+    return begin_confirmation(attempts, selection, spec.measurement.rounds, barred, steps)
 
 
 def begin_confirmation(

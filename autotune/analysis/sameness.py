@@ -27,10 +27,8 @@ from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, KnobValue
 from search_spaces.words import Knobs
-from storage import Attempts, Purpose, StoredAttempt, StoredBlock
+from storage import Attempts, Blocks, Purpose, StoredAttempt
 
-Blocks = Callable[[int], Sequence[StoredBlock]]
-"""Attempt id -> its blocks."""
 _OF_SAME_ROWS = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.EPOCHS)
 """Purposes of runs with the seed of the search."""
 _TELLING = (*_OF_SAME_ROWS, Purpose.CONFIRM)

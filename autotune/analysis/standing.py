@@ -16,9 +16,7 @@ from typing import Any, Self
 from autotune import __version__
 from autotune.analysis.trial_ratios import TrialRatio, leading_trial, trial_ratios
 from autotune.measurement.estimate import Ratio
-from storage import Attempts, Purpose, StoredAttempt, StoredNoise
-
-_OF_A_TRIAL = (Purpose.SEARCH, Purpose.CALIBRATE)
+from storage import TRIAL_RUNS, Attempts, Purpose, StoredAttempt, StoredNoise
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def standing(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> Standing:
     for one in ended:
         if one.recorded:
             took.setdefault(one.purpose.value, []).append(one.result.wall_seconds)
-    of_trial = [second for purpose in _OF_A_TRIAL for second in took.get(purpose, ())]
+    of_trial = [second for purpose in TRIAL_RUNS for second in took.get(purpose, ())]
     return Standing(
         trials=len(searched),
         by_state=dict(Counter(one.result.state.value for one in searched)),

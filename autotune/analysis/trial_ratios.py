@@ -13,7 +13,7 @@ from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
 from autotune.measurement.policy import MEASUREMENT
-from storage import AttemptResult, Attempts, Purpose, StoredAttempt, StoredNoise
+from storage import AttemptResult, Attempts, StoredAttempt, StoredNoise
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
     """
     level = levelled(attempts)
     sigma = noise.sigma_run if noise else 0.0
-    runs = level.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete().measured()
+    runs = level.baseline_runs().measured()
     own = level.baseline()
     if own is None or not own.result.throughput:
         return {}

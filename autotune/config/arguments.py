@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.config.mistakes import in_yaml
+from autotune.worker.inject import constructed
 from search_spaces.knob import KnobValue, written
 
 ENVIRONMENT = "$"
 ASSIGNMENT = "="
 FIELD = "::"
 """Separator between the name of a file and a field in it: see `autotune.config.fields`."""
-_CONSTRUCTED = re.compile(r"[A-Z]\w*\([a-z_]\w*(=[0-9]+)?\)")
 _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """Name in front of a value in a word."""
@@ -88,7 +88,7 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
 
 def is_constructed(flag: str) -> bool:
     """Return whether a flag is an argument of a class: `TrainingArguments(bf16)`."""
-    return _CONSTRUCTED.fullmatch(flag) is not None
+    return constructed.parted(flag) is not None
 
 
 def switches(flag: str) -> tuple[str, str] | None:

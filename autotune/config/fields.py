@@ -98,8 +98,8 @@ def of_flag(flag: str) -> str:
     """Return the mistake in the flag of a knob."""
     found = parted(flag)
     if found is None:
-        if arguments.is_constructed(flag):
-            return _of_class(flag)
+        if built := constructed.parted(flag):
+            return _of_class(built.kind, flag)
         if _FLAG.fullmatch(flag):
             return ""
         return (
@@ -118,10 +118,10 @@ def of_flag(flag: str) -> str:
     return ""
 
 
-def _of_class(flag: str) -> str:
-    """Return the mistake in the class that a flag names."""
+def _of_class(name: str, flag: str) -> str:
+    """Return the mistake in the name of the class in a flag."""
     known = sorted({kind.name for kind in constructed.KINDS})
-    if flag.partition("(")[0] in known:
+    if name in known:
         return ""
     return f"must be an argument of {', '.join(known)}, got {mistakes.in_yaml(flag)}"
 

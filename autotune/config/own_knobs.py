@@ -16,14 +16,6 @@ from search_spaces.knob import KnobValue, written
 
 BY_STUDY = ("world_size", "global_batch")
 """Names in constraints that are no knobs."""
-COLUMNS = (
-    *("trial", "purpose", "round", "attempt", "state", "ratio", "ratio_low", "ratio_high"),
-    *("in_turn", "reference", "reference_rate", "so_far", "so_far_low", "so_far_high", "rate"),
-    *("cause", "suggested_by", "steady", "contended", "peak_bytes", "wall_seconds", "resident_of"),
-    *("steps", "disturbed_share", "foreign_cpu", "clock_mhz", "watts", "sample_joules"),
-    *("step_mean", "step_median", "step_p95", "step_correlation"),
-)
-"""Columns of the table of attempts, in order, before a column per knob."""
 _RECORDED = ("throughput", "trial_seconds", "state")
 """Columns of a replay table."""
 _TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, *_RECORDED, "true", "false"})

@@ -351,22 +351,15 @@ class ScriptWorkload(ForeignWorkload):
 
     # Trials
 
-    def recipe(
-        self,
-        flags: Mapping[str, str],
-        baseline: Mapping[str, Any],
-        knobs: Mapping[str, Any],
-        workers: int,
-    ) -> Recipe:
+    def recipe(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> Recipe:
         """Return a configuration as the script takes it.
 
         Args:
-            flags: of all knobs that it sets by itself, the study's own as well.
-            baseline: a value for every knob.
-            knobs: a value for every knob.
+            chosen: a value for every knob.
+            knobs: of the study.
             workers: ranks.
         """
-        differing = {name: value for name, value in knobs.items() if value != baseline[name]}
+        flags, differing = knobs.flags, knobs.differing(chosen)
         turned = {
             name: value * workers
             if name in self.over_all_ranks
@@ -374,7 +367,7 @@ class ScriptWorkload(ForeignWorkload):
             for name, value in differing.items()
             if name in flags and name not in self.in_proportion
         }
-        parts = keeping.in_proportion(self.in_proportion, baseline, differing)
+        parts = keeping.in_proportion(self.in_proportion, knobs.baseline, differing)
         settings = [setting for several in self.in_proportion.values() for setting in several]
         outside = differing.keys() - turned.keys() - {*self.in_proportion, self.derived}
         return Recipe(
@@ -385,18 +378,18 @@ class ScriptWorkload(ForeignWorkload):
             changes=tuple(sorted(outside)),
         )
 
-    def samples_of_step(self, baseline: Mapping[str, Any], knobs: Mapping[str, Any]) -> int | None:
+    def samples_of_step(self, chosen: Mapping[str, Any], knobs: StudyKnobs) -> int | None:
         """Return the samples of one rank in a step; None where the study has none.
 
         The study gives those of the baseline; a larger micro-batch has more.
 
         Args:
-            baseline: a value for every knob.
-            knobs: a value for every knob.
+            chosen: a value for every knob.
+            knobs: of the study.
         """
         if not self.samples:
             return None
-        return round(self.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
+        return round(self.samples * global_batch(chosen, 1) / global_batch(knobs.baseline, 1))
 
     def request(self, asked: TrialRequest, knobs: StudyKnobs) -> TrialRequest:
         """Return the request of the script's trial.
@@ -404,8 +397,8 @@ class ScriptWorkload(ForeignWorkload):
         What differs from the baseline reaches the script through its arguments, or acts from
         outside. The baseline is the script as it is.
         """
-        recipe = self.recipe(knobs.flags, knobs.baseline, asked.knobs, asked.world_size)
-        counted = self.samples_of_step(knobs.baseline, asked.knobs)
+        recipe = self.recipe(asked.knobs, knobs, asked.world_size)
+        counted = self.samples_of_step(asked.knobs, knobs)
         if counted is None and self.knows_batch(knobs.given):
             counted = global_batch(asked.knobs, 1)
         given = fields.given(
@@ -444,13 +437,13 @@ class ScriptWorkload(ForeignWorkload):
 
     def entry(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> dict[str, Any]:
         """Return the recipe, with what the job is to have in common with the trials."""
-        recipe = self.recipe(knobs.flags, knobs.baseline, chosen, workers)
+        recipe = self.recipe(chosen, knobs, workers)
         found = {**dataclasses.asdict(recipe), "changes": list(recipe.changes)}
         found["launch"] = self.launched_by(workers)
         of_all = {*self.over_all_ranks} & {*recipe.turned}
         if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:
             found["over_all_ranks"] = {"flags": shared, "ranks": workers}
-        if samples := self.samples_of_step(knobs.baseline, chosen):
+        if samples := self.samples_of_step(chosen, knobs):
             found["samples"] = samples
         if set_by := self._set_by():
             found["set_by"] = set_by

@@ -165,7 +165,7 @@ class StudySpec(Section):
         if not problems:
             problems |= self._of_resources()
         if not problems:
-            problems |= self.workload.knob_problems(self.taken)
+            problems |= self.workload.knob_problems(self.study_knobs)
         fixed, workers = self.objective.global_batch, self.resources.known_workers
         if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
@@ -303,7 +303,7 @@ class StudySpec(Section):
         return {**self.workload.settings_by_knob, **own_flags}
 
     @property
-    def taken(self) -> StudyKnobs:
+    def study_knobs(self) -> StudyKnobs:
         """Return the knobs of the study, as its workload is given them."""
         return StudyKnobs(
             values=self.values(),
@@ -406,8 +406,8 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
-        problems |= spec.workload.file_problems(spec.taken)
-        problems |= known.of_numbers(spec.workload, spec.taken, folders)
+        problems |= spec.workload.file_problems(spec.study_knobs)
+        problems |= known.of_numbers(spec.workload, spec.study_knobs, folders)
         of_launcher = spec.launcher.file_problems()
         problems |= {("launcher", field): text for field, text in of_launcher.items()}
         if not problems:

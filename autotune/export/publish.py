@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.provenance import attempts_of
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.export.tuned_job import script_of
 from autotune.export.writing import document, of_this_version, write
-from storage import Attempts, Repository, StoredStudy
+from storage import Repository, StoredStudy
 
 
 def content_of(
@@ -95,7 +96,7 @@ def _provisional(
     if verdict.trial is None:
         raise BadInput(f"{study.name} recommends nothing: {text}")
     spec = withheld.as_stored(study.spec)
-    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
+    attempts = attempts_of(repository.attempts.of(study.id), spec)
     ran = attempts.of_trial(verdict.trial).measured().last
     assert ran is not None  # the answer rests on it
     return content_of(

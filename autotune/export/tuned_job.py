@@ -519,7 +519,7 @@ def script_of(
         knobs: recommended values; None: nothing is recommended.
         workers: ranks that it was measured with.
     """
-    entry = None if knobs is None else spec.workload.entry(knobs, spec.taken, workers)
+    entry = None if knobs is None else spec.workload.entry(knobs, spec.study_knobs, workers)
     if entry is None:
         return None
     turned = {flag.removeprefix("$") for flag in entry["flags"].values()}

@@ -106,7 +106,7 @@ class InterleavedSchedule:
         elif not rule.take(block):
             self._repeat(member, block)
         if rule.problem or rule.hopeless:
-            self.lost(member)
+            self.drop(member)
 
     def _repeat(self, member: int, block: BlockReport) -> None:
         """Let a member train a block again that does not count, or end all if there is no time."""
@@ -122,7 +122,7 @@ class InterleavedSchedule:
         self._compiling -= spared
         return block.seconds - spared
 
-    def lost(self, member: int) -> None:
+    def drop(self, member: int) -> None:
         """Drop a member that has failed or is over."""
         self._away.add(member)
         self._order = [number for number in self._order if number != member]
@@ -328,7 +328,7 @@ class PairedSchedule(InterleavedSchedule):
         super().trained(member, block)
         if not self._away and self._cannot_catch_up():
             self.stop_rule(_TRIAL).hopeless = True
-            self.lost(_TRIAL)
+            self.drop(_TRIAL)
 
     def ratio(self) -> PairedRatio | None:
         """Return the trial's ratio to the baseline; None as long as there are too few cycles."""
@@ -369,7 +369,7 @@ class _PairedTrialMonitor(MemberMonitor):
 
     def result(self, report: TrialReport) -> AttemptResult:
         result, known = super().result(report), self._pair.ratio()
-        timed = result.state in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        timed = result.state.ended_well
         if known is None and timed and self._pair.without_baseline:
             cause = "the baseline beside it failed (it is measured again alone)"
             return replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.TURNS)

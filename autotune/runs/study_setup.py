@@ -224,7 +224,7 @@ class StudySetup:
             alone=len(self.launcher.slots) == 1,
             strict_fp32=self._is_strict,
         )
-        return spec.workload.request(asked, spec.taken)
+        return spec.workload.request(asked, spec.study_knobs)
 
     def _blocks(self) -> BlockPlan:
         """Return the blocks as configured, if that leaves enough of them for warm-up and timing."""

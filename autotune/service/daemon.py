@@ -194,7 +194,7 @@ class Daemon:
 
     def _run(self, study: StoredStudy, lease: Lease) -> None:
         signals = self._signals = Signals()
-        signals.opening.set()
+        signals.waiting.set()  # until the launcher is open
         if study.stop_requested or self._shutdown.is_set():
             signals.stop.set()
         log.info("study %s: running", study.name)
@@ -330,7 +330,7 @@ class _Heartbeat:
         """Beat until done."""
         finished = False
         while not finished and not self._signals.lease_stale.is_set():
-            waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
+            waits = self._signals.waiting.is_set()
             finished = done.wait(_HEAR_SECONDS if waits else _RENEW_SECONDS)
             try:
                 self._beat()
@@ -350,7 +350,7 @@ class _Heartbeat:
         self._attend()
         self._repository.leases.renew(self._lease, LEASE_SECONDS)
         now = time.monotonic()
-        waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
+        waits = self._signals.waiting.is_set()
         spent = 0.0 if waits else now - self._counted
         stop = self._repository.claims.add_elapsed(self._lease, self._study.id, spent)
         self._counted = now

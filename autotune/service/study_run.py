@@ -70,7 +70,6 @@ class StudyRun:
         weight = self._repository.quotas.weight_of(study.owner)
         tenant = Tenant(study.owner, study.name, weight)
         launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
-        self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
             later.callback(self._signals.waiting.set)  # closing time does not count
@@ -94,7 +93,6 @@ class StudyRun:
         """Wait until the study's folder can be written. That time does not count."""
         workdir = Path(self._study.workdir)
         if lacks_room(workdir):
-            self._signals.waiting.set()
             self._say_waiting(f"{full(workdir)}; the study goes on once there is some.")
         while lacks_room(workdir):
             self._signals.check()
@@ -113,7 +111,6 @@ class StudyRun:
         if rival != self._waits_for:
             self._say_waiting(f"{rival.text}{self._whose(rival)}.")
         self._waits_for = rival
-        self._signals.waiting.set()
         return False
 
     def _whose(self, rival: Rival) -> str:
@@ -131,7 +128,9 @@ class StudyRun:
         return since is None or started(this_host(), rival.pid) == since
 
     def _say_waiting(self, text: str) -> None:
-        kind = MessageKind.WAITING
+        self._say(text, MessageKind.WAITING)
+
+    def _say(self, text: str, kind: MessageKind = MessageKind.SAID) -> None:
         self._repository.messages.say(self._lease, self._study.id, text, kind=kind)
 
     def _tune(self, setup: StudySetup) -> Verdict:
@@ -181,16 +180,13 @@ class StudyRun:
     def _say_where(self, launcher: Launcher) -> None:
         site = launcher.site
         what = site.devices[0] if site.on_device else site.environment["cpu"]
-        count = len(launcher.slots)
-        self._repository.messages.say(
-            self._lease,
-            self._study.id,
-            f"{launcher.ranks} rank{'s' if launcher.ranks > 1 else ''} on {what}, "
-            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher.kind})."
-            + (_MAY_WRITE if self._spec.workload.may_write else ""),
+        may_write = _MAY_WRITE if self._spec.workload.may_write else ""
+        self._say(
+            f"{counted(launcher.ranks, 'rank')} on {what}, {counted(len(launcher.slots), 'trial')} at a "
+            f"time ({self._spec.launcher.kind}).{may_write}"
         )
         if remote := stores.warning(stores.remote_stores(self._spec)):
-            self._repository.messages.say(self._lease, self._study.id, f"Note: {remote}.")
+            self._say(f"Note: {remote}.")
 
     def _export(self, verdict: Verdict, launcher: Launcher) -> None:
         content = publish.content_of(
@@ -227,9 +223,7 @@ class StudyRun:
 
     def _not_written(self, target: Path, why: str) -> None:
         elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"
-        self._repository.messages.say(
-            self._lease, self._study.id, f"{target} is not written ({why}); {elsewhere}."
-        )
+        self._say(f"{target} is not written ({why}); {elsewhere}.")
 
 
 def _ranks_on(facts: Mapping[str, Any]) -> str:

@@ -280,7 +280,7 @@ def _protection(one_off: OneOffRuns) -> Iterator[CheckResult]:
     if workload.may_write:
         yield CheckResult("files", "warn", "trials may change them: `workload.may_write` is true")
         return
-    record = one_off.files("doctor").protection()
+    record = one_off.files(BASELINE_RUN).protection()
     if not record.is_file():
         return
     protection = json.loads(record.read_text())

@@ -40,7 +40,6 @@ _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 
 def study(
     command: Sequence[str],
-    launched: Launched,
     found: Findings,
     cpus: int,
     *,
@@ -51,7 +50,6 @@ def study(
 
     Args:
         command: the user's own.
-        launched: the parsed command.
         found: result of the survey.
         cpus: of this machine.
         name: of the study.
@@ -60,6 +58,7 @@ def study(
     Raises:
         BadInput: nothing of the script can be tuned.
     """
+    launched = found.launched
     space = offered(found, cpus * launched.nodes)
     taken = _set_by_command(space, launched)
     space = {knob: values for knob, values in space.items() if knob not in taken}

@@ -145,7 +145,7 @@ def _of_script(
         for doubt in (*found.batch.doubts, *found.own.doubts):
             say(f"Not mapped: {doubt}.")
         cpus = usable_cpus()
-        text = init_script.study(command, found.launched, found, cpus, name=name, allowed=may)
+        text = init_script.study(command, found, cpus, name=name, allowed=may)
         done.append((init_script.description(found), text))
         folders = (Path.cwd(), path.parent.absolute())
         spec = study.check(document.parse(text, str(path)), folders)

@@ -54,7 +54,7 @@ class Ablation:
         """Measure a round of variants; return False without time for it and for the proof."""
         chosen = confirmation.chosen
         assert chosen is not None
-        both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+        both = confirmation.knobs_of(confirmation.members())
         prices = self._runner.prices
         repeats = PROOF.most_repeats if confirmation.waits else 0
         kept = prices.rounds(both, confirmation.to_prove_reduced)

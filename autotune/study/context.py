@@ -4,12 +4,13 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.analysis.costs import CostRecords, Costs
+from autotune.analysis.provenance import attempts_of
 from autotune.analysis.run_digest import run_digest
 from autotune.analysis.standing import StoredStanding
 from autotune.config import StudySpec
@@ -20,7 +21,6 @@ from storage import (
     AttemptFeed,
     AttemptResult,
     Attempts,
-    AttemptState,
     FinalistChoice,
     Lease,
     NewMessage,
@@ -43,24 +43,14 @@ class AttemptCache:
     """
 
     def __init__(
-        self,
-        repository: Repository,
-        lease: Lease,
-        study_id: int,
-        baseline: dict[str, Any],
-        harmless: Collection[str],
+        self, repository: Repository, lease: Lease, study_id: int, spec: StudySpec
     ) -> None:
-        """Prepare the cache, before anything is read.
-
-        Args:
-            baseline: a value for every knob.
-            harmless: names of the study's own knobs that cannot change what is computed.
-        """
+        """Prepare the cache, before anything is read."""
         self._records = repository.attempts
         self._lease = lease
         self._study_id = study_id
         self._feed = AttemptFeed(repository.attempts, study_id)
-        self._last = Attempts((), baseline, harmless)
+        self._last = attempts_of((), spec)
         self._current = False
         self._blocks: dict[int, list[StoredBlock]] = {}
 
@@ -139,8 +129,7 @@ class StudyContext:
     @functools.cached_property
     def attempt_cache(self) -> AttemptCache:
         """Cache of the attempts, through which they are written."""
-        baseline, harmless = self.setup.baseline, self.setup.spec.harmless
-        return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
+        return AttemptCache(self.repository, self.lease, self.study.id, self.setup.spec)
 
     def say(self, message: str | NewMessage) -> None:
         """Leave a message for the user."""
@@ -177,7 +166,7 @@ class StudyContext:
         asked_for = attempt.purpose == Purpose.PROFILE or (
             attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
         )
-        failed = result.state not in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        failed = not result.state.ended_well
         if not (failed or asked_for or self.setup.spec.logs == "all"):
             shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
 
@@ -215,11 +204,9 @@ class StudyContext:
 
     def record_standing(self) -> None:
         """Store where the study stands, so that commands need not read all attempts."""
-        spec = self._as_stored
-        baseline = spec.full_baseline()
-        attempts = Attempts(self.attempts(), baseline, spec.harmless)
-        noise = self.repository.noise.of(self.study.id)
-        found = StoredStanding.of(attempts, baseline, noise)
+        spec, noise = self._as_stored, self.repository.noise.of(self.study.id)
+        attempts = attempts_of(self.attempts(), spec)
+        found = StoredStanding.of(attempts, spec.full_baseline(), noise)
         self.repository.claims.record_standing(self.lease, self.study.id, found.as_dict())
 
     @functools.cached_property

@@ -166,13 +166,13 @@ class DashboardSync:
         self._next = -math.inf
         self._behind = False
 
-    def update(self, recorded: int) -> None:
+    def update(self, recorded: bool) -> None:
         """Show what the records support by now, unless that was done a moment ago.
 
         Args:
-            recorded: number of attempts recorded since the last call.
+            recorded: True if an attempt has been recorded since the last call.
         """
-        self._behind |= recorded > 0
+        self._behind |= recorded
         if time.monotonic() >= self._next:
             self.catch_up()
 

@@ -55,8 +55,8 @@ class _Running(NamedTuple):
     """True if its daemon died at its latest launch: nothing else is to share that fate."""
 
 
-Audience = Callable[[int], None]
-"""Called after each look at what runs, with the number of attempts recorded since."""
+Audience = Callable[[bool], None]
+"""Called after each look at what runs; True: an attempt has been recorded since."""
 
 
 class TrialExecutor:
@@ -74,7 +74,7 @@ class TrialExecutor:
         Args:
             pool: slots of the study.
             check: raises when the study is to stop; called while something is waited for.
-            audience: called with what is recorded.
+            audience: told after each look whether an attempt has been recorded.
         """
         self._context = context
         self._check = check
@@ -174,7 +174,7 @@ class TrialExecutor:
         )
         self._pool.give_surplus_back()
         self._pool.report_health()
-        self._audience(0)
+        self._audience(False)
         if not done and time.monotonic() - self._told > _TELL_SECONDS:
             self._tell()
         for future in sorted(done, key=lambda one: self._running[one].attempt.id):
@@ -189,7 +189,7 @@ class TrialExecutor:
             environment = self._pool.environment_of(number)
             self._record(attempt, result, blocks, environment)
             self._context.tidy_up(attempt, result)
-            self._audience(1)
+            self._audience(True)
             yield Finished(dataclasses.replace(attempt, environment=environment), result)
             if is_last:
                 self._pool.quarantine(number)

@@ -15,10 +15,9 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import tells_longest
 from autotune.analysis.processes import repeats_made
-from autotune.analysis.rounds import replay
+from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
-from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import (
     FirstStepsMonitor,
@@ -168,9 +167,8 @@ class Finals:
 
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)
-        attempts, rounds = self._context.attempts(), self._setup.spec.measurement.rounds
-        blocks = Measure.of(self._setup.spec).step_blocks(self._context.blocks)
-        return replay(attempts, self.selection, rounds, self._barred(attempts), blocks)
+        attempts, spec, blocks = self._context.attempts(), self._setup.spec, self._context.blocks
+        return replay_study(attempts, spec, blocks, self.selection, self._barred(attempts))
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; return False if it needs none."""
@@ -227,7 +225,7 @@ class Finals:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
         blocks = self._context.blocks
         members, prices = confirmation.members(), self._runner.prices
-        configurations = [confirmation.candidates[trial].knobs for trial in members]
+        configurations = confirmation.knobs_of(members)
         proof = prices.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._runner.recorded(
@@ -259,7 +257,7 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                several = [confirmation.candidates[t].knobs for t in missing]
+                several = confirmation.knobs_of(missing)
                 like_before = self._seconds_like_before(confirmation, [knobs], several)
                 limit = self._time.for_proof(1 / runs, max(shortest, like_before), others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, round=number)

@@ -6,14 +6,13 @@ changes that failed is split, until the change that fails is known; a part that 
 memory is split without a trial. Of a bundle that a check refuses, the rest is tried.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
-from autotune.analysis.proof import Proof
+from autotune.analysis.proof import Proof, rounded_up
 from autotune.analysis.sameness import ChangeKind
 from autotune.search.sampling import Shortage, surely_too_large
 from autotune.search.space import Space
@@ -38,8 +37,6 @@ _FAILED = (
     *(AttemptState.OOM, AttemptState.ERROR, AttemptState.CRASH),
     *(AttemptState.HANG, AttemptState.POWER),
 )
-_ROUNDED_TO = 10.0
-"""Seconds."""
 
 
 class FollowUps:
@@ -147,7 +144,7 @@ class FollowUps:
         self._told = True
         for name, seconds, lacking in self._unaffordable(proof):
             whole = self._context.setup.spec.budget.wall_time or 0.0
-            enough = _ROUNDED_TO * math.ceil((whole + lacking) / _ROUNDED_TO)
+            enough = rounded_up(whole + lacking)
             self._context.say(
                 f"{name} is left out: a trial of about {seconds:.0f} s and its proof do not fit into "
                 f"{whole:.0f} s. It is included from about {enough:.0f} s on (budget.wall_time)."

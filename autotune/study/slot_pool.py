@@ -13,6 +13,7 @@ from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from search_spaces.constraints import why_not_taken_over
 from storage import (
+    TRIAL_RUNS,
     AttemptResult,
     AttemptState,
     Fault,
@@ -21,7 +22,7 @@ from storage import (
     StoredAttempt,
 )
 
-SEARCHING = (Purpose.SEARCH, Purpose.CALIBRATE)
+SEARCHING = TRIAL_RUNS
 """Purposes of attempts that take over warm workers where they can. The noise is that of trials
 as they are: where these take over workers, the baseline does as well."""
 _CONCLUSIVE_IF_WARM = (

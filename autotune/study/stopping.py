@@ -48,8 +48,8 @@ class Budget:
         self._limits = limits
         self._world_size = world_size
 
-    def why_enough(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
-        """Return why the budget ends the search; None while it does not."""
+    def why_spent(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
+        """Return why the budget is spent, or why no trial will run; None while neither holds."""
         limits = self._limits
         begun = [trial for trial in trials if trial.state != TrialState.WAITING]
         if limits.trials is not None and _launched(begun, attempts) >= limits.trials:
@@ -159,7 +159,7 @@ class ExpectedGainStopping:
         self._economics = economics
         self._predict = predict
 
-    def why_not(
+    def why_enough(
         self,
         trials: Sequence[FrozenTrial],
         seconds: float,

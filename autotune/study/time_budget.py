@@ -17,7 +17,6 @@ from autotune.analysis.finalists import (
 )
 from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof, WallTime
-from autotune.analysis.sameness import Rules
 from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
@@ -188,7 +187,7 @@ class TimeBudget:
         in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
         return max(for_proof, in_search)
 
-    def why_enough_searched(self, attempts: Attempts) -> SearchEnd | None:
+    def why_spent(self, attempts: Attempts) -> SearchEnd | None:
         """Return why there is no time for another trial; None while there is."""
         text = self._no_time(attempts)
         return SearchEnd(SearchEndCause.WALL_TIME, text) if text else None
@@ -274,8 +273,7 @@ class TimeBudget:
         return self._proof
 
     def _proof_by(self, attempts: Attempts) -> Proof:
-        blocks = self._context.blocks
-        out = Barred.by(attempts, blocks, self._baseline, Rules.of(self._context.setup.spec))
+        out = Barred.of_study(attempts, self._context.blocks, self._context.setup.spec)
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
         if (processes := self._processes(attempts)) is None:
             return proof

@@ -68,9 +68,8 @@ class Signals:
     stop: threading.Event = field(default_factory=threading.Event)
     lease_stale: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
-    """Another study has the machine: the time does not count."""
-    opening: threading.Event = field(default_factory=threading.Event)
-    """The launcher is not open yet: the time does not count, and looking often disturbs nothing."""
+    """The time does not count, and looking often disturbs nothing: the launcher is not open yet, as
+    where another study has the machine, or it is being closed."""
 
     def check(self) -> None:
         """Raise the signal that was given, if one was.
@@ -349,8 +348,8 @@ class Tuner:
 
     def _why_spent(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
         """Return why the budget or the time ends the search; None while neither does."""
-        spent = self._budget.why_enough(trials, attempts)
-        return spent or self._time.why_enough_searched(attempts)
+        spent = self._budget.why_spent(trials, attempts)
+        return spent or self._time.why_spent(attempts)
 
     def _all_tried(self, text: str, barred: Barred) -> SearchEnd:
         if self._follow_ups.left_out:
@@ -367,7 +366,7 @@ class Tuner:
             return None
         if self._sampler.has_model:
             sigma, seconds = self._planner.noise.sigma_run, usual_seconds(attempts)
-            if end := self._stopping.why_not(trials, seconds, sigma, barred.trials):
+            if end := self._stopping.why_enough(trials, seconds, sigma, barred.trials):
                 return end
         if not self._sampler.has_more(trials):
             return self._all_tried("every feasible configuration has been tried", barred)

@@ -18,7 +18,7 @@ from autotune.analysis.batches import BatchBest, ConfirmedGain, best_per_batch
 from autotune.analysis.contributions import Contribution, contributions
 from autotune.analysis.findings import Finding
 from autotune.analysis.memory import limit_of_rank, outgrown
-from autotune.analysis.provenance import measured_in, nodes_of
+from autotune.analysis.provenance import attempts_of, measured_in, nodes_of
 from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.saving import Cost, EnergySaving, Saving
 from autotune.analysis.trial_ratios import changed_knobs, rate_range
@@ -382,8 +382,7 @@ class _Collector:
         self._verdict = verdict
         self._spec = withheld.as_stored(study.spec)
         self._baseline = self._spec.full_baseline()
-        recorded = repository.attempts.of(study.id)
-        self._attempts = Attempts(recorded, self._baseline, self._spec.harmless)
+        self._attempts = attempts_of(repository.attempts.of(study.id), self._spec)
         self._noise = repository.noise.of(study.id)
         self._messages = tuple(repository.messages.of(study.id))
         self._blocks = repository.attempts.blocks

@@ -8,12 +8,19 @@ from typing import Any
 import pandas as pd
 
 from autotune.analysis.rounds import Round
-from autotune.config.own_knobs import COLUMNS
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.trial_figures import TrialFigures
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredAttempt
 
+COLUMNS = (
+    *("trial", "purpose", "round", "attempt", "state", "ratio", "ratio_low", "ratio_high"),
+    *("in_turn", "reference", "reference_rate", "so_far", "so_far_low", "so_far_high", "rate"),
+    *("cause", "suggested_by", "steady", "contended", "peak_bytes", "wall_seconds", "resident_of"),
+    *("steps", "disturbed_share", "foreign_cpu", "clock_mhz", "watts", "sample_joules"),
+    *("step_mean", "step_median", "step_p95", "step_correlation"),
+)
+"""Columns of the table of attempts, in order, before a column per knob."""
 _FIRST_COLUMNS = COLUMNS[:5]
 CSV_BEGINNING = f"{','.join(_FIRST_COLUMNS)},".encode()
 """Beginning of a table of attempts as CSV."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rich.console import Group
 from rich.text import Text
 
+from autotune.analysis.provenance import attempts_of
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present
 from autotune.analysis.trial_ratios import (
@@ -118,10 +119,9 @@ class LiveView:
         self._repository = repository
         self._name = study.name
         self._spec = withheld.as_stored(study.spec)
-        self._baseline = self._spec.full_baseline()
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._known: tuple[int, int] = (-1, -1)
-        self._present = Present.of(Attempts([], self._baseline), {})
+        self._present = Present.of(attempts_of([], self._spec), {})
         self._ratios: Mapping[int, TrialRatio] = {}
         self._rounds: Sequence[Round] = ()
 
@@ -133,7 +133,7 @@ class LiveView:
         """Return the study as it is now."""
         study = self._repository.studies.named(self._name)
         recorded = self._feed.read()
-        attempts = Attempts(recorded, self._baseline, self._spec.harmless)
+        attempts = attempts_of(recorded, self._spec)
         known = len(recorded), sum(one.running for one in recorded)
         if known != self._known:
             self._known = known

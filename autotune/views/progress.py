@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.gate import compared
+from autotune.analysis.provenance import attempts_of
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present, StoredStanding, basis_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
@@ -56,7 +57,7 @@ def present(repository: Repository, study: StoredStudy, spec: StudySpec) -> Pres
         since = repository.attempts.since(study.id, known.last, known.running)
         if known.holds(since):
             return Present(known.standing, since)
-    attempts = Attempts(repository.attempts.of(study.id), baseline, spec.harmless)
+    attempts = attempts_of(repository.attempts.of(study.id), spec)
     return Present.of(attempts, trial_ratios(attempts, noise))
 
 
@@ -82,7 +83,7 @@ class ProgressLines:
         ended = [a for a in recorded if a.ended is not None and a.id not in self._shown]
         lines = [(message.at, 0, self._message(message)) for message in messages]
         if ended:
-            lines += self._events(Attempts(recorded, self._baseline, self._spec.harmless), ended)
+            lines += self._events(attempts_of(recorded, self._spec), ended)
         self._shown.update(attempt.id for attempt in ended)
         self._last_message = max([self._last_message, *(m.number for m in messages)])
         for at, _, text in sorted(lines):

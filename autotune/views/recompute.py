@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.analysis import gate
 from autotune.analysis.conclusion import StudyFacts, build_verdict
-from autotune.analysis.provenance import Records
+from autotune.analysis.provenance import Records, attempts_of
 from autotune.analysis.verdict import Verdict
 from autotune.config import withheld
 from autotune.measurement import cycles
@@ -36,8 +36,7 @@ def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
         if study.state == StudyState.DONE or verdict.trial is not None:
             return verdict
     spec = withheld.as_stored(study.spec)
-    recorded = repository.attempts.of(study.id)
-    attempts = Attempts(recorded, spec.full_baseline(), spec.harmless)
+    attempts = attempts_of(repository.attempts.of(study.id), spec)
     facts = StudyFacts.of(study, spec)._replace(ended=False)
     return build_verdict(Records.of(repository, attempts, study.id), spec, facts)
 
@@ -80,7 +79,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         recomputed.append(dataclasses.replace(attempt, result=result))
     typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, measure)}
     recomputed = [_at_rate(attempt, typical.get(attempt.id)) for attempt in recomputed]
-    every = Attempts(recomputed, spec.full_baseline(), spec.harmless)
+    every = attempts_of(recomputed, spec)
     return every.each(lambda attempt: _at_pace(attempt, every, beside))
 
 

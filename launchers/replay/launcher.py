@@ -192,7 +192,7 @@ class ReplaySlot(Slot):
                 died = True
                 break
             else:
-                schedule.lost(member)
+                schedule.drop(member)
         if enough:
             self._keep(requests, members, launched)
         unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]

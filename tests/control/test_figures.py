@@ -24,7 +24,6 @@ from autotune.analysis.trial_ratios import TrialRatio
 from autotune.analysis.verdict import Contender, Kind
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
-from autotune.config.own_knobs import COLUMNS
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig, load
 from autotune.export.tuned_job import command_job, script_job
@@ -34,6 +33,7 @@ from autotune.views.block import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
 from autotune.views.figures import Runs, StudyFigures, as_json, figures_of
+from autotune.views.frame import COLUMNS
 from autotune.views.live import LiveView, lines
 from autotune.views.notes import study_note
 from autotune.views.page import page

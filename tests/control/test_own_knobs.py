@@ -11,7 +11,6 @@ import yaml
 
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
-from autotune.config.own_knobs import COLUMNS
 from autotune.export.best import load
 from autotune.export.formats.command_line import argv
 from autotune.export.tuned_job import script_job
@@ -19,7 +18,7 @@ from autotune.service.submission import submit
 from autotune.views.block import final_block
 from autotune.views.comparison import comparison
 from autotune.views.figures import figures_of
-from autotune.views.frame import attempts_frame
+from autotune.views.frame import COLUMNS, attempts_frame
 from autotune.views.page import page
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict

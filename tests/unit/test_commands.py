@@ -189,7 +189,7 @@ def test_no_public_name_is_that_of_a_module() -> None:
 def best(tmp_path: Path) -> BestConfig:
     spec = study(tmp_path)
     knobs = {**spec.full_baseline(), "tp": 2}
-    return BestConfig(knobs, 2, {}, script=spec.workload.entry(knobs, spec.taken, 2))
+    return BestConfig(knobs, 2, {}, script=spec.workload.entry(knobs, spec.study_knobs, 2))
 
 
 def test_the_command_is_recommended_whole(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_field_of_a_file_that_a_command_names(
     assert (baseline["micro_batch"], baseline["tp"]) == (8, 1)
     chosen = {**baseline, "micro_batch": 16, "tp": 2}
     found = recommended(
-        BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.taken, 2))
+        BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.study_knobs, 2))
     )
     assert found[:2] == ("./bench", "--config")
     assert found[2] == found[3]
@@ -229,7 +229,7 @@ def test_a_field_of_a_file_that_a_command_names(
     spec = study(tmp_path, named, knobs={}, baseline={})
     chosen = {**spec.full_baseline(), "micro_batch": 16}
     found = recommended(
-        BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.taken, 2))
+        BestConfig(chosen, 2, {}, script=spec.workload.entry(chosen, spec.study_knobs, 2))
     )
     assert json.loads(Path(found[2]).read_text())["train"] == {"bs": 16}
     assert found[3] == "a.json", "only the argument that the study names"

@@ -54,7 +54,7 @@ def written(
         outside=outside or Outside(),
         batch=batch or BatchSettings(),
     )
-    text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
+    text = init_script.study(["torchrun", "train.py"], found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
 
 

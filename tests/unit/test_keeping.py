@@ -37,7 +37,7 @@ def test_only_what_the_script_is_told_reaches_it(tmp_path: Path) -> None:
     baseline = spec.full_baseline()
     split = split_otherwise(baseline, "micro_batch", 16)
     assert split is not None
-    recipe = spec.workload.recipe(spec.flags, baseline, split, 2)
+    recipe = spec.workload.recipe(split, spec.study_knobs, 2)
     assert (recipe.turned, recipe.changes) == ({"micro_batch": 16}, ())
     words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
     assert words == ("--device-batch-size=16",)
@@ -110,7 +110,7 @@ def test_settings_that_make_up_a_micro_batch_are_changed_by_its_factor(tmp_path:
     spec = study(tmp_path, TWO_LOADERS, baseline=own, search_space={"micro_batch": [8, 16]})
     baseline = spec.full_baseline()
     knobs = {**baseline, "micro_batch": 8, "accumulation_steps": 2}
-    recipe = spec.workload.recipe(spec.flags, baseline, knobs, 2)
+    recipe = spec.workload.recipe(knobs, spec.study_knobs, 2)
     words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
     assert words == ("--labeled-bs", "2", "--unlabeled-bs=6", "--accum", "2")
     assert recipe.changes == ()

@@ -51,7 +51,7 @@ def test_alone_they_are_the_whole_space(tmp_path: Path) -> None:
 def test_they_reach_the_script_by_their_flags(tmp_path: Path) -> None:
     spec = study(tmp_path)
     baseline = spec.full_baseline()
-    recipe = spec.workload.recipe(spec.flags, baseline, {**baseline, "tp": 4, "pp": 2}, 8)
+    recipe = spec.workload.recipe({**baseline, "tp": 4, "pp": 2}, spec.study_knobs, 8)
     assert recipe.turned == {"tp": 4, "pp": 2}
     assert not recipe.changes
     assert arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned) == (

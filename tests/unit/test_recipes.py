@@ -30,7 +30,7 @@ def space(spec: StudySpec) -> Space:
 def command(spec: StudySpec, **changes: object) -> list[str]:
     """The script's arguments with these knobs changed."""
     baseline = spec.full_baseline()
-    found = spec.workload.recipe(spec.flags, baseline, {**baseline, **changes}, 8)
+    found = spec.workload.recipe({**baseline, **changes}, spec.study_knobs, 8)
     assert not found.changes
     return list(arguments.changed(spec.workload.arguments, found.flags, found.turned))
 

@@ -417,7 +417,7 @@ def test_what_all_ranks_have_together_is_told_the_script_so():
     baseline = spec.full_baseline()
     assert baseline["accumulation_steps"] == 2, "of one rank, as the study says"
     chosen = {**baseline, "micro_batch": 8, "accumulation_steps": 1}
-    told = spec.workload.recipe(spec.flags, baseline, chosen, 8)
+    told = spec.workload.recipe(chosen, spec.study_knobs, 8)
     assert told.turned == {"micro_batch": 8, "accumulation_steps": 8}
 
 

@@ -57,7 +57,7 @@ def reasons(predictions, first=6, *, seconds=1.0, rounds=10, job_hours=168.0, le
         worth = ExpectedGainStopping(
             TrialEconomics(job_hours, rounds, least_gain), lambda some: known.get(len(some))
         )
-        end = worth.why_not(trials([100.0] * number), seconds, SIGMA)
+        end = worth.why_enough(trials([100.0] * number), seconds, SIGMA)
         found.append(end.text if end else "")
     return found
 
@@ -71,7 +71,7 @@ def test_two_in_a_row_end_the_search():
 def test_the_same_trials_asked_twice_are_no_two_in_a_row():
     now = {6: expecting(gain=0.1), 7: expecting()}
     worth = ExpectedGainStopping(TrialEconomics(168.0, 10), lambda some: now[len(some)])
-    assert not any(worth.why_not(trials([100.0] * 7), 1.0, SIGMA) for _ in range(3))
+    assert not any(worth.why_enough(trials([100.0] * 7), 1.0, SIGMA) for _ in range(3))
 
 
 def test_which_trial_was_the_last_is_told_by_their_ends():
@@ -83,7 +83,7 @@ def test_which_trial_was_the_last_is_told_by_their_ends():
         asked.append({trial.number for trial in some})
         return expecting()
 
-    assert ExpectedGainStopping(TrialEconomics(168.0, 10), predict).why_not(several, 1.0, SIGMA)
+    assert ExpectedGainStopping(TrialEconomics(168.0, 10), predict).why_enough(several, 1.0, SIGMA)
     assert asked[-1] == set(range(8)) - {2}
 
 
@@ -152,11 +152,11 @@ def never(_: object) -> Prediction:
     ids=["few", "the same", "better", "fails", "all fail", "runs at last", "climbs"],
 )
 def test_a_model_that_does_not_hold_ends_with_what_trials_bring(rates, ends):
-    found = ExpectedGainStopping(TrialEconomics(168.0, 10), never).why_not(
+    found = ExpectedGainStopping(TrialEconomics(168.0, 10), never).why_enough(
         trials(rates), 1.0, SIGMA
     )
     assert bool(found) is ends
-    assert not ExpectedGainStopping(TrialEconomics(168.0, 10, 0.0), never).why_not(
+    assert not ExpectedGainStopping(TrialEconomics(168.0, 10, 0.0), never).why_enough(
         trials(rates), 1.0, SIGMA
     )
 
@@ -164,7 +164,7 @@ def test_a_model_that_does_not_hold_ends_with_what_trials_bring(rates, ends):
 def test_end_by_the_cost_of_a_trial_and_by_the_gain_asked_for_are_two_causes():
     def cause(least_gain):
         rule = ExpectedGainStopping(TrialEconomics(168.0, 10, least_gain), never)
-        end = rule.why_not(trials([100.0] * 60), 1.0, SIGMA)
+        end = rule.why_enough(trials([100.0] * 60), 1.0, SIGMA)
         return end and end.cause
 
     assert cause(None) == SearchEndCause.NOT_WORTH_IT
@@ -177,9 +177,9 @@ def test_search_whose_trials_all_end_in_an_error_ends_for_that():
     for trial in failed:
         trial.set_user_attr("end", AttemptState.ERROR)
     budget = Budget(BudgetSpec(trials=1000), world_size=1)
-    end = budget.why_enough(failed, Attempts([], {}, ()))
+    end = budget.why_spent(failed, Attempts([], {}, ()))
     assert end is not None and end.cause == SearchEndCause.ALL_FAIL
-    assert budget.why_enough(failed[1:], Attempts([], {}, ())) is None
+    assert budget.why_spent(failed[1:], Attempts([], {}, ())) is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_search_without_a_trial_that_runs_ends_whatever_they_fail_by(ends, is_ov
     for trial, end in zip(ended, ends, strict=True):
         trial.set_user_attr("end", end)
     budget = Budget(BudgetSpec(least_gain=0.0), world_size=1)
-    found = budget.why_enough(ended, Attempts([], {}, ()))
+    found = budget.why_spent(ended, Attempts([], {}, ()))
     assert (found is not None and found.cause == SearchEndCause.ALL_FAIL) is is_over
 
 
@@ -213,9 +213,9 @@ def test_device_hours_have_what_running_trials_usually_take():
     ended = [told(number, AttemptState.COMPLETE, 450.0) for number in range(3)]
     running = told(3, AttemptState.RUNNING, 0.0)
     begun = trials([1.0] * 4)
-    assert budget.why_enough(begun[:3], Attempts(ended, defaults())) is None
+    assert budget.why_spent(begun[:3], Attempts(ended, defaults())) is None
     begun[3].state = TrialState.RUNNING
-    end = budget.why_enough(begun, Attempts([*ended, running], defaults()))
+    end = budget.why_spent(begun, Attempts([*ended, running], defaults()))
     assert end is not None and end.cause == SearchEndCause.DEVICE_HOURS
     assert end.text == "the budget of 1 device hours will be spent by what runs"
 
@@ -223,5 +223,5 @@ def test_device_hours_have_what_running_trials_usually_take():
 def test_speed_of_a_trial_that_may_not_be_recommended_hides_no_later_gains():
     rates = [1.0, 2.0, *[1.0] * 29, *[1.0 + 0.01 * step for step in range(29)]]
     rule = ExpectedGainStopping(TrialEconomics(168, 10), lambda _: None)
-    assert rule.why_not(trials(rates), 30.0, SIGMA) is not None
-    assert rule.why_not(trials(rates), 30.0, SIGMA, barred={1}) is None
+    assert rule.why_enough(trials(rates), 30.0, SIGMA) is not None
+    assert rule.why_enough(trials(rates), 30.0, SIGMA, barred={1}) is None

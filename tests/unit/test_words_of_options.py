@@ -61,7 +61,7 @@ def test_words_are_kept_as_they_are_stored(tmp_path: Path) -> None:
 def test_trial_is_given_the_words(tmp_path: Path) -> None:
     spec = study(tmp_path)
     knobs = {**spec.full_baseline(), "precision": "bf16", "compile": "default"}
-    recipe = spec.workload.recipe(spec.flags, spec.full_baseline(), knobs, 1)
+    recipe = spec.workload.recipe(knobs, spec.study_knobs, 1)
     assert recipe.turned == {"precision": "bfloat16", "compile": True}
     assert recipe.changes == ()
 

@@ -107,7 +107,7 @@ def test_knob_is_passed_by_flag_or_placeholder_or_from_outside() -> None:
 
 def test_factory_needs_no_entry_in_best_yaml() -> None:
     spec = study(SAID["factory"])
-    assert spec.workload.entry(spec.full_baseline(), spec.taken, 2) is None
+    assert spec.workload.entry(spec.full_baseline(), spec.study_knobs, 2) is None
 
 
 def test_remote_stores_of_a_job_are_named_without_passwords() -> None:

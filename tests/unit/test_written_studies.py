@@ -22,7 +22,7 @@ def study(flags: dict[str, str], **seen: object) -> str:
     usual = {"steps": 4, "micro_batch": 8, "loader": True, "ddp": True, "optimizer": "SGD"}
     shown, batch = SurveyResult(**{**usual, **seen}), BatchSettings(flags=flags)
     found = Findings(shown, 2, "cpu", COMMAND, Facts("cpu", 2), batch)
-    return init_script.study(["torchrun", "train.py"], COMMAND, found, cpus=2, name="train")
+    return init_script.study(["torchrun", "train.py"], found, cpus=2, name="train")
 
 
 def test_a_search_for_unused_parameters_is_not_taken_from_a_script() -> None:
@@ -66,6 +66,6 @@ def test_the_example_of_the_page_about_scripts_is_what_init_writes() -> None:
     facts = Facts("cuda", 8, capability=(9, 0), backend="nccl")
     batch, outside = BatchSettings(flags=workload.flags), Outside(candidates(seen, facts))
     found = Findings(seen, 8, "cuda", launched, facts, batch, outside=outside)
-    written = init_script.study(["torchrun"], launched, found, cpus=64, name="train")
+    written = init_script.study(["torchrun"], found, cpus=64, name="train")
     assert yaml.safe_load(shown) == yaml.safe_load(written)
     assert all(not seen.samples % size for size in told.values()["micro_batch"])

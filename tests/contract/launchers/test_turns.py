@@ -45,7 +45,7 @@ class Forth:
     def trained(self, member: int, block: BlockReport) -> None:
         self.trained_in.append(member)
 
-    def lost(self, member: int) -> None:
+    def drop(self, member: int) -> None:
         self.away.append(member)
 
 

@@ -46,8 +46,10 @@ if [ $code -eq {requeued} ]; then
     [ -z "$state" ] || break
     sleep $pause
   done
-  # A job that was cancelled is no longer running, and stays cancelled.
-  if [ "${{state:-RUNNING}}" = RUNNING ]; then
+  # A job that was cancelled is no longer running, and stays cancelled. One that Slurm has ended to
+  # preempt it is not running either, and has a time of that.
+  if [ "${{state:-RUNNING}}" = RUNNING ] ||
+    scontrol show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'; then
     for pause in 1 2 4 8; do
       scontrol requeue "$SLURM_JOB_ID" && break
       sleep $pause

@@ -90,5 +90,12 @@ class NotHere(LauncherError):
     """Error for a resource that this machine lacks for good."""
 
 
+class UnfitNodes(NotHere):
+    """Error for nodes that are too few or too small for a study, or have other devices than it needs.
+
+    Other nodes may fit: another job of a batch system may have them.
+    """
+
+
 class DevicesTaken(LauncherError):
     """Error for devices on which another study measures."""

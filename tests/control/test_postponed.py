@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from autotune.errors import AutotuneError, LauncherError, NotHere
+from autotune.errors import AutotuneError, LauncherError, NotHere, UnfitNodes
 from autotune.service import daemon as service
 from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
@@ -185,11 +185,23 @@ def test_a_study_whose_agents_cannot_be_replaced_goes_on_later(played: Replayed)
     played.assert_complete(trials=3)
 
 
-def test_what_can_never_be_here_fails(played: Replayed) -> None:
+@pytest.mark.parametrize("error", [NotHere, UnfitNodes])
+def test_what_can_never_be_here_fails(played: Replayed, error: type[NotHere]) -> None:
     played.submit(**SHORT)
-    played.machine = Down(times=1, error=NotHere)
+    played.machine = Down(times=1, error=error)
     played.serve()
     assert played.study().state == "FAILED"
+
+
+def test_study_with_figures_waits_for_nodes_that_fit(played: Replayed) -> None:
+    """Its batch job was requeued on fewer nodes, or on those with another kind of device."""
+    played.run(**SHORT)
+    played.machine = Down(times=1, error=UnfitNodes)
+    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.serve()
+    told = "its figures are of 2 ranks on cpu: no Ray cluster at head:6379; tried again"
+    assert told in played.said()
+    played.assert_complete(trials=5)
 
 
 def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> None:

@@ -465,12 +465,13 @@ def _absolute_url(repository: "Repository") -> str:
 def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
     """Run the study in a thread of this process; return a check that it is running."""
     from autotune.service.daemon import Daemon
-    from autotune.service.submission import InProcessRunner
+    from autotune.service.submission import GIVE_UP_AFTER, InProcessRunner
 
+    longest_wait = seconds(GIVE_UP_AFTER, os.environ.get(GIVE_UP_AFTER))
     running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     _leave_when_told(running)
-    return InProcessRunner(repository, study, running)
+    return InProcessRunner(repository, study, running, longest_wait)
 
 
 def _interruptible(

@@ -42,7 +42,9 @@ def in_bash(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 42\n"), (0, None), (1, None)])
+@pytest.mark.parametrize(
+    ("code", "requeued"), [(75, "requeue 42\n"), (69, "requeuehold 42\n"), (0, None), (1, None)]
+)
 def test_job_is_requeued_only_if_its_study_is(
     programs: Path, tmp_path: Path, code: int, requeued: str | None
 ) -> None:

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from autotune.errors import AutotuneError, GaveUp, LauncherError, NotHere, UnfitNodes
+from autotune.errors import (
+    AutotuneError,
+    GaveUp,
+    LauncherError,
+    NotHere,
+    StorageUnreachable,
+    UnfitNodes,
+)
 from autotune.service import daemon as service
+from autotune.service import follow
 from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
@@ -333,6 +341,21 @@ def test_study_in_the_foreground_that_cannot_run_is_given_up(
     with pytest.raises(GaveUp, match=f"played has not run here for .*: .*{why}"):
         here()
     assert played.study().state == ("RUNNING" if lacks == "lease" else "QUEUED")
+
+
+def test_storage_that_stays_away_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow, "_LONGEST_ABSENCE_SECONDS", 0.05)
+    monkeypatch.setattr(follow, "_CHECK_SECONDS", 0.01)
+
+    def away() -> Repository:
+        raise StorageUnreachable("storage postgresql://db: connection refused")
+
+    with pytest.raises(GaveUp, match="refused; it has been away for") as given_up:
+        follow.opened(away)
+    assert given_up.value.exit_code == 69
+    assert capsys.readouterr().err.count("connection refused; waiting for it.") == 1
 
 
 def test_study_in_the_foreground_that_runs_is_not_given_up(played: Replayed) -> None:

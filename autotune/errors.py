@@ -54,6 +54,15 @@ class Requeued(AutotuneError):
     exit_code = 75
 
 
+class GaveUp(AutotuneError):
+    """End of a process that has waited for long for what its study needs, and in vain.
+
+    The exit code is EX_UNAVAILABLE of sysexits.h: begun again at once, it would only wait again.
+    """
+
+    exit_code = 69
+
+
 class TrialsGone(AutotuneError):
     """Error for trials of Optuna that were renamed, replaced or deleted."""
 
@@ -79,6 +88,13 @@ class ClusterAway(LauncherError):
 
 class NotHere(LauncherError):
     """Error for a resource that this machine lacks for good."""
+
+
+class UnfitNodes(NotHere):
+    """Error for nodes that are too few or too small for a study, or have other devices than it needs.
+
+    Other nodes may fit: another job of a batch system may have them.
+    """
 
 
 class DevicesTaken(LauncherError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import NotHere
+from autotune.errors import NotHere, UnfitNodes
 from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.places import devices_needed
 from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
@@ -78,7 +78,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     one per node, because trials on the same cores and memory disturb each other's figures.
 
     Raises:
-        NotHere: the nodes are too small.
+        UnfitNodes: the nodes are too small.
     """
     workers = _workers(resources, capacities)
     gpus = _gpus_per_worker(resources, workers, capacities)
@@ -95,7 +95,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
                 bundle["CPU"] = min(bundle["CPU"], _cpus_of_each(nodes, capacities, bundle))
             if slots := _number_of_slots(bundle, nodes, capacities, resources.slots):
                 return Layout(nodes, ranks, gpus, bundle, slots)
-    raise NotHere(
+    raise UnfitNodes(
         f"{resources.slots or 1} trial(s) of {workers} workers with "
         f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit"
         + (f" on {resources.nodes} nodes: " if resources.nodes else ": ")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.errors import NotHere
+from autotune.errors import UnfitNodes
 from launchers.site import Site
 
 NodeInfo = Mapping[str, Any]
@@ -82,11 +82,11 @@ def check_device(wanted: str | None, site: Site) -> None:
     """Check that this machine has the wanted kind of device, if one is given.
 
     Raises:
-        NotHere: the machine has another kind.
+        UnfitNodes: the machine has another kind.
     """
     there = device_kind(from_agent(site.environment), on_gpu=site.on_device)
     if wanted and there != wanted:
-        raise NotHere(f"resources.device: {wanted} is asked for, and here is {there}")
+        raise UnfitNodes(f"resources.device: {wanted} is asked for, and here is {there}")
 
 
 def of_other_kinds(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ClusterAway, LauncherError, NotHere
+from autotune.errors import ClusterAway, LauncherError, NotHere, UnfitNodes
 from autotune.worker import processes, starters
 from autotune.worker.files import make_private
 from autotune.worker.node.agent_process import LinePipe
@@ -226,7 +226,7 @@ class SlurmLauncher(Launcher):
         """Open all slots side by side, without the nodes that turn out to have other devices.
 
         Raises:
-            NotHere: the nodes that are left hold none.
+            UnfitNodes: the nodes that are left hold none.
             LauncherError: none can be opened.
         """
         errors = self._add(self._layout.slots)
@@ -243,13 +243,13 @@ class SlurmLauncher(Launcher):
         """Return the layout on the nodes that are not left out: `workers: auto` takes all of these.
 
         Raises:
-            NotHere: they are too few for a trial.
+            UnfitNodes: they are too few for a trial.
         """
         try:
             return self._allocation.plan(self._resources)
         except NotHere:
             names, job = ", ".join(sorted(self._allocation.left_out)), self._allocation.job
-            raise NotHere(
+            raise UnfitNodes(
                 f"this study runs on {self._kind}, and of Slurm job {job} too few nodes have that (not "
                 f"{names}): ask for such nodes (--constraint=FEATURE or --gres=gpu:TYPE:NUMBER), or "
                 "change resources.device"
@@ -259,13 +259,13 @@ class SlurmLauncher(Launcher):
         """Refuse to train on processors because a job has forgotten to ask for devices.
 
         Raises:
-            NotHere: the study leaves the kind open, and the nodes have devices that the job has not.
+            UnfitNodes: the study leaves the kind open, and the nodes have devices that the job has not.
         """
         wanted = self._resources
         if self._layout.gpus_per_worker or wanted.gpus_per_worker is not None or wanted.device:
             return
         if any(slot.environment["driver"] for slot in self.slots):
-            raise NotHere(
+            raise UnfitNodes(
                 f"Slurm job {self._allocation.job} has no GPU, and its nodes have the driver of NVIDIA: "
                 "ask for GPUs (--gpus-per-node), or say resources.gpus_per_worker: 0 to train on the CPU"
             )

@@ -15,13 +15,14 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from autotune.errors import BadInput, StorageError
+from autotune.errors import BadInput, StorageError, StorageUnreachable
 from storage import schema
 from storage.disk import full, lacks_space
 from storage.engines import (
     OF_USER,
     engine_arguments,
     explain_sqlite_error,
+    is_away,
     open_engine,
     open_to_read,
     refuse_log_of_earlier,
@@ -63,7 +64,8 @@ class Database:
 
         Raises:
             BadInput: the URL cannot be used, or its SQLite file is of another program.
-            StorageError: the database cannot be reached.
+            StorageUnreachable: its server does not answer at present.
+            StorageError: the database cannot be used.
         """
         self.url = parse(url)
         self._refuse_file_of_others(existing=existing)
@@ -76,7 +78,8 @@ class Database:
         except RuntimeError as error:
             raise StorageError(f"storage {self}: {error}") from None
         except (DBAPIError, StorageInternalError, OSError, sqlite3.Error) as error:
-            raise StorageError(f"storage {self}: {self.reason(error)}{self._hint()}") from None
+            kind = StorageUnreachable if is_away(self.url) else StorageError
+            raise kind(f"storage {self}: {self.reason(error)}{self._hint()}") from None
         except (TypeError, ValueError) as error:
             raise BadInput(f"storage {self}: an option of the URL is wrong: {error}") from None
 

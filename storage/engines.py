@@ -21,8 +21,10 @@ from storage.disk import full, is_full
 
 _BUSY_SECONDS = 60
 _BUSY_POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 10
+"""Timeout for a server to answer a new connection."""
 _CONNECT: dict[str, int | None] = {
-    "connect_timeout": 10,
+    "connect_timeout": _CONNECT_SECONDS,
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -212,6 +214,25 @@ def _on_postgres_connect(connection: Any, _: ConnectionPoolEntry) -> None:
         for name, value in _SESSION.items():
             cursor.execute(_SET, (value, name))
     connection.commit()
+
+
+def is_away(url: URL) -> bool:
+    """Return whether the server of a URL does not answer, or is being started or shut down.
+
+    One that refuses a user, a password or a database does answer.
+    """
+    if url.get_backend_name() == "sqlite":
+        return False
+    import psycopg  # a tenth of a second, which SQLite does not take
+    from psycopg import conninfo, pq
+
+    _, options = url.get_dialect()().create_connect_args(url)
+    known = {"connect_timeout": _CONNECT_SECONDS, **options}
+    try:
+        address = conninfo.make_conninfo(**known)
+    except psycopg.Error:  # an option is wrong
+        return False
+    return pq.PGconn.ping(address.encode()) in (pq.Ping.NO_RESPONSE, pq.Ping.REJECT)
 
 
 def explain_sqlite_error(error: BaseException, path: Path) -> str:

@@ -21,6 +21,7 @@ from autotune.cli.shared_options import (
     StudyArgument,
     export_path,
     finite,
+    located,
     missing_file,
     open_storage,
     open_study,
@@ -142,7 +143,7 @@ def start(
     # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
 
-    repository = _storage_of(study, spec, storage)
+    repository = _opened(lambda: _storage_of(study, spec, storage), patiently=foreground)
     if not foreground:
         refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
@@ -193,6 +194,13 @@ def _storage_of(
         if given is not None or spec.storage is None:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
+
+
+def _opened(opening: "Callable[[], Repository]", *, patiently: bool) -> "Repository":
+    """Open a storage; where the process itself is to run the study, wait for one that is away."""
+    from autotune.service.follow import opened
+
+    return opened(opening) if patiently else opening()
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
@@ -252,7 +260,8 @@ def resume(
     )
 
     _refuse_both(foreground, detach)
-    repository, name = open_study(study, storage)
+    url, name = located(study, storage)
+    repository = _opened(lambda: open_storage(url, existing=True), patiently=foreground)
     if here:
         move_to_this_machine(repository, name)
     if not foreground:
@@ -456,12 +465,13 @@ def _absolute_url(repository: "Repository") -> str:
 def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
     """Run the study in a thread of this process; return a check that it is running."""
     from autotune.service.daemon import Daemon
-    from autotune.service.submission import InProcessRunner
+    from autotune.service.submission import GIVE_UP_AFTER, InProcessRunner
 
+    longest_wait = seconds(GIVE_UP_AFTER, os.environ.get(GIVE_UP_AFTER))
     running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     _leave_when_told(running)
-    return InProcessRunner(repository, study, running)
+    return InProcessRunner(repository, study, running, longest_wait)
 
 
 def _interruptible(

@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.config import StudySpec
-from autotune.errors import BadInput, Requeued
+from autotune.errors import BadInput, GaveUp, Requeued
 from launchers.sections import AUTO, RaySection, SlurmSection
 
 _WARNING_SECONDS = 60
 """Time between the signal and the end of a job: a daemon leaves within seconds."""
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that has died of SIGTERM, as shells have it."""
+_GIVE_UP_AFTER = "10m"
+"""Longest wait for what a study lacks, with nodes that do nothing meanwhile: a restart of a cluster or a
+server takes minutes."""
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -32,6 +35,8 @@ trap leave TERM
 {on_one_node}cd {folder} || exit 2
 # The next job of the study may begin on another node.
 export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
+# A study that cannot run keeps the nodes of the job no longer.
+export AUTOTUNE_GIVE_UP_AFTER="${{AUTOTUNE_GIVE_UP_AFTER:-{give_up_after}}}"
 {command} &
 study=$!
 [ -z "$told" ] || leave
@@ -39,20 +44,29 @@ study=$!
 while told=; wait $study; code=$?; [ -n "$told" ]; do :; done
 # It died of the signal, which came while Python started.
 [ $code -ne {terminated} ] || code={requeued}
-if [ $code -eq {requeued} ]; then
+again=
+[ $code -ne {requeued} ] || again=requeue
+# It would wait again: the job keeps no nodes until its user says so.
+[ $code -ne {gave_up} ] || again=requeuehold
+if [ -n "$again" ]; then
   # A controller that is restarted or busy answers seconds later.
   for pause in 1 2 4 8; do
     state=$(squeue -h -o %T -j "$SLURM_JOB_ID")
     [ -z "$state" ] || break
     sleep $pause
   done
-  # A job that was cancelled is no longer running, and stays cancelled.
-  if [ "${{state:-RUNNING}}" = RUNNING ]; then
+  # A job that was cancelled is no longer running, and stays cancelled. One that Slurm has ended to
+  # preempt it is not running either, and has a time of that.
+  if [ "${{state:-RUNNING}}" = RUNNING ] ||
+    scontrol show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'; then
     for pause in 1 2 4 8; do
-      scontrol requeue "$SLURM_JOB_ID" && break
+      scontrol $again "$SLURM_JOB_ID" && break
       sleep $pause
     done
   fi
+fi
+if [ $code -eq {gave_up} ]; then
+  echo "the job is held: scontrol release $SLURM_JOB_ID begins it again" >&2
 fi
 exit $code
 """
@@ -221,7 +235,9 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         on_one_node="" if spec.launcher.is_shared else _ON_ONE_NODE,
         folder=shlex.quote(str(folder)),
         command=shlex.join([sys.executable, "-P", "-m", *_command(study)]),
+        give_up_after=_GIVE_UP_AFTER,
         requeued=Requeued.exit_code,
+        gave_up=GaveUp.exit_code,
         terminated=_TERMINATED,
     )
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.live import Live
 
 from autotune.analysis.verdict import Verdict
-from autotune.errors import StorageUnreachable
+from autotune.analysis.wording import duration
+from autotune.errors import GaveUp, StorageUnreachable
 from autotune.export import writing
 from autotune.views.block import final_block, wrapped
 from autotune.views.figures import figures_of
@@ -29,6 +30,7 @@ _CHECK_SECONDS = 3.0
 _HEARTBEAT_SECONDS = 60.0
 """Time without a line after which one says where the study stands, where no terminal shows it."""
 _LONGEST_ABSENCE_SECONDS = 600.0
+"""Longest wait for a storage: a server that is restarted, or moved to another host, takes minutes."""
 _WIDTH, _WIDEST = 80, 120
 """Columns of the final block where no terminal has a width, and at most."""
 
@@ -151,6 +153,19 @@ def held_back_by(repository: Repository, study: StoredStudy) -> str:
     return repository.quotas.reasons()(study.owner)
 
 
+def opened(opening: Callable[[], Repository]) -> Repository:
+    """Open a storage; wait for one that does not answer at present.
+
+    Raises:
+        GaveUp: it stays away.
+    """
+    outage = _StorageOutage(Console(highlight=False, soft_wrap=True, stderr=True))
+    while True:
+        with outage.waiting():
+            return opening()
+        time.sleep(_CHECK_SECONDS)
+
+
 class _StorageOutage:
     """Outage of the storage, for which the daemon and the follower wait."""
 
@@ -160,7 +175,11 @@ class _StorageOutage:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Print when the storage goes and when it is back; raise when it stays away."""
+        """Print when the storage goes and when it is back.
+
+        Raises:
+            GaveUp: it stays away.
+        """
         try:
             yield
         except StorageUnreachable as error:
@@ -169,7 +188,8 @@ class _StorageOutage:
                 self._console.print(plain(f"{error}; waiting for it."), markup=False)
             self._since = self._since or now
             if now - self._since > _LONGEST_ABSENCE_SECONDS:
-                raise
+                away = duration(now - self._since)
+                raise GaveUp(f"{error}; it has been away for {away}") from None
         else:
             if self._since is not None:
                 self._console.print("The storage is back.")

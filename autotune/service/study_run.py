@@ -12,7 +12,7 @@ from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec, stores, withheld
-from autotune.errors import LauncherError, StorageError
+from autotune.errors import LauncherError, StorageError, UnfitNodes
 from autotune.export import publish, writing
 from autotune.paths import StudyPaths
 from autotune.runs.study_setup import OpenLauncher, StudySetup
@@ -69,7 +69,12 @@ class StudyRun:
             paths.sign(signature(self._repository.database))
         weight = self._repository.quotas.weight_of(study.owner)
         tenant = Tenant(study.owner, study.name, weight)
-        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
+        try:
+            launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
+        except UnfitNodes as error:
+            if study.facts is None or not self._has_figures():
+                raise
+            raise LauncherError(f"its figures are of {_ranks_on(study.facts)}: {error}") from None
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
             later.callback(self._signals.waiting.set)  # closing time does not count
@@ -170,12 +175,15 @@ class StudyRun:
         before = {**facts, **known}
         if _ranks_on(before) == _ranks_on(facts):
             return
-        attempts = self._repository.attempts.of(self._study.id)
-        if any(one.result.throughput is not None for one in attempts):
+        if self._has_figures():
             raise LauncherError(
                 f"its figures are of {_ranks_on(before)}, and here are {_ranks_on(facts)}: it goes on "
                 "where it has the same"
             )
+
+    def _has_figures(self) -> bool:
+        attempts = self._repository.attempts.of(self._study.id)
+        return any(one.result.throughput is not None for one in attempts)
 
     def _say_where(self, launcher: Launcher) -> None:
         site = launcher.site
@@ -228,5 +236,5 @@ class StudyRun:
 
 def _ranks_on(facts: Mapping[str, Any]) -> str:
     """Return '2 ranks on cuda 9.0'."""
-    capability = ".".join(map(str, facts["capability"] or ()))
+    capability = ".".join(map(str, facts.get("capability") or ()))
     return f"{counted(facts['world_size'], 'rank')} on {facts['device']} {capability}".rstrip()

@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from autotune.analysis.wording import duration
 from autotune.config import StudySpec, withheld
 from autotune.errors import (
     AutotuneError,
     BadInput,
+    GaveUp,
     Requeued,
     StorageUnreachable,
     StudyNotFound,
@@ -29,10 +32,12 @@ from autotune.service.queues import (
     this_machine,
     this_queue,
 )
+from autotune.views.waiting import waiting_now
 from autotune.worker.processes import leave_with, state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make, written
-from storage.holders import user_name
+from storage.holders import this_host, user_name
+from storage.leases import key_of
 from storage.urls import check_text
 
 _CHANGEABLE = (
@@ -48,6 +53,8 @@ _CHANGEABLE = (
 """Settings that may change when a study continues: they do not affect earlier figures."""
 _UNSAID = ("folder", "logs", "export")
 """Changed settings that need no message: they concern the place of a study, and not its runs."""
+GIVE_UP_AFTER = "AUTOTUNE_GIVE_UP_AFTER"
+"""Variable with the longest wait, such as 10m, of a study in the foreground that cannot run."""
 _IDLE_SECONDS = 3.0
 _MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20
@@ -315,7 +322,22 @@ def move_to_this_machine(repository: Repository, name: str) -> None:
 class InProcessRunner:
     """Runner of one study in a thread of this process, unless a daemon runs it."""
 
-    def __init__(self, repository: Repository, study: StoredStudy, daemon: Daemon) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        study: StoredStudy,
+        daemon: Daemon,
+        longest_wait: float | None = None,
+    ) -> None:
+        """Prepare to run a study.
+
+        Args:
+            longest_wait: seconds without a run of the study here after which it is given up; None: it
+                is waited for.
+        """
+        self._longest_wait = longest_wait
+        self._waits_since: float | None = None
+        self._gave_up = ""
         self._repository = repository
         self._study = study
         self._daemon = daemon
@@ -327,18 +349,42 @@ class InProcessRunner:
 
         Raises:
             Requeued: this process was told to leave, and the study is back in the queue.
+            GaveUp: the study could not run here for too long; it is back in the queue.
             AutotuneError: the thread has died, or the study was moved to another queue.
         """
-        if self._thread and self._thread.is_alive():
+        lives = self._thread is not None and self._thread.is_alive()
+        if lives and (self._longest_wait is None or self._daemon.leaves):
             return
+        study = self._present_study()
+        if study.state.ended:
+            return
+        self._give_up_if_idle(study)
+        if self._gave_up and not lives:
+            raise GaveUp(self._gave_up)
+        if not lives:
+            self._begin(study)
+
+    def _present_study(self) -> StoredStudy:
+        """Return the study as it is now.
+
+        Raises:
+            Requeued: this process was told to leave, and the storage is away.
+            StorageUnreachable: it is away.
+        """
         try:
-            study = self._repository.studies.named(self._study.name)
+            return self._repository.studies.named(self._study.name)
         except StorageUnreachable as error:
             if not self._daemon.leaves or self._daemon.stops:
                 raise
             raise Requeued(f"This process was told to leave, and {error}.") from None
-        if study.state.ended:
-            return
+
+    def _begin(self, study: StoredStudy) -> None:
+        """Start the thread unless it has ended already, or a daemon runs the study.
+
+        Raises:
+            Requeued: this process was told to leave.
+            AutotuneError: the thread has died, or the study was moved to another queue.
+        """
         if self._daemon.stops:  # it has left between two tries
             self._repository.studies.request_stop(self._study.name)
             return
@@ -355,6 +401,28 @@ class InProcessRunner:
             raise AutotuneError(f"the study's thread died: {self._died_of}")
         self._thread = threading.Thread(target=self._serve, name="daemon", daemon=True)
         self._thread.start()
+
+    def _give_up_if_idle(self, study: StoredStudy) -> None:
+        """Have the daemon leave once the study has not run here for too long."""
+        why = "" if self._longest_wait is None else self._why_idle(study)
+        now = time.monotonic()
+        if not why or self._waits_since is None:
+            self._waits_since = now if why else None
+            return
+        waited = now - self._waits_since
+        if self._longest_wait is not None and waited > self._longest_wait:
+            self._gave_up = f"{study.name} has not run here for {duration(waited)}: {why}"
+            self._daemon.shut_down()
+
+    def _why_idle(self, study: StoredStudy) -> str:
+        """Return why the study does not run here at present; empty if it does."""
+        holder = self._repository.leases.holder(key_of(study.id))
+        if holder and (holder.host, holder.pid) != (this_host(), os.getpid()):
+            return f"process {holder.pid} on {holder.machine} has it"
+        waits = waiting_now(self._repository, study) or ""
+        if study.state == StudyState.QUEUED:
+            return waits or study.error or "it waits in the queue"  # with an error: it is due
+        return waits
 
     def _serve(self) -> None:
         try:

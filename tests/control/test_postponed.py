@@ -1,7 +1,9 @@
 """What is wrong with the machines is no end of a study: it waits, says why, and tries again."""
 
+import contextlib
 import dataclasses
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +12,16 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from autotune.errors import AutotuneError, LauncherError, NotHere
+from autotune.errors import (
+    AutotuneError,
+    GaveUp,
+    LauncherError,
+    NotHere,
+    StorageUnreachable,
+    UnfitNodes,
+)
 from autotune.service import daemon as service
+from autotune.service import follow
 from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
@@ -23,7 +33,7 @@ from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import where
-from storage import EVERY_OWNER, Database, Quota, Repository
+from storage import EVERY_OWNER, Database, LeaseHolder, Quota, Repository
 from storage.database import _NOW
 from storage.holders import user_name
 from storage.models import StudyRow
@@ -185,11 +195,23 @@ def test_a_study_whose_agents_cannot_be_replaced_goes_on_later(played: Replayed)
     played.assert_complete(trials=3)
 
 
-def test_what_can_never_be_here_fails(played: Replayed) -> None:
+@pytest.mark.parametrize("error", [NotHere, UnfitNodes])
+def test_what_can_never_be_here_fails(played: Replayed, error: type[NotHere]) -> None:
     played.submit(**SHORT)
-    played.machine = Down(times=1, error=NotHere)
+    played.machine = Down(times=1, error=error)
     played.serve()
     assert played.study().state == "FAILED"
+
+
+def test_study_with_figures_waits_for_nodes_that_fit(played: Replayed) -> None:
+    """Its batch job was requeued on fewer nodes, or on those with another kind of device."""
+    played.run(**SHORT)
+    played.machine = Down(times=1, error=UnfitNodes)
+    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.serve()
+    told = "its figures are of 2 ranks on cpu: no Ray cluster at head:6379; tried again"
+    assert told in played.said()
+    played.assert_complete(trials=5)
 
 
 def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> None:
@@ -277,6 +299,79 @@ def test_study_that_is_held_in_the_foreground_goes_on_once_it_is_released(
 
     def ended() -> bool:
         here.check()
+        return played.study().state.ended
+
+    wait_for(ended, "the study ends")
+    played.assert_complete(trials=3)
+
+
+@pytest.mark.parametrize("lacks", ["quota", "release", "machine", "lease"])
+def test_study_in_the_foreground_that_cannot_run_is_given_up(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """A batch job would keep its nodes idle."""
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.05)
+    played.submit(**SHORT)
+    if lacks == "quota":
+        played.repository.quotas.set(Quota(EVERY_OWNER, studies=0))
+    elif lacks == "release":
+        played.repository.studies.arrange(played.name, held=True)
+    elif lacks == "machine":
+        played.machine = Down(times=1000)
+    else:
+        other = LeaseHolder(f"elsewhere {uuid.uuid4()}", 1, 600.0)
+        assert played.repository.claims.take(this_queue(), other)
+    study = played.study()
+    daemon = Daemon(played.repository, study.queue, played.machine.open, only=study.id)
+    here = InProcessRunner(played.repository, study, daemon, longest_wait=1.0)
+    why = {
+        "quota": "quota of .*: 0 of 0 studies run",
+        "release": "held; autotune release played",
+        "machine": "no Ray cluster at head:6379",
+        "lease": "process 1 on elsewhere has it",
+    }[lacks]
+
+    def gave_up() -> bool:
+        with contextlib.suppress(GaveUp):
+            here()
+            return False
+        return True
+
+    wait_for(gave_up, "it gives up")
+    with pytest.raises(GaveUp, match=f"played has not run here for .*: .*{why}"):
+        here()
+    assert played.study().state == ("RUNNING" if lacks == "lease" else "QUEUED")
+
+
+def test_storage_that_stays_away_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow, "_LONGEST_ABSENCE_SECONDS", 0.05)
+    monkeypatch.setattr(follow, "_CHECK_SECONDS", 0.01)
+
+    def away() -> Repository:
+        raise StorageUnreachable("storage postgresql://db: connection refused")
+
+    with pytest.raises(GaveUp, match="refused; it has been away for") as given_up:
+        follow.opened(away)
+    assert given_up.value.exit_code == 69
+    assert capsys.readouterr().err.count("connection refused; waiting for it.") == 1
+
+
+def test_study_in_the_foreground_that_runs_is_not_given_up(played: Replayed) -> None:
+    def slow(launch: Launch) -> Answer:
+        time.sleep(0.3)
+        return PLAIN(launch)
+
+    played.submit(**SHORT)
+    study = played.study()
+    daemon = Daemon(played.repository, study.queue, Machine(slow).open, only=study.id)
+    here = InProcessRunner(played.repository, study, daemon, longest_wait=0.5)
+    here()
+    wait_for(lambda: played.study().state == "RUNNING", "the study has begun")
+
+    def ended() -> bool:
+        here()
         return played.study().state.ended
 
     wait_for(ended, "the study ends")

@@ -225,6 +225,11 @@ def preempted(study: SlurmStudy) -> None:
     study.signal("TERM")
 
 
+def steps_told(study: SlurmStudy) -> None:
+    """Slurm signals all steps but the batch script, as at the beginning of a GraceTime."""
+    study.nodes.control.must("scancel", "--signal=TERM", study.job)
+
+
 def cancelled(study: SlurmStudy) -> None:
     """The user cancels the job, and submits the study again."""
     study.nodes.control.must("scancel", study.job)

@@ -129,6 +129,23 @@ def test_study_in_the_foreground_leaves_when_told_while_the_server_is_away(
         told.wait_nothing_runs()
 
 
+@pytest.mark.fault(11)
+def test_study_in_the_foreground_begins_once_the_server_answers(
+    server: Any, tmp_path: Path
+) -> None:
+    """A job of a batch system may be begun while the server is restarted."""
+    with study_folder(tmp_path, url(server), "early") as early:
+        early.write(resources={"workers": 1}, budget={"trials": 2})
+        server.stop()
+        try:
+            running = early.spawn("start", "study.yaml", "--foreground")
+            wait_for(lambda: "waiting for it" in running.output(), "the outage is noticed")
+        finally:
+            bring_back(server)
+        assert running.wait() == 0, running.output()
+        assert SECRET not in running.output()
+
+
 @pytest.mark.sample
 @pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from storage import EVERY_OWNER, Quota
 from tests.faults import slurm_nodes
 from tests.faults.slurm_nodes import SlurmNodes, SlurmStudy
 from tests.support import nodes, slurm
@@ -31,6 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
         (slurm_nodes.node_killed, 1),
         (slurm_nodes.node_killed, 2),
         (slurm_nodes.step_cancelled, 2),
+        (slurm_nodes.steps_told, 2),
         (slurm_nodes.agent_killed, 2),
         (slurm_nodes.node_drained, 2),
         (slurm_nodes.node_frozen, 2),
@@ -75,6 +77,22 @@ def test_study_of_one_node_goes_on_upon_another_one(cluster: SlurmNodes, tmp_pat
         study.wait_done()
     finally:
         cluster.control.must(*update, "state=resume")
+    study.check_nothing_is_left()
+
+
+def test_job_of_a_study_that_may_not_run_gives_its_nodes_back(
+    cluster: SlurmNodes, tmp_path: Path
+) -> None:
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=1, launcher="local")
+    study.repository.quotas.set(Quota(EVERY_OWNER, studies=0))
+    study.submit("--nodes=1", "--export=ALL,AUTOTUNE_GIVE_UP_AFTER=5s")
+    wait_for(lambda: study.state == "PENDING", f"it is requeued: {study.output}")
+    assert "0 of 0 studies run" in study.output
+    assert f"the job is held: scontrol release {study.job} begins it again" in study.output
+    cluster.wait_all_free()
+    study.repository.quotas.remove(EVERY_OWNER)
+    cluster.control.must("scontrol", "release", study.job)
+    study.wait_done()
     study.check_nothing_is_left()
 
 

@@ -27,7 +27,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    program(folder / "scontrol", 'echo "$@" > requeued')
+    program(folder / "scontrol", '[ "$1" = show ] || echo "$@" > requeued')
     program(folder / "squeue", "echo RUNNING")
     return folder
 
@@ -42,7 +42,9 @@ def in_bash(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-s"], input=script, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 42\n"), (0, None), (1, None)])
+@pytest.mark.parametrize(
+    ("code", "requeued"), [(75, "requeue 42\n"), (69, "requeuehold 42\n"), (0, None), (1, None)]
+)
 def test_job_is_requeued_only_if_its_study_is(
     programs: Path, tmp_path: Path, code: int, requeued: str | None
 ) -> None:
@@ -79,6 +81,20 @@ def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
     done = in_bash(script)
     assert done.returncode == 75
     assert not (tmp_path / "requeued").exists()
+
+
+@pytest.mark.parametrize(("at", "requeued"), [("2026-01-01T00:00:00", True), ("None", False)])
+def test_job_that_is_cancelled_to_preempt_it_is_requeued(
+    programs: Path, tmp_path: Path, at: str, requeued: bool
+) -> None:
+    """PreemptMode=CANCEL leaves the requeue to the script."""
+    told = f"   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime={at}"
+    program(programs / "python", "exit 75")
+    program(programs / "squeue", "echo COMPLETING")
+    shown = f"case $1 in show) echo '{told}';; *) echo \"$@\" > requeued;; esac"
+    program(programs / "scontrol", shown)
+    in_bash(sbatch_script(SPEC, STUDY, tmp_path, []))
+    assert (tmp_path / "requeued").exists() == requeued
 
 
 @pytest.mark.parametrize("answers", [(False, True), (True, False), (False, False)])

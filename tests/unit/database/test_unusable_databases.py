@@ -14,9 +14,11 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ProgrammingError
 
 from autotune.config import load
-from autotune.errors import StorageError
+from autotune.errors import StorageError, StorageUnreachable
 from autotune.service.submission import submit
 from storage import Repository
+from storage.engines import is_away
+from storage.urls import parse
 from tests.support.steering import write_study
 from tests.support.waiting import stopwatch, wait_for
 from tests.unit.database.opening import (
@@ -159,7 +161,7 @@ print("exit", found.returncode)
     def test_a_server_that_is_not_there(self) -> None:
         port = closed_port()
         took = stopwatch()
-        message = refusal(f"postgresql://user:{SECRET}@127.0.0.1:{port}/x", StorageError)
+        message = refusal(f"postgresql://user:{SECRET}@127.0.0.1:{port}/x", StorageUnreachable)
         assert took() < PATIENCE
         assert f"127.0.0.1:{port}" in message
         assert "refused" in message
@@ -171,7 +173,8 @@ print("exit", found.returncode)
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             took = stopwatch()
-            refusal(f"postgresql://user@127.0.0.1:{silent.getsockname()[1]}/x", StorageError)
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            refusal(f"postgresql://user@{address}/x", StorageUnreachable)
             assert took() < PATIENCE
 
     def test_a_server_that_is_no_postgresql(self) -> None:
@@ -193,12 +196,13 @@ print("exit", found.returncode)
                     connection.close()
             assert client.stderr is not None
             last = client.stderr.read().strip().splitlines()[-1]
-        assert last.startswith("autotune.errors.StorageError: ")
+        assert last.startswith("autotune.errors.StorageUnreachable: ")
 
     def test_a_database_that_is_not_there(self, postgres_url: str) -> None:
         url = make_url(postgres_url).set(database="no_such_database")
         message = refusal(url.render_as_string(hide_password=False), StorageError)
         assert "no_such_database" in message
+        assert not is_away(parse(url.render_as_string(hide_password=False)))
 
     @pytest.mark.slow
     def test_a_user_who_may_not_create_tables(self, postgres_url: str) -> None:

@@ -90,6 +90,8 @@ spec:
           command: [{words}]
           env:
             - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
+            - name: AUTOTUNE_NODE   # figures are of the node, whichever pod is on it
+              valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
           resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
             requests: {{cpu: TODO, memory: TODO}}
             limits: {{cpu: TODO, memory: TODO}}   # nvidia.com/gpu: 8
@@ -152,6 +154,9 @@ spec:
               - name: ray-worker
                 image: TODO   # the same
                 workingDir: {folder}
+                env:
+                  - name: AUTOTUNE_NODE   # figures are of the node, whichever pod is on it
+                    valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
                 resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
                   requests: {{cpu: TODO, memory: TODO}}
                   limits: {{cpu: TODO, memory: TODO, nvidia.com/gpu: TODO}}

@@ -14,6 +14,7 @@ from autotune.errors import BadInput
 from autotune.service.batch import MANIFESTS, job_manifest, ray_job_manifest, sbatch_script
 from autotune.worker.node.environment import NODE
 from storage import urls
+from storage.holders import OWNER
 from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
@@ -333,6 +334,15 @@ def test_pods_that_train_are_told_the_name_of_their_node() -> None:
         [container] = template["spec"]["containers"]
         [node] = [one for one in container["env"] if one["name"] == NODE]
         assert node["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+
+
+def test_pods_that_submit_a_study_are_told_their_namespace_as_its_owner() -> None:
+    found = [yaml.safe_load(make(ON_RAY, STUDY, Path("/w"))) for make in MANIFESTS.values()]
+    job, ray_job = (one["spec"] for one in found)
+    for template in (job["template"], ray_job["rayClusterSpec"]["headGroupSpec"]["template"]):
+        [container] = template["spec"]["containers"]
+        [owner] = [one for one in container["env"] if one["name"] == OWNER]
+        assert owner["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
 
 
 def test_ray_job_runs_the_study_on_the_cluster_that_it_makes() -> None:

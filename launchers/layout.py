@@ -1,5 +1,6 @@
 """Layout of a trial's ranks on nodes, and the number of trials that fit. Pure."""
 
+import ctypes
 import dataclasses
 import itertools
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import NotHere, UnfitNodes
+from autotune.errors import LauncherError, NotHere, UnfitNodes
 from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.places import devices_needed
 from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
@@ -21,6 +22,12 @@ _ROUNDING = 1e-6
 VISIBLE = VISIBLE_DEVICES
 _BY_ID = ("GPU-", "MIG-")
 _DEVICE_NODE = re.compile(r"nvidia[0-9]+")
+_NVIDIA = "0x10de"
+"""Vendor of a PCI device."""
+_DISPLAY = "0x03"
+"""Beginning of the class of a PCI device that is a GPU, with or without a display."""
+_LIBRARY = "libcuda.so.1"
+"""Library of the driver: a machine or container that has none is to train on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +243,31 @@ def visible_devices(
     return usable
 
 
+def refuse_lost_devices(
+    resources: Resources,
+    environment: Mapping[str, str] = os.environ,
+    folder: Path = Path("/dev"),
+    bus: Path = Path("/sys/bus/pci/devices"),
+    library: str = _LIBRARY,
+) -> None:
+    """Refuse to take a machine that has lost its GPUs for one of the CPU, unless the CPU is asked for.
+
+    So it is after a boot without the driver's module, or before its devices are made.
+
+    Raises:
+        LauncherError: NVIDIA's driver is installed and shows none of the GPUs on the PCI bus.
+    """
+    hides = environment.get(VISIBLE, "0").split(",")[0].strip() in NO_DEVICES
+    if resources.gpus_per_worker == 0 or hides or any(map(_is_device, folder.iterdir())):
+        return
+    lost = sorted(entry.name for entry in bus.glob("*") if _is_gpu(entry))
+    if lost and _loads(library):
+        raise LauncherError(
+            f"NVIDIA's driver shows no GPU, and {', '.join(lost)} on the PCI bus is one: see what "
+            "`nvidia-smi` says, or say resources.gpus_per_worker: 0 to train on the CPU"
+        )
+
+
 def this_machine() -> NodeCapacity:
     """Return the processors that this process has time on, and the devices that it may use."""
     return NodeCapacity(cpus=usable_cpus(), gpus=len(visible_devices()))
@@ -244,6 +276,23 @@ def this_machine() -> NodeCapacity:
 def processors() -> list[str]:
     """Return names of the processors that this process may use; studies can only share them."""
     return [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
+
+
+def _is_gpu(entry: Path) -> bool:
+    """Return whether an entry of the PCI bus is a GPU of NVIDIA."""
+    try:
+        told = [(entry / name).read_text().strip() for name in ("vendor", "class")]
+    except OSError:  # off the bus by now
+        return False
+    return told[0] == _NVIDIA and told[1].startswith(_DISPLAY)
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _is_device(entry: Path) -> bool:

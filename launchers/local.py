@@ -47,6 +47,7 @@ class LocalLauncher(Launcher):
     def __init__(
         self, resources: Resources, log_dir: str, busy: Busy, env: Mapping[str, str]
     ) -> None:
+        layout.refuse_lost_devices(resources)
         fit = plan(resources, [layout.this_machine()])
         self.ranks = fit.ranks_per_node
         self._notices = list(filter(None, [fit.notice()]))

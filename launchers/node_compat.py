@@ -13,6 +13,10 @@ NodeInfo = Mapping[str, Any]
 answer."""
 
 
+_SAME_MEMORY = 0.05
+"""Largest share by which the memory of two devices of one kind differs: drivers keep some of it."""
+
+
 @dataclass(frozen=True)
 class CommonKind:
     """Kind and software that all nodes of a study have in common.
@@ -87,6 +91,23 @@ def check_device(wanted: str | None, site: Site) -> None:
     there = device_kind(from_agent(site.environment), on_gpu=site.on_device)
     if wanted and there != wanted:
         raise UnfitNodes(f"resources.device: {wanted} is asked for, and here is {there}")
+
+
+def other_devices(before: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return why CUDA devices are of another kind, or have other memory, than before; empty: neither.
+
+    Devices of one name may have memory of several sizes.
+
+    Args:
+        before: environment of an agent.
+        here: environment of an agent.
+    """
+    was, now = (device_kind(from_agent(one), on_gpu=True) for one in (before, here))
+    sizes = _memory(before), _memory(here)
+    if was == now and max(sizes) - min(sizes) <= _SAME_MEMORY * max(sizes):
+        return ""
+    had, has = (f"{size / 2**30:.0f} GiB" for size in sizes)
+    return f"{was} ({had}), and here is {now} ({has})"
 
 
 def of_other_kinds(

@@ -15,7 +15,7 @@ from autotune.errors import BadInput
 from launchers.base import Launcher, LauncherSection
 from launchers.ray_token import MODE, SINCE
 from launchers.shares import Tenant
-from launchers.slurm_allocation import JOB, OUTSIDE
+from launchers.slurm_allocation import JOB, OUTSIDE, refuse_login_node
 
 AUTO = "auto"
 """Address of the cluster that this machine is in."""
@@ -79,6 +79,8 @@ class RaySection(LauncherSection):
     def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.ray_cluster import RayLauncher
 
+        if self.address is None:
+            refuse_login_node()
         return functools.partial(RayLauncher, address=self.address, tenant=tenant)
 
 
@@ -147,6 +149,7 @@ class LocalSection(LauncherSection):
     def _launcher(self, tenant: Tenant | None) -> Callable[..., Launcher]:
         from launchers.local import LocalLauncher
 
+        refuse_login_node()
         return LocalLauncher
 
 

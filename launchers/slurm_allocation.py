@@ -1,6 +1,7 @@
 """Nodes of a Slurm allocation: what each has for the job, where it is, and how it is at present."""
 
 import math
+import os
 import re
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.errors import ClusterAway, LauncherError
+from autotune.errors import ClusterAway, LauncherError, NotHere
 from launchers.base import Resources
 from launchers.layout import Layout, NodeCapacity, on_devices, plan
 from launchers.placement import AvoidedNodes, ClusterNode, choose
@@ -21,6 +22,9 @@ OUTSIDE = (
     "STUDY.yaml -- OPTIONS` submits the study with these options of sbatch, `salloc` gives an "
     "allocation to start it in"
 )
+_NODES = "SLURM_JOB_NODELIST"
+_OF_NODE = "SLURMD_NODENAME"
+"""Variable of all that Slurm has started on a node: batch scripts and steps."""
 _SECONDS = 60.0
 """Timeout of a query: a busy slurmctld takes its time, and one that is restarted is waited for."""
 _FRESH_SECONDS = 5.0
@@ -30,6 +34,8 @@ _JOBS = re.compile(r"^(?=JobId=)", re.MULTILINE)
 _SHARES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", re.MULTILINE)
 _DEVICES = re.compile(r"\bgpu(?::[^:(,]+)?:(\d+)")
 _NODE = re.compile(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+) .*?\bState=(\S+)", re.MULTILINE)
+_HOST = re.compile(r"\bNodeHostName=([^.\s]+)")
+"""Short name of a node's host, which the node itself may not be called by."""
 _AWAY = re.compile(r"\bDOWN|FAIL|NOT_RESPONDING|REBOOT(?!_REQUESTED)|POWER(?!_DOWN\b)|\*")
 """States of a node that starts no step. `*`: it does not answer."""
 _LEAVING = re.compile(r"DRAIN|MAINT|REBOOT_REQUESTED|POWER_DOWN\b")
@@ -146,6 +152,30 @@ class Allocation:
         place: int = next(number for number in numbers if number not in held)
         held.add(place)
         return place
+
+
+def refuse_login_node(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to train on this machine within a job of Slurm whose nodes are others.
+
+    That is so in a shell of salloc on a login node. Where Slurm does not tell, nothing is refused.
+
+    Raises:
+        NotHere: this machine is none of the job's nodes.
+    """
+    job, nodes = environment.get(JOB), environment.get(_NODES)
+    if not job or not nodes or _OF_NODE in environment:
+        return
+    try:
+        hosts = _HOST.findall(_ask("scontrol", "show", "node", "--oneliner", nodes))
+    except ClusterAway:
+        return
+    own = socket.gethostname().partition(".")[0]
+    if hosts and own not in hosts:
+        raise NotHere(
+            f"this machine, {own}, is no node of Slurm job {job}, whose nodes are {nodes}: `srun -N1 "
+            "-n1 --pty autotune start STUDY.yaml --foreground` trains on one of them, and launcher: "
+            "slurm on all"
+        )
 
 
 def read_shares(text: str, job: str, hostnames: Callable[[str], Sequence[str]]) -> list[NodeShare]:

@@ -6,14 +6,19 @@ lease is held, which would then last for hours or end at once. The time since bo
 
 import os
 import pwd
+import re
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.errors import BadInput
 from autotune.worker import processes
 from storage.models import LeaseRow
 
+OWNER = "AUTOTUNE_OWNER"
+"""Variable with the owner of studies, for containers that all have one account."""
+_NAME = re.compile(r"[\w.@-]{1,200}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -62,7 +67,17 @@ def this_host() -> str:
 
 
 def user_name() -> str:
-    """Return the name of this process's account, whatever the environment says."""
+    """Return the owner of this process's studies: the one that is given, else the account.
+
+    Raises:
+        BadInput: the given name is not allowed.
+    """
+    if given := os.environ.get(OWNER):
+        if not _NAME.fullmatch(given):
+            raise BadInput(
+                f"{OWNER} must be at most 200 letters, digits and characters of _.@-, got {given!r}"
+            )
+        return given
     try:
         return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")
     except KeyError:  # an account without a name, as in containers

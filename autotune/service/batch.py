@@ -104,6 +104,10 @@ spec:
           command: [{words}]
           env:
             - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
+            - name: AUTOTUNE_NODE   # figures are of the node, whichever pod is on it
+              valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
+            - name: AUTOTUNE_OWNER   # tells a study from that of another namespace
+              valueFrom: {{fieldRef: {{fieldPath: metadata.namespace}}}}
           resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
             requests: {{cpu: TODO, memory: TODO}}
             limits: {{cpu: TODO, memory: TODO}}   # nvidia.com/gpu: 8
@@ -144,6 +148,8 @@ spec:
               workingDir: {folder}
               env:
                 - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
+                - name: AUTOTUNE_OWNER   # tells a study from that of another namespace
+                  valueFrom: {{fieldRef: {{fieldPath: metadata.namespace}}}}
                 - name: AUTOTUNE_STORAGE   # postgresql://...: SQLite is for one machine
                   valueFrom: {{secretKeyRef: {{name: TODO, key: storage}}}}
               resources:
@@ -166,6 +172,9 @@ spec:
               - name: ray-worker
                 image: TODO   # the same
                 workingDir: {folder}
+                env:
+                  - name: AUTOTUNE_NODE   # figures are of the node, whichever pod is on it
+                    valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
                 resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
                   requests: {{cpu: TODO, memory: TODO}}
                   limits: {{cpu: TODO, memory: TODO, nvidia.com/gpu: TODO}}

@@ -24,8 +24,8 @@ from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival, Tenant
-from launchers.node_compat import device_kind, from_agent
-from storage import Lease, MessageKind, Repository, StoredStudy
+from launchers.node_compat import device_kind, from_agent, other_devices
+from storage import Lease, MessageKind, Purpose, Repository, StoredStudy
 from storage.disk import full, lacks_room, make
 from storage.holders import started, this_host
 
@@ -86,7 +86,7 @@ class StudyRun:
 
         A cluster may have devices of several kinds.
         """
-        spec, where = self._spec, self._measured_in()
+        spec, where = self._spec, self._bound_to()
         if not spec.launcher.is_shared or spec.resources.device or where is None:
             return spec
         on_gpu = (self._study.facts or {}).get("device") == "cuda"
@@ -142,6 +142,7 @@ class StudyRun:
         self._signals.check()
         facts = dataclasses.asdict(setup.facts)
         self._check_same(facts)
+        self._check_devices(setup.launcher)
         self._say_where(setup.launcher)
         self._repository.claims.record_facts(self._lease, self._study.id, facts)
         job = StudyContext(
@@ -184,6 +185,33 @@ class StudyRun:
     def _has_figures(self) -> bool:
         attempts = self._repository.attempts.of(self._study.id)
         return any(one.result.throughput is not None for one in attempts)
+
+    def _check_devices(self, launcher: Launcher) -> None:
+        """Check that a study of one machine goes on with such CUDA devices as it has begun on.
+
+        On a cluster it is pinned to them.
+
+        Raises:
+            LauncherError: it has others here at present.
+        """
+        before = self._bound_to()
+        if self._spec.launcher.is_shared or not launcher.site.on_device or not before:
+            return
+        if others := other_devices(before, launcher.site.environment):
+            raise LauncherError(
+                f"its figures are of {others}: it goes on where it has the same; to measure here, give "
+                "it another name"
+            )
+
+    def _bound_to(self) -> dict[str, Any] | None:
+        """Return the environment that the study is bound to; None before it has run.
+
+        That is the one of its measurements, or before these of its runs for `micro_batch: max`.
+        """
+        attempts = self._repository.attempts.of(self._study.id)
+        fits = [one for one in attempts if one.purpose == Purpose.FIT and one.recorded]
+        last = self._repository.environments.of_attempt(fits[-1].id) if fits else None
+        return self._measured_in() or last
 
     def _say_where(self, launcher: Launcher) -> None:
         site = launcher.site

@@ -1,5 +1,6 @@
 """Submission of studies: into the queue, with a daemon behind the queue."""
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -21,7 +22,8 @@ from autotune.errors import (
     StudyNotFound,
 )
 from autotune.export import writing
-from autotune.paths import daemon_log
+from autotune.paths import StudyPaths, daemon_log
+from autotune.service.cleaning import signature
 from autotune.service.daemon import Daemon
 from autotune.service.queues import (
     VARIABLE,
@@ -63,7 +65,12 @@ kept."""
 
 
 def submit(
-    repository: Repository, spec: StudySpec, workdir: Path, file: Path | None = None
+    repository: Repository,
+    spec: StudySpec,
+    workdir: Path,
+    file: Path | None = None,
+    *,
+    resumes: bool = False,
 ) -> StoredStudy:
     """Queue a new study, or continue one of that name; return it.
 
@@ -73,6 +80,7 @@ def submit(
 
     Args:
         file: file with the settings; values that are not stored are read there again.
+        resumes: whether the study of that name is meant, whosever it is.
 
     Raises:
         BadInput: the study was started with other settings or in another folder, nothing can be
@@ -92,6 +100,8 @@ def submit(
     forbidden = [name for name in changed if not _may_change(name, spec)]
     folders = [workdir, file.resolve().parent] if file else [workdir]
     elsewhere = where != (known.file or "") and all(_is_elsewhere(known, one) for one in folders)
+    if not resumes and _is_of_others(known):
+        raise BadInput(_started_by_others(known, file))
     if forbidden or elsewhere:
         own = known.owner in ("", user_name())
         if not own or not _is_blank(repository, known):
@@ -116,7 +126,7 @@ def submit(
 
 
 def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | None) -> StoredStudy:
-    return repository.studies.submit(
+    study = repository.studies.submit(
         spec.name,
         queue_for(spec),
         withheld.kept(spec),
@@ -124,6 +134,15 @@ def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | Non
         file,
         owner=user_name(),
     )
+    # Without its folder another owner can only resume it.
+    with contextlib.suppress(OSError, AutotuneError):
+        make(_folders(study).folder)
+        _folders(study).sign(signature(repository.database))
+    return study
+
+
+def _folders(study: StoredStudy) -> StudyPaths:
+    return StudyPaths(Path(study.workdir), study.name, study.key)
 
 
 def _may_change(name: str, spec: StudySpec) -> bool:
@@ -159,6 +178,24 @@ def _is_elsewhere(known: StoredStudy, folder: Path) -> bool:
         return not folder.samefile(known.workdir)
     except OSError:
         return True
+
+
+def _is_of_others(known: StoredStudy) -> bool:
+    """Return whether a study is another owner's, and the folder at its path is not the one it is in.
+
+    So it is in containers of two owners, each with a folder of its own at one path.
+    """
+    if known.owner in ("", user_name()) or not _is_there(known.workdir):
+        return False
+    return not _is_there(_folders(known).folder)
+
+
+def _started_by_others(known: StoredStudy, file: Path | None) -> str:
+    return (
+        f"the storage has a study {known.name!r} of {known.owner}, and its files are not in the "
+        f"{known.workdir} that is here: give this one another name, or go on with that one: autotune "
+        f"resume {file or known.name}"
+    )
 
 
 def _started_elsewhere(known: StoredStudy, workdir: Path, file: Path | None) -> str:
@@ -199,7 +236,8 @@ def resume_by_file(repository: Repository, spec: StudySpec, file: Path) -> None:
         BadInput: see `submit`.
     """
     study = repository.studies.named(spec.name)
-    submit(repository, spec, Path(study.workdir) if _is_there(study.workdir) else Path.cwd(), file)
+    workdir = Path(study.workdir) if _is_there(study.workdir) else Path.cwd()
+    submit(repository, spec, workdir, file, resumes=True)
 
 
 def resume_study(repository: Repository, name: str) -> None:

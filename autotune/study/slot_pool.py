@@ -25,6 +25,8 @@ from storage import (
 SEARCHING = TRIAL_RUNS
 """Purposes of attempts that take over warm workers where they can. The noise is that of trials
 as they are: where these take over workers, the baseline does as well."""
+_COMPARED = (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION)
+"""Purposes of attempts that are compared only if they ran in one environment."""
 _CONCLUSIVE_IF_WARM = (
     AttemptState.COMPLETE,
     AttemptState.PRUNED,
@@ -73,10 +75,13 @@ class SlotPool:
     def give_surplus_back(self) -> None:
         """Give free slots back for which studies below their share of a cluster wait.
 
-        The last ones go first: the confirmation stays on the slot that it has begun on.
+        The last ones go first, and where the confirmation runs goes last: it stays there.
         """
         launcher = self._context.setup.launcher
-        for number in sorted(self.free, reverse=True):
+        if launcher.surplus <= 0:
+            return
+        order = sorted(self.free, key=lambda number: (self._leaves_rounds(number), number))
+        for number in reversed(order):
             if launcher.surplus <= 0 or sum(slot.usable for slot in self._slots) <= 1:
                 return
             self.free.discard(number)
@@ -108,9 +113,20 @@ class SlotPool:
     def choose(self, purpose: Purpose, knobs: dict[str, Any], among: Collection[int]) -> int:
         """Return the slot for a run: with a warm worker that it can take over, else without any.
 
-        Of equal slots it is the first, hence the same devices.
+        What is compared goes where the last run of the confirmation was, as slots may be numbered
+        anew whenever the launcher is opened. Of equal slots it is the first, hence the same devices.
         """
-        return min(among, key=lambda number: (self._cost(purpose, knobs, number), number))
+
+        def preference(number: int) -> tuple[int, bool, int]:
+            leaves = purpose in _COMPARED and self._leaves_rounds(number)
+            return self._cost(purpose, knobs, number), leaves, number
+
+        return min(among, key=preference)
+
+    def _leaves_rounds(self, number: int) -> bool:
+        """Return whether the last run of the confirmation, if there is one, was elsewhere."""
+        last = self._context.attempts().of(Purpose.CONFIRM).recorded().last
+        return last is not None and self.environment_of(number) != last.environment
 
     def _cost(self, purpose: Purpose, knobs: dict[str, Any], number: int) -> int:
         """Return how many groups of processes are launched or ended for a run on a slot."""

@@ -58,6 +58,16 @@ class Cluster(Machine):
         return self.opened[-1]
 
 
+class Renumbering(Cluster):
+    """A cluster whose slots are numbered the other way round whenever it is opened again."""
+
+    def open(self, *given: Any) -> ReplayLauncher:
+        launcher = super().open(*given)
+        if len(self.opened) % 2 == 0:
+            launcher.slots.reverse()
+        return launcher
+
+
 def where(played: Replayed, attempt: StoredAttempt) -> str:
     found = played.repository.environments.of_attempt(attempt.id)
     assert found is not None
@@ -79,6 +89,33 @@ def test_what_is_compared_in_the_end_ran_on_one_node(played: Replayed) -> None:
     assert verdict["speedup"]["value"] == pytest.approx(own, rel=1e-3), (
         "nothing of it is the node's"
     )
+
+
+def test_confirmation_goes_on_where_it_was_cut_though_slots_have_other_numbers(
+    played: Replayed,
+) -> None:
+    """As slots of Slurm have, which are numbered as they get ready."""
+    played.submit(**SHORT)
+    machine = played.machine = Renumbering()
+    confirming = itertools.count(1)
+
+    def dying(launch: Launch) -> Answer:
+        if "-confirm" in launch.request.trial and next(confirming) == 4:
+            raise KeyboardInterrupt
+        return PLAIN(launch)
+
+    machine.behaviour = dying
+    with pytest.raises(KeyboardInterrupt):
+        played.serve()
+    played.bury_daemon()
+    before = {where(played, one) for one in played.recorded("confirm")}
+    assert len(before) == 1
+    machine.behaviour = PLAIN
+    played.serve()
+    played.assert_complete(trials=6)
+    assert len(machine.opened) == 2
+    assert {where(played, one) for one in played.recorded("confirm")} == before
+    assert "another machine" not in played.said()
 
 
 def test_trials_are_told_as_if_all_had_run_on_one_node(played: Replayed) -> None:

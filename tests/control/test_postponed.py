@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from autotune.views.overview import describe, status_of, table
 from autotune.views.progress import ProgressLines
 from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Outcome
-from launchers.replay import Answer, Launch, ReplayLauncher
+from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import where
 from storage import EVERY_OWNER, Database, LeaseHolder, Quota, Repository
 from storage.database import _NOW
@@ -151,6 +151,50 @@ def test_a_study_waits_for_the_ranks_that_its_figures_are_of(
     assert played.said().count(told) == 1
     assert played.study().facts["world_size"] == 2
     played.assert_complete(trials=5)
+
+
+H200 = {"name": "NVIDIA H200", "memory_bytes": 141 * 2**30, "capability": [9, 0]}
+OTHER_DEVICES = [
+    (
+        {**H200, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 2**30},
+        "H100 80GB HBM3 (80 GiB)",
+    ),
+    ({**H200, "memory_bytes": 96 * 2**30}, "H200 (96 GiB)"),
+]
+
+
+@dataclasses.dataclass
+class Exchanged(Machine):
+    """A machine that has devices of another kind the first time."""
+
+    other: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def open(self, *_: object) -> ReplayLauncher:
+        device = H200 if self.opened else self.other
+        self.options = {"environment": {**ENVIRONMENT, "devices": [device] * 2}}
+        return super().open()
+
+
+@pytest.mark.parametrize(("other", "named"), OTHER_DEVICES)
+def test_a_study_waits_for_the_kind_of_device_that_its_figures_are_of(
+    played: Replayed, other: Mapping[str, Any], named: str
+) -> None:
+    """Of the same compute capability, as H100 and H200, and of the same name with other memory."""
+    played.on(PLAIN, environment={**ENVIRONMENT, "devices": [H200] * 2}).run(**SHORT)
+    played.machine = Exchanged(other=other)
+    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.serve()
+    told = f"its figures are of NVIDIA H200 (141 GiB), and here is NVIDIA {named}: it goes on where"
+    assert played.said().count(told) == 1
+    assert {one["name"] for one in devices_of(played)} == {"NVIDIA H200"}
+    played.assert_complete(trials=5)
+
+
+def devices_of(played: Replayed) -> list[Mapping[str, Any]]:
+    """Return the devices on which attempts of the study ran."""
+    environments = played.repository.environments
+    found = [environments.of_attempt(one.id) or {} for one in played.recorded("search")]
+    return [device for body in found for device in body["devices"]]
 
 
 def test_study_without_figures_takes_what_there_is(played: Replayed) -> None:

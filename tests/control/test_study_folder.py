@@ -157,7 +157,6 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
     running = Replayed(tmp_path, played.repository.database, "running")
     running.submit(**SHORT)
     own = paths(running)
-    own.folder.mkdir()
     other = Repository(Database(f"sqlite:///{tmp_path}/other.db"))
     theirs = StudyPaths(tmp_path, "theirs", "12345678")
     lost = StudyPaths(tmp_path, "lost", "12345678")
@@ -193,7 +192,6 @@ def test_copy_of_a_storage_leaves_the_folders_of_the_original(
 def test_clean_leaves_a_study_that_can_go_on(played: Replayed) -> None:
     played.submit(**SHORT)
     folder = paths(played).folder
-    folder.mkdir(parents=True)
     played.repository.studies.request_stop(played.name)
     assert played.study().state == StudyState.STOPPED
     assert clean(played.repository, played.folder) == []
@@ -222,8 +220,6 @@ def test_clean_leaves_a_study_that_begins_meanwhile(
     def meanwhile(there: StudyPaths, storage: str) -> list[Path]:
         if not begun:
             begun.append(played.submit(**SHORT))
-            paths(played).folder.mkdir(parents=True)
-            paths(played).sign(storage)
         return plain(there, storage)
 
     monkeypatch.setattr(StudyPaths, "signed", meanwhile)

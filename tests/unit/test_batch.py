@@ -12,7 +12,9 @@ import yaml
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.service.batch import MANIFESTS, job_manifest, ray_job_manifest, sbatch_script
+from autotune.worker.node.environment import NODE
 from storage import urls
+from storage.holders import OWNER
 from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
@@ -340,6 +342,25 @@ def test_pods_of_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
         validate(manifest, "1.33", strict=True)
 
 
+def test_pods_that_train_are_told_the_name_of_their_node() -> None:
+    found = [yaml.safe_load(make(ON_RAY, STUDY, Path("/w"))) for make in MANIFESTS.values()]
+    job, ray_job = (one["spec"] for one in found)
+    [workers] = ray_job["rayClusterSpec"]["workerGroupSpecs"]
+    for template in (job["template"], workers["template"]):
+        [container] = template["spec"]["containers"]
+        [node] = [one for one in container["env"] if one["name"] == NODE]
+        assert node["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+
+
+def test_pods_that_submit_a_study_are_told_their_namespace_as_its_owner() -> None:
+    found = [yaml.safe_load(make(ON_RAY, STUDY, Path("/w"))) for make in MANIFESTS.values()]
+    job, ray_job = (one["spec"] for one in found)
+    for template in (job["template"], ray_job["rayClusterSpec"]["headGroupSpec"]["template"]):
+        [container] = template["spec"]["containers"]
+        [owner] = [one for one in container["env"] if one["name"] == OWNER]
+        assert owner["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+
+
 def test_ray_job_runs_the_study_on_the_cluster_that_it_makes() -> None:
     found = yaml.safe_load(ray_job_manifest(ON_RAY, STUDY, Path("/w")))
     spec = found["spec"]
@@ -387,7 +408,7 @@ def test_name_of_a_job_of_kubernetes_is_a_label_and_the_study_s_own(name: str) -
     }
     assert label not in labels
     [container] = found["spec"]["template"]["spec"]["containers"]
-    assert container["env"] == [{"name": "AUTOTUNE_MACHINE", "value": name}]
+    assert {"name": "AUTOTUNE_MACHINE", "value": name} in container["env"]
 
 
 @pytest.mark.parametrize("name", ["2024", "GPT_a", "x" * 42, LONG])

@@ -9,10 +9,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import LauncherError
+from autotune.errors import LauncherError, NotHere
 from autotune.worker.places import device_of
 from launchers import Resources
-from launchers.layout import Layout, NodeCapacity, demand_of, on_devices, plan, visible_devices
+from launchers.layout import (
+    Layout,
+    NodeCapacity,
+    demand_of,
+    on_devices,
+    plan,
+    refuse_lost_devices,
+    visible_devices,
+)
 
 THOROUGH = settings(max_examples=300)
 
@@ -350,3 +358,53 @@ def test_ranks_get_devices_where_any_node_has_one_unless_they_were_told() -> Non
     assert on_devices(asked, nodes[:1]) == asked
     told = Resources(16, 0.0, 1, None)
     assert on_devices(told, nodes) == told
+
+
+ANY_DEVICES = Resources(workers=None, gpus_per_worker=None, cpus_per_worker=1, slots=None)
+DRIVER = "libc.so.6"
+"""Library that is installed, in the place of that of the driver."""
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Path:
+    """PCI bus with a GPU of NVIDIA, its sound device, and the display of another vendor."""
+    folder = tmp_path / "bus"
+    for address, vendor, kind in (
+        ("0000:17:00.0", "0x10de", "0x030200"),
+        ("0000:17:00.1", "0x10de", "0x040300"),
+        ("0000:03:00.0", "0x1a03", "0x030000"),
+    ):
+        (folder / address).mkdir(parents=True)
+        (folder / address / "vendor").write_text(f"{vendor}\n")
+        (folder / address / "class").write_text(f"{kind}\n")
+    return folder
+
+
+@pytest.mark.parametrize("share", [None, 1, 0.5])
+@pytest.mark.parametrize("asked", [None, "0", "GPU-1"])
+def test_machine_whose_driver_shows_no_gpu_is_refused_for_now(bus, tmp_path, asked, share):
+    wish = dataclasses.replace(ANY_DEVICES, gpus_per_worker=share)
+    environment = {} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}
+    with pytest.raises(LauncherError, match=r"0000:17:00\.0 on the PCI bus") as refused:
+        refuse_lost_devices(wish, environment, tmp_path, bus, DRIVER)
+    assert not isinstance(refused.value, NotHere), "it is tried again"
+    assert "resources.gpus_per_worker: 0" in str(refused.value)
+    assert "17:00.1" not in str(refused.value)
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_machine_without_its_gpus_trains_on_the_cpu_where_that_is_asked_for(bus, tmp_path, hidden):
+    refuse_lost_devices(ANY_DEVICES, {"CUDA_VISIBLE_DEVICES": hidden}, tmp_path, bus, DRIVER)
+    on_cpu = dataclasses.replace(ANY_DEVICES, gpus_per_worker=0)
+    refuse_lost_devices(on_cpu, {}, tmp_path, bus, DRIVER)
+
+
+def test_machine_without_gpus_or_without_their_driver_trains_on_the_cpu(bus, tmp_path):
+    """As a laptop, or a container that was given none of the GPUs of its machine."""
+    refuse_lost_devices(ANY_DEVICES, {}, tmp_path, bus, "libabsent.so.1")
+    refuse_lost_devices(ANY_DEVICES, {}, tmp_path, tmp_path / "none", DRIVER)
+
+
+def test_machine_that_shows_a_gpu_is_taken(bus, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    refuse_lost_devices(ANY_DEVICES, {}, tmp_path, bus, DRIVER)

@@ -19,6 +19,7 @@ from launchers.node_compat import (
     kind_with_most_ranks,
     most_common_software,
     of_other_kinds,
+    other_devices,
 )
 from launchers.node_info import node_info
 from launchers.replay import ENVIRONMENT
@@ -134,3 +135,19 @@ def test_slots_of_one_machine_are_of_one_kind(
 ) -> None:
     told = [{"devices": [{"name": name, "memory_bytes": size}]} for name, size in devices]
     assert list(of_other_kinds(told, wanted, on_gpu=True)) == left_out
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "differs"),
+    [
+        (A100, 80.0, ""),
+        (A100, 79.2, ""),
+        (A100, 40.0, f"{A100} (80 GiB), and here is {A100} (40 GiB)"),
+        (H100, 80.0, f"{A100} (80 GiB), and here is {H100} (80 GiB)"),
+    ],
+)
+def test_devices_are_told_apart_by_name_and_memory(name: str, memory: float, differs: str) -> None:
+    def environment_with(name: str, memory: float) -> dict[str, Any]:
+        return {**ENVIRONMENT, "devices": [{"name": name, "memory_bytes": int(memory * 2**30)}] * 2}
+
+    assert other_devices(environment_with(A100, 80.0), environment_with(name, memory)) == differs

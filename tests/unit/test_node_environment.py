@@ -1,6 +1,7 @@
 """The fingerprint of a node."""
 
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -22,3 +23,11 @@ def test_a_page_of_memory_more_or_less_is_the_same_machine(
 
     monkeypatch.setattr(os, "sysconf", sysconf)
     assert environment.describe()["memory_bytes"] == 64 * GIB
+
+
+def test_node_has_the_name_that_its_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that is made anew on a node has another host name."""
+    monkeypatch.delenv(environment.NODE, raising=False)
+    assert environment.describe()["host"] == socket.gethostname()
+    monkeypatch.setenv(environment.NODE, "node-7")
+    assert environment.describe()["host"] == "node-7"

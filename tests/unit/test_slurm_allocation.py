@@ -5,14 +5,24 @@ import json
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.errors import NotHere
 from autotune.worker.node import relay
 from launchers import slurm_allocation
 from launchers.layout import Layout, NodeCapacity
-from launchers.slurm_allocation import Allocation, NodeShare, NodeState, read_shares, read_states
+from launchers.sections import LocalSection, RaySection, Section
+from launchers.slurm_allocation import (
+    Allocation,
+    NodeShare,
+    NodeState,
+    read_shares,
+    read_states,
+    refuse_login_node,
+)
 
 JOB = """JobId=7 JobName=tune
    NodeList=a[1-2],b1
@@ -178,3 +188,68 @@ def _own_address_outside_loopback() -> str:
 def test_names_are_resolved_to_ipv4() -> None:
     assert slurm_allocation._resolved("localhost") == "127.0.0.1"
     assert slurm_allocation._resolved("no such host") == "no such host"
+
+
+IN_SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-2],b1"}
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for scontrol, which tells the nodes a1, a2 and b1."""
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{NODES}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return program
+
+
+def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+
+
+@pytest.mark.parametrize("section", [LocalSection(kind="local"), RaySection(kind="ray")])
+def test_shell_of_salloc_on_a_login_node_trains_nothing_there(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, section: Section
+) -> None:
+    on_host(monkeypatch, "login1.cluster")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    for name, value in IN_SALLOC.items():
+        monkeypatch.setenv(name, value)
+    told = "this machine, login1, is no node of Slurm job 7, whose nodes are"
+    with pytest.raises(NotHere, match=told) as refused:
+        section._launcher(None)
+    assert "`srun -N1 -n1 --pty autotune start" in str(refused.value)
+    assert "launcher: slurm" in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["a2", "a2.cluster.example"])
+def test_node_of_a_job_is_known_by_its_short_name(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    on_host(monkeypatch, host)
+    refuse_login_node(IN_SALLOC)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_JOB_ID": "7"},
+        {**IN_SALLOC, "SLURMD_NODENAME": "a1"},
+    ],
+    ids=["no job", "nodes unknown", "started by Slurm"],
+)
+def test_machine_that_is_not_known_to_be_none_of_the_job_is_taken(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    on_host(monkeypatch, "login1")
+    refuse_login_node(environment)
+
+
+@pytest.mark.parametrize("answer", ["echo 'Node a1 not found'", "echo away >&2; exit 1"])
+def test_machine_is_taken_where_slurm_does_not_tell_its_nodes(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    scontrol.write_text(f"#!/bin/sh\n{answer}\n")
+    on_host(monkeypatch, "login1")
+    refuse_login_node(IN_SALLOC)

@@ -24,7 +24,7 @@ from storage import (
     Repository,
     StoredStudy,
 )
-from storage.holders import this_host
+from storage.holders import OWNER, this_host, user_name
 from tests.support import stranger
 from tests.support.steering import ask, processes_in, write_study
 from tests.support.waiting import wait_for
@@ -98,6 +98,67 @@ def test_study_of_a_folder_that_is_still_there_is_not_taken_for_another_of_its_n
     assert submission.submit(repository, spec(tmp_path), link).id == before.id
 
 
+def of_team(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(OWNER, name)
+
+
+def mounted_anew(folder: Path) -> None:
+    """Have another folder at this path, as in a container of another team."""
+    folder.rename(folder.with_name("of the others"))
+    folder.mkdir()
+
+
+@pytest.mark.parametrize("state", ["QUEUED", "FAILED", "STOPPED", "RUNNING", "DONE"])
+def test_study_of_another_owner_is_not_taken_for_one_of_its_name_at_its_path(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    of_team(monkeypatch, "team-a")
+    before = submission.submit(repository, spec(tmp_path), work, work / "study.yaml")
+    with repository.database.writing() as connection:
+        connection.execute(text("update autotune_study set state = :state"), {"state": state})
+    of_team(monkeypatch, "team-b")
+    mounted_anew(work)
+    for wanted in (spec(tmp_path), spec(tmp_path).model_copy(update={"seed": 7})):
+        with pytest.raises(BadInput, match="'tiny' of team-a, and its files are not in the"):
+            submission.submit(repository, wanted, work, work / "study.yaml")
+    after = repository.studies.named("tiny")
+    assert (after.id, after.owner, after.queue) == (before.id, "team-a", before.queue)
+
+
+@pytest.mark.parametrize("again", ["team-a", "team-b"])
+def test_study_goes_on_in_its_folder_whoever_starts_it(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    of_team(monkeypatch, "team-a")
+    before = submission.submit(repository, spec(tmp_path), tmp_path)
+    of_team(monkeypatch, again)
+    assert submission.submit(repository, spec(tmp_path), tmp_path).id == before.id
+
+
+def test_owner_is_not_locked_out_of_a_study_whose_files_are_gone(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that keeps nothing but what is in the database."""
+    work = tmp_path / "work"
+    work.mkdir()
+    of_team(monkeypatch, "team-a")
+    before = submission.submit(repository, spec(tmp_path), work)
+    mounted_anew(work)
+    assert submission.submit(repository, spec(tmp_path), work).id == before.id
+    of_team(monkeypatch, "team-b")
+    submission.resume_by_file(repository, spec(tmp_path), tmp_path / "study.yaml")
+    assert " team-b " in repository.studies.named("tiny").queue, "by the command that means it"
+
+
+@pytest.mark.parametrize("name", ["a b", "*", "a/b", "a\nb", "x" * 201])
+def test_owner_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    of_team(monkeypatch, name)
+    with pytest.raises(BadInput, match="AUTOTUNE_OWNER must be at most 200"):
+        user_name()
+
+
 def test_study_goes_on_by_the_file_that_it_was_started_by_from_any_folder(
     repository: Repository, tmp_path: Path
 ) -> None:
@@ -163,7 +224,7 @@ def test_study_is_not_taken_over_where_no_daemon_of_the_user_could_write() -> No
         repository.studies.request_stop("tiny")
         for file in folder.glob("autotune.db*"):
             file.chmod(0o666)
-        daemon_log(folder).parent.mkdir(mode=0o700)
+        daemon_log(folder).parent.chmod(0o700)
         told = stranger.told(
             "import sys\n"
             "from autotune.errors import BadInput\n"
@@ -235,7 +296,7 @@ def test_the_log_of_daemons_does_not_grow_for_ever(
     keeper: submission.DaemonSupervisor, tmp_path: Path
 ) -> None:
     log = daemon_log(tmp_path)
-    log.parent.mkdir()
+    log.parent.mkdir(exist_ok=True)
     log.write_bytes(b"x" * 9 * 2**20)
     keeper()
     assert log.stat().st_size < 2**20

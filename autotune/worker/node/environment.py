@@ -3,6 +3,7 @@
 torch is imported where it is asked: a node of a cluster is described without it at first.
 """
 
+import os
 import platform
 import socket
 from pathlib import Path
@@ -12,6 +13,8 @@ import autotune
 from autotune.worker.cpu_quota import usable_cpus
 from autotune.worker.memory_limit import usable_memory
 
+NODE = "AUTOTUNE_NODE"
+"""Variable with the name of the node, for a container whose host has a new name whenever it is made."""
 _MODEL = "Model:"
 
 
@@ -44,7 +47,7 @@ def describe() -> dict[str, Any]:
     import torch
 
     return {
-        "host": socket.gethostname(),
+        "host": os.environ.get(NODE) or socket.gethostname(),
         "cpu": processor(),
         "cores": usable_cpus(),
         "memory_bytes": usable_memory(),

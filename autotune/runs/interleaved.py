@@ -144,6 +144,12 @@ class InterleavedSchedule:
                 rule.close()
         return self._failed or not all(rule.kept for rule in self._rules)
 
+    def spoils(self, member: int, result: AttemptResult) -> bool:
+        """Return whether the end of another member leaves the result of this one without a meaning."""
+        if self._rules[member].problem or result.state is AttemptState.LOST:
+            return False
+        return self._failed or (result.throughput is not None and self.broken)
+
     def stop_rule(self, member: int) -> StopRule:
         """Return the stop rule of a member, with its blocks."""
         return self._rules[member]
@@ -250,7 +256,7 @@ class MemberMonitor(TimedMonitor):
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
             fault = result.fault if result.state is AttemptState.LOST else Fault.TURNS
             return replace(result, state=AttemptState.LOST, cause=cause, fault=fault)
-        if result.throughput is not None and self._group.broken:
+        if self._group.spoils(self._number, result):
             return AttemptResult(
                 AttemptState.LOST,
                 "a run that took turns with it failed or had no time (it is measured again alone)",
@@ -348,9 +354,8 @@ class PairedSchedule(InterleavedSchedule):
         """True if the baseline has failed, or its processes are gone."""
         return _BASELINE in self._away
 
-    @property
-    def broken(self) -> bool:
-        """False: of a pair the monitors judge what a failure of either is for the other."""
+    def spoils(self, member: int, result: AttemptResult) -> bool:
+        """Return False: the monitors of a pair judge what the end of either is for the other."""
         return False
 
     def trained(self, member: int, block: BlockReport) -> None:

@@ -249,6 +249,14 @@ def test_who_fails_beside_others_is_to_be_run_again_and_so_are_they() -> None:
     assert len(reports[0].blocks) < 12, "the others end with it"
 
 
+def test_members_that_had_no_turn_before_one_failed_have_not_failed() -> None:
+    def failing(launch: Launch) -> Answer:
+        return Answer(100.0, outcome=None if number(launch) else Outcome.CRASH, cause="killed")
+
+    judged, _ = play(failing, 3)
+    assert [r.state for r in judged] == [AttemptState.LOST] * 3
+
+
 def test_script_that_ends_before_others_makes_all_of_them_run_again() -> None:
     def short(launch: Launch) -> Answer:
         if number(launch):

@@ -106,6 +106,10 @@ class Attempts:
         """Return the attempts of this round."""
         return self._where(lambda attempt: attempt.round == number)
 
+    def begun_under(self, epoch: int) -> "Attempts":
+        """Return the attempts that one daemon has begun, by the epoch of its lease."""
+        return self._where(lambda attempt: attempt.epoch == epoch)
+
     def with_knobs(self, knobs: Knobs) -> "Attempts":
         """Return the attempts of this configuration."""
         return self._where(lambda attempt: attempt.knobs == knobs)

@@ -27,6 +27,7 @@ from storage.transactions import Transactions
 
 _NAMES = (
     *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended", "environment_id"),
+    "epoch",
     *(field.name for field in dataclasses.fields(RunDigest)),
     *(field.name for field in dataclasses.fields(AttemptResult)),
 )
@@ -245,6 +246,7 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         values: column values in the order of _NAMES.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
+    epoch, *rest = rest
     digest, (state, *others, fault) = rest[:_DIGEST], rest[_DIGEST:]
     result: list[Any] = [AttemptState(state), *others, Fault(fault)]
     return StoredAttempt(
@@ -259,4 +261,5 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         AttemptResult(*result),
         environment,
         RunDigest(*digest),
+        epoch,
     )

@@ -617,6 +617,8 @@ class StoredAttempt:
             search (PAIRED); 0 elsewhere.
         attempt: number from 1, among attempts of the same trial, purpose and round.
         started: seconds since the epoch, by the database's clock; `ended` likewise.
+        epoch: epoch of the lease under which it began: another where another daemon went on with the
+            study.
     """
 
     id: int
@@ -631,6 +633,7 @@ class StoredAttempt:
     environment: int | None = None
     """Id of its environment, once the attempt has ended."""
     digest: RunDigest = NO_DIGEST
+    epoch: int = 0
 
     @property
     def name(self) -> str:

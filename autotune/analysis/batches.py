@@ -110,8 +110,9 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
     throughput = attempt.result.throughput or 0.0
     confirmed = attempts.of(Purpose.CONFIRM).measured()
     own = {a.round: a.result.throughput for a in confirmed.of_trial(attempt.trial)}
-    before = [] if baseline is None else list(confirmed.of_trial(baseline.trial))
-    pairs = [(own[a.round], a.result.throughput) for a in before if a.round in own]
+    reference = () if baseline is None else confirmed.of_trial(baseline.trial)
+    before = {a.round: a.result.throughput for a in reference}
+    pairs = [(own[number], rate) for number, rate in before.items() if number in own]
     speedup = None
     if pairs:
         speedup = paired_ratio([new or 0.0 for new, _ in pairs], [old or 0.0 for _, old in pairs])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.first_updates import is_other_split
+from autotune.analysis.round_results import runs_that_compare
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
@@ -128,12 +129,14 @@ def _rates(attempts: Attempts, several: Sequence[Knobs]) -> dict[int, dict[int, 
     Attempts of one round in several environments count as rounds of their own: machines are not
     compared.
     """
-    runs = attempts.of(Purpose.ABLATION).measured()
+    runs = attempts.of(Purpose.ABLATION).recorded()
     found: dict[tuple[int, int | None], dict[int, float]] = {}
-    for place, knobs in enumerate(several):
-        for run in runs.with_knobs(knobs):
-            arms = found.setdefault((run.round, run.environment), {})
-            arms[place] = run.result.throughput or math.ulp(0.0)
+    for number in sorted({run.round for run in runs}):
+        comparable = runs_that_compare(runs, number).measured()
+        for place, knobs in enumerate(several):
+            for run in comparable.with_knobs(knobs):
+                arms = found.setdefault((number, run.environment), {})
+                arms[place] = run.result.throughput or math.ulp(0.0)
     return dict(enumerate(found.values()))
 
 
@@ -314,7 +317,8 @@ def _measured(
     runs = attempts.of(Purpose.ABLATION).recorded()
     found: dict[int, dict[int, float]] = {}
     for number in range(stage * _STAGE + 1, stage * _STAGE + rounds + 1):
-        own = [runs.in_round(number).with_knobs(knobs).last for knobs in configurations]
+        comparable = runs_that_compare(runs, number)
+        own = [comparable.with_knobs(knobs).last for knobs in configurations]
         if None in own:
             return found, Step(number, list(configurations))
         here = [run for run in own if run is not None]

@@ -2,7 +2,26 @@
 
 from collections import Counter
 
+from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose
+
+
+def runs_that_compare(runs: Attempts, number: int) -> Attempts:
+    """Return the runs of a round that compare, of each member the last one.
+
+    Where another daemon has gone on with a round, hours may lie between its members. Runs of the daemon
+    before do not count then, and the round is measured anew. Once another round has begun, the last run
+    of each member is one that counts.
+
+    Args:
+        runs: recorded runs for one purpose.
+        number: number of the round.
+    """
+    own = runs.in_round(number)
+    if own.last is None or own.last is not runs.last:
+        return own
+    restarts = len({run.epoch for run in own}) - 1
+    return own if restarts > PROOF.most_restarts else own.begun_under(own.last.epoch)
 
 
 def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
@@ -14,7 +33,7 @@ def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
     least = 1 if any(run.round > number for run in rounds) else 2
     found: dict[int, float | None] = {}
     failures: Counter[int] = Counter()
-    for run in rounds.in_round(number):
+    for run in runs_that_compare(rounds, number):
         passing = run.result.state.may_pass
         failures[run.trial] += passing
         if not (run.in_vain or (passing and failures[run.trial] < least)):

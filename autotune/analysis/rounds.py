@@ -15,6 +15,7 @@ from autotune.analysis.finalists import (
     candidates,
 )
 from autotune.analysis.processes import Processes
+from autotune.analysis.round_results import runs_that_compare
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.measure import Measure
@@ -109,9 +110,10 @@ def rounds_of(
         for number, found in standings.items()
     }
     baseline, first = confirmation.baseline, first_round(attempts)
-    grouped: dict[int, dict[int, StoredAttempt]] = {}
-    for run in runs:
-        grouped.setdefault(run.round, {})[run.trial] = run
+    grouped: dict[int, dict[int, StoredAttempt]] = {
+        number: {run.trial: run for run in runs_that_compare(runs, number)}
+        for number in {run.round for run in runs}
+    }
     last = max(grouped)
     return [
         _round(number, grouped[number], baseline, standings[number])

@@ -676,6 +676,12 @@ class ProofPolicy:
         "of such a baseline besides the rounds, at most",
         "the mean of twelve is known to a third of the spread",
     )
+    most_restarts: int = judgement(
+        3,
+        "times",
+        "that a round begins anew because another daemon goes on with it, at most",
+        "daemons that never last for a whole round would not end it",
+    )
     most_moves: int = judgement(
         3, "changes of the machine", "in one go that make rounds void, at most"
     )

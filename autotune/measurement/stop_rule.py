@@ -85,6 +85,8 @@ class Limits:
         proves: True if the run is evidence for a verdict: its first step alone never counts.
         warm_blocks: most blocks of the warm-up after the first, those in which something was compiled
             left out.
+        of_reports: True if each step is a report of a command, which may come at fixed times whatever
+            was done between.
     """
 
     warmup: float
@@ -101,6 +103,7 @@ class Limits:
     settling: OnsetBound = field(default_factory=OnsetBound)
     proves: bool = False
     power: PowerLimit | None = None
+    of_reports: bool = False
 
     @property
     def target_half_width(self) -> float:
@@ -382,7 +385,12 @@ class StopRule:
             b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last
         )
         warm = [b for b in blocks if not seconds_of_compilation(b)]
-        return not settling and steady([b.seconds / b.steps for b in warm])
+        done = self._limits.measure.work if self._limits.of_reports else _steps_of
+        return not settling and steady([b.seconds / max(done(b), 1) for b in warm])
+
+
+def _steps_of(block: BlockReport) -> int:
+    return block.steps
 
 
 def _among(blocks: Sequence[BlockReport], block: BlockReport) -> bool:

@@ -50,7 +50,8 @@ def interleaved(
 class InterleavedSchedule:
     """Schedule of interleaved runs, until their ratios are known well enough.
 
-    Each run warms up by itself, then all train in A-B-B-A order.
+    Each run warms up by itself, then all train in A-B-B-A order. It ends as soon as one has failed or is
+    over.
     """
 
     least_cycles = MEASUREMENT.least_cycles
@@ -77,6 +78,9 @@ class InterleavedSchedule:
         ]
         """Monitor of each member."""
         self._away: set[int] = set()
+        self._latest: int | None = None
+        """Member whose block has just come."""
+        self._failed = False
         self._order: list[int] = []
         self._spent = self._at_cycle = 0.0
         """Seconds of all blocks until now, and until the present cycle began."""
@@ -84,15 +88,16 @@ class InterleavedSchedule:
 
     def next(self) -> int | None:
         """Return the member that trains the next block; None ends all of them."""
-        if self._is_over:
+        self._latest = None
+        if self._is_over or self._away:
             return None
-        members = self._members()
+        members = self._members
         cold = [number for number in members if self._rules[number].warming_up]
         if cold:
             return cold[0]
         if not self._order:
             latest, self._at_cycle = self._spent - self._at_cycle, self._spent
-            if not members or self._is_done(members, latest):
+            if self._is_done(members, latest):
                 return None
             self._order = cycles.abba_order(members)
         return self._order.pop(0)
@@ -107,6 +112,7 @@ class InterleavedSchedule:
             self._repeat(member, block)
         if rule.problem or rule.hopeless:
             self.drop(member)
+        self._latest = member
 
     def _repeat(self, member: int, block: BlockReport) -> None:
         """Let a member train a block again that does not count, or end all if there is no time."""
@@ -123,9 +129,26 @@ class InterleavedSchedule:
         return block.seconds - spared
 
     def drop(self, member: int) -> None:
-        """Drop a member that has failed or is over."""
+        """End all, as a member has failed or, right after a block of its own, has trained its last."""
         self._away.add(member)
-        self._order = [number for number in self._order if number != member]
+        self._failed |= member != self._latest
+
+    @property
+    def broken(self) -> bool:
+        """True if a member has failed or has no block that counts, so that the others compare with none.
+
+        Asked once all have ended.
+        """
+        if not self._failed:
+            for rule in self._rules:
+                rule.close()
+        return self._failed or not all(rule.kept for rule in self._rules)
+
+    def spoils(self, member: int, result: AttemptResult) -> bool:
+        """Return whether the end of another member leaves the result of this one without a meaning."""
+        if self._rules[member].problem or result.state is AttemptState.LOST:
+            return False
+        return self._failed or (result.throughput is not None and self.broken)
 
     def stop_rule(self, member: int) -> StopRule:
         """Return the stop rule of a member, with its blocks."""
@@ -133,17 +156,17 @@ class InterleavedSchedule:
 
     def rate(self, member: int) -> float | None:
         """Return the rate of a member that completed a cycle with the others; None otherwise."""
-        members = self._members()
-        if any(self._rules[number].uncounted for number in members):
+        if any(rule.uncounted for rule in self._rules):
             return None
-        found = cycles.rates(self._taken(members))
-        return found[members.index(member)] if found and member in members else None
+        found = cycles.rates(self._taken(self._members))
+        return found[member] if found else None
 
     def _monitor(self, number: int, limits: Limits) -> "MemberMonitor":
         return MemberMonitor(self, number, limits)
 
+    @property
     def _members(self) -> list[int]:
-        return [number for number in range(len(self._rules)) if number not in self._away]
+        return list(range(len(self._rules)))
 
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
         seen = [[s for s in self._rules[n].seen if s.kept] for n in members]
@@ -225,13 +248,23 @@ class MemberMonitor(TimedMonitor):
     def result(self, report: TrialReport) -> AttemptResult:
         """Return the result of the run, with the rate that its ratios to the others give.
 
-        A failure may be caused by the other members: the run is to be repeated alone.
+        A failure may be caused by the other members: the run is to be repeated alone. So are the
+        others then, as runs in turn have other blocks and processors than one alone.
         """
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
             fault = result.fault if result.state is AttemptState.LOST else Fault.TURNS
             return replace(result, state=AttemptState.LOST, cause=cause, fault=fault)
+        if self._group.spoils(self._number, result):
+            return AttemptResult(
+                AttemptState.LOST,
+                "a run that took turns with it failed or had no time (it is measured again alone)",
+                result.log_tail,
+                peak_bytes=result.peak_bytes,
+                wall_seconds=result.wall_seconds,
+                fault=Fault.TURNS,
+            )
         rate = self._group.rate(self._number)
         if result.state != AttemptState.COMPLETE or rate is None:
             return result
@@ -287,7 +320,7 @@ def ratio_to_baseline(
 class PairedSchedule(InterleavedSchedule):
     """Schedule of a trial and the baseline beside it.
 
-    It ends as soon as either has failed, or the trial cannot catch up with the best any more.
+    It also ends as soon as the trial cannot catch up with the best any more.
     """
 
     least_cycles = MEASUREMENT.least_cycles_of_pair
@@ -321,8 +354,9 @@ class PairedSchedule(InterleavedSchedule):
         """True if the baseline has failed, or its processes are gone."""
         return _BASELINE in self._away
 
-    def next(self) -> int | None:
-        return None if self._away else super().next()
+    def spoils(self, member: int, result: AttemptResult) -> bool:
+        """Return False: the monitors of a pair judge what the end of either is for the other."""
+        return False
 
     def trained(self, member: int, block: BlockReport) -> None:
         super().trained(member, block)

@@ -326,6 +326,7 @@ class StudySetup:
             sigma_run=sigma_run,
             warm_blocks=STEADY_BLOCKS if self._is_quick else math.inf,
             long_step=self._blocks().longest / self._blocks().min_steps,
+            of_reports=not self.spec.workload.observable,
         )
 
 

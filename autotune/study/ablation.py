@@ -7,6 +7,7 @@ from typing import Any
 from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contributions import Step, ablation_rounds, spared
+from autotune.analysis.round_results import runs_that_compare
 from autotune.analysis.rounds import confirmed_alone
 from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
@@ -76,11 +77,12 @@ class Ablation:
         rounds = self._setup.spec.measurement.attribution
         for number in ablation_rounds(rounds, reduced=reduced):
             order = self._runner.drawn(several, "attribution", number)
-            missing = [k for k in order if not self._is_measured(chosen, k, number)]
-            # A round that is not complete compares nothing.
-            if self._time.left < self._runner.prices.round(missing):
-                return
-            self._run_round(chosen, missing, number)
+            # What an earlier daemon has measured of a round does not count once this one goes on.
+            while missing := [k for k in order if not self._is_measured(chosen, k, number)]:
+                # A round that is not complete compares nothing.
+                if self._time.left < self._runner.prices.round(missing):
+                    return
+                self._run_round(chosen, missing, number)
 
     def _run_round(
         self,
@@ -128,4 +130,5 @@ class Ablation:
         self._runner.run_interleaved(members, limit, needed)
 
     def _is_measured(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
-        return self._runner.recorded(Purpose.ABLATION, chosen, knobs, number)
+        runs = self._context.attempts().of_trial(chosen).of(Purpose.ABLATION).recorded()
+        return bool(runs_that_compare(runs, number).with_knobs(knobs))

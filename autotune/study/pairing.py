@@ -145,7 +145,10 @@ class PairingPolicy:
         # the same time one by one: only what proves the result besides is left alone.
         restless = not self._context.on_device and unrest(noise, self._context.attempts())
         seconds = limit.hard if restless else limit.soft
-        obstacle = self._obstacle(knobs, peak_bytes, seconds)
+        if lost_in_turn(self._context.attempts()):
+            obstacle = "a run failed beside others, and none in turn compares with one by itself"
+        else:
+            obstacle = self._obstacle(knobs, peak_bytes, seconds)
         said = (
             f"each runs by itself, one configuration after the other, because {obstacle}"
             if obstacle
@@ -213,6 +216,16 @@ class PairingPolicy:
         if self._paired is not paired:
             self._paired = paired
             self._context.say(message)
+
+
+def lost_in_turn(attempts: Attempts) -> bool:
+    """Return whether a run of a round has failed beside others that took turns with it.
+
+    All rounds are measured one by one from then on: the others of that round as well, as they might
+    fail again, and a run alone has other blocks and processors than one in turn.
+    """
+    rounds = attempts.of(Purpose.CONFIRM, Purpose.ABLATION)
+    return any(one.result.fault is Fault.TURNS for one in rounds.ended_in(AttemptState.LOST))
 
 
 def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:

@@ -21,7 +21,7 @@ from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
-from autotune.study.pairing import Residency
+from autotune.study.pairing import Residency, lost_in_turn
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
@@ -284,7 +284,7 @@ class TimeBudget:
     def _may_be_resident(self, proof: Proof) -> bool:
         """Return whether the fastest rival and the baseline may be resident at once."""
         own = proof.attempts.baseline()
-        if own is None:
+        if own is None or lost_in_turn(proof.attempts):
             return False
         first = next(iter(proof.rivals()), own)
         peak_bytes = own.result.peak_bytes + first.result.peak_bytes

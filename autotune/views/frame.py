@@ -99,6 +99,7 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
         for one in Attempts(attempts, {})
         if one.trial == figures.answer.baseline
     }
+    latest = {(a.trial, a.round): a.id for a in attempts if a.purpose == Purpose.CONFIRM}
     hosts: dict[int | None, int] = {attempt.id: attempt.trial for attempt in attempts}
     for one in attempts:
         result = one.result
@@ -106,7 +107,8 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
         if one.purpose == Purpose.SEARCH and one.recorded and one.trial in trials:
             compared = _of_trial(trials[one.trial])
         elif one.purpose == Purpose.CONFIRM and result.throughput and one.round in rounds:
-            compared = _of_round(rounds[one.round], one.trial, figures.answer.baseline)
+            if one.id == latest[one.trial, one.round]:
+                compared = _of_round(rounds[one.round], one.trial, figures.answer.baseline)
             if compared:
                 compared["reference"] = baselines.get((Purpose.CONFIRM, one.round), "")
         yield {

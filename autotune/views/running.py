@@ -71,7 +71,7 @@ def running(
         devices: of the environment that it ran in; empty on CPU.
         memory: bytes that a rank has on its device; None on CPU.
     """
-    confirmed = own.of(Purpose.CONFIRM)
+    confirmed = own.of(Purpose.CONFIRM).measured()
     every = [block for a in confirmed for block in blocks[a.id]]
     kept = [block for block in every if block.kept]
     if not kept or confirmed.first is None:

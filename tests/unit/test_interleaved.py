@@ -232,18 +232,62 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
         assert each - 0.25 <= sum(block.seconds for block in kept) <= each + 0.15
 
 
-def test_who_fails_beside_others_is_to_be_run_again_and_they_go_on() -> None:
+def test_who_fails_beside_others_is_to_be_run_again_and_so_are_they() -> None:
+    """What goes on in turn would not compare with a run alone."""
+
     def failing(launch: Launch) -> Answer:
         bad = number(launch) == 1
         return Answer(100.0, outcome=Outcome.OOM if bad else None, cause="no memory", after=9 * bad)
 
     judged, reports = play(failing, 3)
-    assert [r.state for r in judged] == ["COMPLETE", "LOST", "COMPLETE"]
+    assert [r.state for r in judged] == ["LOST"] * 3
+    assert [r.throughput for r in judged] == [None] * 3
     assert "no memory" in judged[1].cause
     assert "again alone" in judged[1].cause
-    assert judged[1].fault is Fault.TURNS
+    assert {r.fault for r in judged} == {Fault.TURNS}
     assert len(reports[1].blocks) == 9
-    assert order(reports)[-4:] == [0, 2, 2, 0]
+    assert len(reports[0].blocks) < 12, "the others end with it"
+
+
+def test_members_that_had_no_turn_before_one_failed_have_not_failed() -> None:
+    def failing(launch: Launch) -> Answer:
+        return Answer(100.0, outcome=None if number(launch) else Outcome.CRASH, cause="killed")
+
+    judged, _ = play(failing, 3)
+    assert [r.state for r in judged] == [AttemptState.LOST] * 3
+
+
+def test_script_that_ends_before_others_makes_all_of_them_run_again() -> None:
+    def short(launch: Launch) -> Answer:
+        if number(launch):
+            return Answer(100.0)
+        return Answer(100.0, outcome=Outcome.ERROR, cause="it ended", after=12)
+
+    assert {r.state for r in play(short, 2)[0]} == {AttemptState.LOST}
+
+
+def test_member_that_has_trained_its_last_block_ends_all_and_they_compare() -> None:
+    group = InterleavedSchedule([dataclasses.replace(LIMITS, warmup=0.0, precision=1e-9)] * 2)
+    for turn in range(1, 100):
+        member = group.next()
+        if member is None:
+            break
+        observed = Observed(turn=turn)
+        group.trained(member, dataclasses.replace(BLOCK, index=turn, observed=observed))
+        if turn == 20:
+            group.drop(member)
+    assert turn == 21
+    assert not group.broken
+    assert group.rate(0) == pytest.approx(1000.0)
+
+
+def test_members_of_which_one_had_no_time_for_a_block_are_run_again() -> None:
+    group = InterleavedSchedule([dataclasses.replace(LIMITS, time_limit=TimeLimit(8.0))] * 2)
+    for index in range(8):
+        group.trained(0, dataclasses.replace(BLOCK, index=index))
+    cut = [TrialReport(f"t-{n}", None, "", (), 8.0) for n in range(2)]
+    judged = [one.result(report) for one, report in zip(group.monitors, cut, strict=True)]
+    assert [r.state for r in judged] == [AttemptState.LOST, AttemptState.PRUNED]
 
 
 def test_an_agent_that_dies_is_nobodys_fault() -> None:

@@ -1,5 +1,7 @@
 """Results of a round: which failures are final, and which are repeated."""
 
+import dataclasses
+
 import pytest
 
 from autotune.analysis.round_results import failed_in_a_round, round_results
@@ -46,6 +48,39 @@ def test_what_another_run_would_not_change_is_final_at_once(state: str) -> None:
 
 def test_run_without_time_is_to_be_repeated() -> None:
     assert round_results(recorded((3, 1, "PRUNED"), (3, 1, "PRUNED")), 1) == {}
+
+
+def by_daemons(*runs: tuple[int, int, float]) -> Attempts:
+    """Runs of trials in a round, each with the epoch of its daemon and its rate."""
+    found = [
+        dataclasses.replace(
+            one, epoch=epoch, result=AttemptResult(AttemptState.COMPLETE, throughput=r)
+        )
+        for one, (_, epoch, r) in zip(
+            recorded(*((trial, 1, "COMPLETE") for trial, _, _ in runs)), runs, strict=True
+        )
+    ]
+    return Attempts(found, defaults())
+
+
+def test_runs_of_an_earlier_daemon_do_not_count_in_a_round_that_another_goes_on_with() -> None:
+    yesterday, today = (0, 1, 100.0), (3, 2, 90.0)
+    assert round_results(by_daemons(yesterday), 1) == {0: 100.0}
+    assert round_results(by_daemons(yesterday, today), 1) == {3: 90.0}
+    assert round_results(by_daemons(yesterday, today, (0, 2, 90.0)), 1) == {0: 90.0, 3: 90.0}
+
+
+def test_round_that_no_daemon_lasts_for_is_completed_by_several() -> None:
+    runs = [(trial, epoch, 100.0 + epoch) for epoch, trial in enumerate((0, 3, 0, 3, 0), 1)]
+    assert round_results(by_daemons(*runs[:4]), 1) == {3: 104.0}
+    assert round_results(by_daemons(*runs), 1) == {0: 105.0, 3: 104.0}
+
+
+def test_round_of_an_earlier_version_by_two_daemons_counts_where_another_has_begun() -> None:
+    older = Attempts(
+        [*by_daemons((0, 1, 100.0), (3, 2, 90.0)), *recorded((0, 2, "COMPLETE"))], defaults()
+    )
+    assert round_results(older, 1) == {0: 100.0, 3: 90.0}
 
 
 def test_failure_that_an_earlier_version_did_not_repeat_is_final() -> None:

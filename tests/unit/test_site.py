@@ -112,6 +112,21 @@ def test_protocol_of_nccl_that_the_user_runs_today_is_tried(own: str) -> None:
     assert bool(refused) is (own == "auto")
 
 
+@pytest.mark.parametrize(
+    ("workload", "of_reports"),
+    [({"name": "gpt"}, False), ({"command": ["./bench", "{micro_batch}"]}, True)],
+)
+def test_blocks_of_a_command_alone_are_limited_as_reports(
+    workload: dict[str, Any], of_reports: bool
+) -> None:
+    told = {"name": "a", "baseline": {"micro_batch": 8}, "search_space": {"micro_batch": [8]}}
+    spec = StudySpec.model_validate({**told, "workload": workload})
+    with ReplayLauncher(not_launched) as launcher:
+        setup = StudySetup(spec, launcher)
+        limits = setup.search_limits(), setup.confirm_limits(sigma_run=0.0)
+    assert {one.of_reports for one in limits} == {of_reports}
+
+
 SCRIPT = {
     "script": "train.py",
     "args": ["-b", "8", "-a", "1", "-l", "1"],

@@ -92,6 +92,17 @@ def test_the_first_block_never_counts_as_steady():
     assert all(kept.seconds == 0.2 for kept in watch.kept)
 
 
+def test_a_command_that_reports_at_fixed_times_warms_up_until_its_rate_is_steady():
+    """Every 10 s, with a rate that climbs from 80 % with a time constant of 60 s."""
+    limits = dataclasses.replace(LIMITS, warmup=600.0, longest=300.0, of_reports=True)
+    watch, rates = StopRule(limits), [500 * (1 - 0.2 * math.exp(-n / 6)) for n in range(60)]
+    for index, rate in enumerate(rates):
+        if watch(block(index, 10.0, samples=round(10 * rate))):
+            break
+    assert watch.kept[0].samples >= 0.98 * 5000
+    assert watch.estimate().rate == pytest.approx(500, rel=0.02)
+
+
 def test_a_drifting_trial_counts_after_the_longest_warm_up_and_is_marked():
     watch = StopRule(LIMITS)
     taken = feed(watch, [0.5 * 0.98**number for number in range(100)])

@@ -84,8 +84,16 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         ({'up{job="autotune"}': "1 0x20"}, "6m", "AutotuneDaemonAway"),
         ({"autotune_daemon_silence_seconds": "0+60x20"}, "5m", "AutotuneDaemonSilent"),
         ({"autotune_daemon_silence_seconds": "2x20"}, "20m", ""),
-        ({"autotune_oldest_wait_seconds": "600+60x30"}, "16m", "AutotuneStudyWithoutDaemon"),
-        ({"autotune_oldest_wait_seconds": "600 660 0x30"}, "20m", ""),
+        (
+            {
+                f'autotune_without_daemon_seconds{{instance="{one}",study="s"}}': "0+60x30"
+                for one in "ab"
+            },
+            "16m",
+            "AutotuneStudyWithoutDaemon",
+        ),
+        ({'autotune_without_daemon_seconds{study="s"}': "600 660 stale"}, "20m", ""),
+        ({'autotune_failed{study="s"}': "1x9"}, "1m", "AutotuneStudyFailed"),
         (
             {
                 'autotune_slots{study="s",kind="alive"}': "2x9",
@@ -96,8 +104,10 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         ),
         (
             {
-                'autotune_progress_seconds{study="s"}': "1700+60x30",
-                'autotune_waiting{study="s"}': "0x30",
+                'autotune_progress_seconds{instance="a",study="s"}': "1700+60x30",
+                'autotune_progress_seconds{instance="b",study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{instance="a",study="s"}': "900x30",
+                'autotune_waiting{instance="a",study="s"}': "0x30",
             },
             "10m",
             "AutotuneNoProgress",
@@ -105,6 +115,16 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         (
             {
                 'autotune_progress_seconds{study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{study="s"}': "3600x30",
+                'autotune_waiting{study="s"}': "0x30",
+            },
+            "20m",
+            "",
+        ),
+        (
+            {
+                'autotune_progress_seconds{study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{study="s"}': "900x30",
                 'autotune_waiting{study="s"}': "1x30",
             },
             "10m",

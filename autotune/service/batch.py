@@ -221,6 +221,8 @@ _SWITCHES = frozenset(
     )
 )
 """Options of sbatch behind which no value stands."""
+_IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "CH_RUNNING")
+"""Variables of processes in a container of Apptainer, Singularity or Charliecloud."""
 _NODES = re.compile(r"(?:-N|--nodes=?)(\d+)")
 
 
@@ -262,6 +264,23 @@ def sbatch_environment(environment: Mapping[str, str]) -> dict[str, str]:
     The job would not be requeued, or hear of its end too late. Others, such as SBATCH_ACCOUNT, stay.
     """
     return {name: value for name, value in environment.items() if name not in _OVERRIDING}
+
+
+def outside_of_image(environment: Mapping[str, str], options: Sequence[str]) -> str:
+    """Return why a job would not find this process's Python; empty if nothing tells that.
+
+    Args:
+        environment: of this process, which is in a container of the cluster or not.
+        options: of sbatch; with one of a container the job is in that.
+    """
+    image = next((environment[name] for name in _IMAGES if environment.get(name)), "")
+    if not image or any(word.startswith("--container") for word in options):
+        return ""
+    return (
+        f"this process is in a container ({image}), and the job would start {sys.executable} outside "
+        "of it: submit from a virtual environment on a file system that the nodes share, or have the "
+        "whole script that --print shows run in the container, as your site does it"
+    )
 
 
 def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:

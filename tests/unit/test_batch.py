@@ -263,6 +263,23 @@ def test_storage_that_the_job_would_refuse_is_refused_before_it(
     assert f"storage {project / 'autotune.db'} is on nfs4" in refused.stderr
 
 
+@pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
+def test_submit_in_an_image_that_the_job_is_not_in_is_refused(
+    project: Path, tmp_path: Path, variable: str
+) -> None:
+    write_study(project)
+    program(tmp_path / "sbatch", "echo submitted")
+    inside = {variable: "/images/train.sif", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    refused = ask("submit", "study.yaml", cwd=project, env=inside)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "this process is in a container (/images/train.sif)" in refused.stderr
+    shown = ask("submit", "study.yaml", "--print", cwd=project, env=inside, check=True)
+    assert shown.stdout.startswith("#!/bin/bash")
+    assert "(/images/train.sif)" in shown.stderr
+    options = ("--", "--container-image=train.sqsh")
+    assert ask("submit", "study.yaml", *options, cwd=project, env=inside).returncode == 0
+
+
 def test_manifest_for_kubernetes_is_printed(project: Path) -> None:
     write_study(project)
     told = ask("submit", "study.yaml", "--kubernetes", "job", cwd=project, check=True)

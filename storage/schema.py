@@ -99,7 +99,8 @@ def holders(connection: Connection, now: str) -> list[str]:
     living = [
         row
         for row in held
-        if not is_waiting(row["key"]) and not is_gone(row["host"], row["pid"], row.get("started"))
+        if not is_waiting(row.get("key", ""))
+        and not is_gone(row["host"], row["pid"], row.get("started"))
     ]
     return sorted({f"process {row['pid']} on {row['host'].split()[0]}" for row in living})
 

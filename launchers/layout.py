@@ -188,7 +188,7 @@ def _number_of_slots(
     """Return the number of slots of so many nodes each; 0 if fewer fit than are wanted."""
     fitting = [_times(bundle, capacity) for capacity in capacities]
     usable = [times for times in fitting if times]
-    most = _slots(usable, nodes)
+    most = slots_on(usable, nodes)
     by_default = most if "GPU" in bundle else len(usable) // nodes
     slots = wanted or by_default
     return slots if slots <= most else 0
@@ -209,7 +209,7 @@ def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:
     return min(by_cpus, int(capacity.gpus // amount))
 
 
-def _slots(fitting: Sequence[int], nodes: int) -> int:
+def slots_on(fitting: Sequence[int], nodes: int) -> int:
     """Return how many slots of this many different nodes fit, if node i holds fitting[i] bundles."""
     slots = 0
     while sum(min(times, slots + 1) for times in fitting) >= nodes * (slots + 1):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from launchers.layout import Layout
+from launchers.layout import Layout, slots_on
 
 _ROUNDING = 1e-6
 FIRST_SECONDS = 30.0
@@ -96,6 +96,20 @@ def choose(
     on_cpu = "GPU" not in layout.bundle
     free.sort(key=lambda node: (on_cpu * taken.get(node.id, 0), node.address, node.id))
     return free[: layout.nodes] if len(free) >= layout.nodes else []
+
+
+def room(layout: Layout, nodes: Sequence[ClusterNode], own: Mapping[str, int]) -> int:
+    """Return the number of slots that fit into what is free and what the study itself holds.
+
+    Args:
+        own: number of bundles of the study by node id.
+    """
+
+    def bundles(node: ClusterNode) -> int:
+        free = (node.free.get(name, 0.0) / amount for name, amount in layout.bundle.items())
+        return own.get(node.id, 0) + math.floor(min(free) + _ROUNDING)
+
+    return slots_on([bundles(node) for node in nodes], layout.nodes)
 
 
 def _holds(amounts: Mapping[str, float], bundle: Mapping[str, float]) -> bool:

@@ -24,7 +24,7 @@ from launchers.base import Launcher, Link, Resources, Slot
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import demand_of, plan
 from launchers.node_compat import check_device
-from launchers.placement import ClusterNode
+from launchers.placement import ClusterNode, room
 from launchers.ray_nodes import (
     ANSWER_SECONDS,
     Cluster,
@@ -172,6 +172,8 @@ class RayLauncher(Launcher):
         """Number of slots that did not open on the nodes that they were given."""
         self._plans: deque[int] = deque(maxlen=_LOOKS)
         """Numbers of slots that the cluster had room for, at the last looks."""
+        self._room = 0
+        """Number of slots that had room at the last look."""
         self._reservation = Reservation(busy)
         with self._closed_on_failure():
             if address is None and _is_for_processors(resources):
@@ -205,7 +207,8 @@ class RayLauncher(Launcher):
     def planned(self) -> int:
         """Largest number of slots that the cluster has had room for lately.
 
-        A node that has not come back by then was taken away, as by an autoscaler.
+        What other jobs hold is no room. A node that has not come back by then was taken away, as by an
+        autoscaler.
         """
         return max(self._plans.copy(), default=len(self.slots))
 
@@ -286,7 +289,8 @@ class RayLauncher(Launcher):
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout
         self.ranks = layout.nodes * layout.ranks_per_node
-        self._plans.append(layout.slots)
+        if address is None:
+            self._plans.append(layout.slots)
         self._wait_for_room()
         if address is not None and self._tenant:
             self._shares = RayShares(self._cluster, self._tenant)
@@ -408,12 +412,17 @@ class RayLauncher(Launcher):
     def _look(self) -> None:
         """Look at the cluster, and take one more slot if there is room for it."""
         living, shares = self._cluster.living(), self._shares
-        wanted = self._cluster.plan(self._cluster.fit(living)).slots
+        nodes = self._cluster.fit(living)
+        wanted = self._cluster.plan(nodes).slots
         usable = [slot for slot in self.slots if slot.usable]
         lacks = len(usable) < wanted and all(s.idle_seconds < _IDLE_SECONDS for s in usable)
         granted = shares is not None and shares.look(living)
-        self._plans.append(max(len(usable), wanted - (shares.of_others if shares else 0)))
-        if lacks and (shares is None or (shares.may_take and not shares.is_asking)):
+        may_take = shares is None or shares.may_take
+        # Ray tells late what is held: what had room at two looks in a row counts.
+        now = min(wanted, room(self._cluster.layout, nodes, self._cluster.taken))
+        before, self._room = self._room, now
+        self._plans.append(max(len(usable), min(before, now) if may_take else 0))
+        if lacks and may_take and not (shares and shares.is_asking):
             lacks = not self._take(_SETTLE_SECONDS if granted else 0.0)
         if shares:
             shares.ask(lacks=lacks)

@@ -74,12 +74,6 @@ class RayShares:
         return " and ".join(str(gift.taker.tenant) for gift in self._given)
 
     @property
-    def of_others(self) -> int:
-        """Number of slots of this study that would fit into what other studies hold."""
-        held = sum(one.held for one in self._known.values() if one.job != self._own.job)
-        return round(held / self._size) if self._size else 0
-
-    @property
     def is_asking(self) -> bool:
         """True while it waits for one more slot, which others are to give back."""
         return self._demand.is_pending

@@ -19,6 +19,8 @@ from storage.models import LeaseRow
 OWNER = "AUTOTUNE_OWNER"
 """Variable with the owner of studies, for containers that all have one account."""
 _NAME = re.compile(r"[\w.@-]{1,200}")
+_WAITS = " #"
+"""Mark between queue and study in the key of a process that waits for the study."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -82,6 +84,19 @@ def user_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")
     except KeyError:  # an account without a name, as in containers
         return str(os.geteuid())
+
+
+def waiting_key(queue: str, study_id: int) -> str:
+    """Return the key of the lease of a process that waits for a single study of a queue.
+
+    Such a process runs the study as long as that is in this queue.
+    """
+    return f"{queue}{_WAITS}{study_id}"
+
+
+def is_waiting(key: str) -> bool:
+    """Return whether a lease is one of a process that waits for a single study."""
+    return _WAITS in key
 
 
 def started(host: str, pid: int) -> int | None:

@@ -1,14 +1,17 @@
-"""Leases: at most one daemon runs a study, and a queue is known to have a daemon."""
+"""Leases: at most one daemon runs a study, and a queue is known to have a daemon.
+
+A process that waits for a single study of a queue has a lease of its own, too.
+"""
 
 import contextlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import StaleLease
-from storage.holders import Moment, is_gone, started
+from storage.holders import Moment, is_gone, started, waiting_key
 from storage.models import LeaseRow
 from storage.records import Lease, LeaseHolder, LeaseState, StoredStudy, StudyState
 from storage.transactions import Transactions
@@ -25,7 +28,8 @@ class Leases:
     def acquire(self, key: str, holder: LeaseHolder) -> Lease | None:
         """Take a lease if it is free; return None if it is held.
 
-        The key is the name of a queue. The lease of a study is taken by claiming the study.
+        The key is the name of a queue, or that of `waiting_key`. The lease of a study is taken by
+        claiming the study.
 
         A holder on this machine whose process is dead no longer holds it.
         """
@@ -84,9 +88,20 @@ class Leases:
             }
 
     def serving(self, study: StoredStudy) -> LeaseState | None:
-        """Return the daemon that runs a study, or whose queue it waits in; None if there is none."""
-        own = self.holder(key_of(study.id))
-        return own or (self.holder(study.queue) if study.state == StudyState.QUEUED else None)
+        """Return the process that runs a study, or that a waiting one will be run by; None: none."""
+        return self.serving_all([study]).get(study.id)
+
+    def serving_all(self, studies: Iterable[StoredStudy]) -> dict[int, LeaseState]:
+        """Return the processes that serve studies, by the id of the study; others are left out.
+
+        A waiting study is served by the daemon of its queue, or by a process that waits for it alone.
+        """
+        keys = {study.id: _keys(study) for study in studies}
+        held = self.holders({key for several in keys.values() for key in several})
+        found = {
+            one: [held[key] for key in several if key in held] for one, several in keys.items()
+        }
+        return {one: serving[0] for one, serving in found.items() if serving}
 
     def holder(self, key: str) -> LeaseState | None:
         """Return the present holder of a lease; None if it is free or its holder is dead."""
@@ -101,6 +116,12 @@ class Leases:
 def key_of(study_id: int) -> str:
     """Return the key of a study's lease."""
     return f"study:{study_id}"
+
+
+def _keys(study: StoredStudy) -> list[str]:
+    """Return the keys of the leases by which a study is served, the most telling one first."""
+    waits = [study.queue, waiting_key(study.queue, study.id)]
+    return [key_of(study.id), *(waits if study.state == StudyState.QUEUED else ())]
 
 
 def free(key: str) -> LeaseRow:

@@ -91,7 +91,8 @@ def record_of(made: type[Record], row: Base, **converted: Any) -> Record:
 class LeaseRow(Base):
     """Lease of a study: at most one daemon runs it, and each of its writes proves the lease.
 
-    Queues have one as well, by which it is known that a daemon serves them.
+    Queues have one as well, by which it is known that a daemon serves them, and so have processes that
+    wait for a single study.
     """
 
     __tablename__ = "autotune_lease"

@@ -26,7 +26,7 @@ from storage.engines import (
     writing,
     written_aside,
 )
-from storage.holders import is_gone
+from storage.holders import is_gone, is_waiting
 from storage.models import Base
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -89,12 +89,19 @@ def create(
 def holders(connection: Connection, now: str) -> list[str]:
     """Return the processes that hold a lease in a database of any schema, in words.
 
+    One that waits for a single study uses nothing of it, and looks at the schema before it does.
+
     Args:
         now: SQL for the database's clock.
     """
     table = Table("autotune_lease", MetaData(), autoload_with=connection)
     held = connection.execute(select(table).where(text(f"expires > {now}"))).mappings()
-    living = [row for row in held if not is_gone(row["host"], row["pid"], row.get("started"))]
+    living = [
+        row
+        for row in held
+        if not is_waiting(row.get("key", ""))
+        and not is_gone(row["host"], row["pid"], row.get("started"))
+    ]
     return sorted({f"process {row['pid']} on {row['host'].split()[0]}" for row in living})
 
 

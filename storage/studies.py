@@ -21,11 +21,13 @@ from storage import leases
 from storage.attempts import abandon
 from storage.database import Database
 from storage.events import Events
+from storage.holders import waiting_key
 from storage.leases import is_held, revoke
 from storage.models import (
     AttemptRow,
     BlockRow,
     ChoiceRow,
+    EventRow,
     LeaseRow,
     MessageRow,
     NoiseRow,
@@ -265,6 +267,16 @@ class Studies:
             found = {row.id: stored(row) for row in rows}
             return [found[one] for one in ids if one in found]
 
+    def failed_within(self, seconds: float) -> list[str]:
+        """Return the names of the studies that have failed so recently, and are still FAILED."""
+        with self._transactions.reading() as session:
+            since = self._transactions.now(session) - seconds
+            recent = select(EventRow.study_id).where(
+                EventRow.what == EventKind.FAILED, EventRow.at > since
+            )
+            wanted = select(StudyRow.name).where(StudyRow.state == StudyState.FAILED)
+            return list(session.scalars(wanted.where(StudyRow.id.in_(recent))))
+
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; a study that no daemon runs stops at once.
 
@@ -430,6 +442,7 @@ def _delete(session: Session, row: StudyRow) -> None:
     """Delete a study with its attempts, choices, trials, messages, noise and recommendations."""
     own = select(AttemptRow.id).where(AttemptRow.study_id == row.id)
     session.execute(delete(BlockRow).where(BlockRow.attempt_id.in_(own)))
+    session.execute(delete(LeaseRow).where(LeaseRow.key == waiting_key(row.queue, row.id)))
     for kept in (AttemptRow, ChoiceRow, MessageRow, NoiseRow, RecommendationRow):
         session.execute(delete(kept).where(kept.study_id == row.id))
     trials = session.scalar(select(StudyModel.study_id).where(StudyModel.study_name == row.name))

@@ -232,7 +232,12 @@ def submit(
 ) -> None:
     """Submit a study to Slurm, as a job that is requeued until it is done."""
     from autotune.config import load
-    from autotune.service.batch import MANIFESTS, sbatch_environment, sbatch_script
+    from autotune.service.batch import (
+        MANIFESTS,
+        outside_of_image,
+        sbatch_environment,
+        sbatch_script,
+    )
 
     study, options = Path(words[0]), words[1:]
     spec, folder = load(study), Path.cwd()
@@ -245,9 +250,14 @@ def submit(
         return
     script = sbatch_script(spec, study, folder, options)
     _check_storage_of_job(url_of(spec.storage))
+    problem = outside_of_image(os.environ, options)
     if show:
         print(script)
+        if problem:
+            print(problem, file=sys.stderr)
         return
+    if problem:
+        raise BadInput(problem)
     if shutil.which("sbatch") is None:
         raise BadInput("there is no sbatch here; --print shows the script")
     done = subprocess.run(

@@ -35,7 +35,7 @@ from autotune.views.terminal import show as print  # output may hold control cha
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.config import StudySpec
     from autotune.service.daemon import Daemon
-    from autotune.service.pool import DaemonPool
+    from autotune.service.pool import SIGNS, DaemonPool
     from storage import Repository, StoredStudy
 
 
@@ -363,19 +363,29 @@ def _serve(
     from autotune.service.submission import spawn_daemon
 
     if studies == 1:
-        alone = Daemon(repository, queue, when_idle(launcher_of) if idle_only else launcher_of)
+        opened = when_idle(launcher_of) if idle_only else launcher_of
+        signs = os.environ.pop(SIGNS, None)  # it is no pipe of what this process starts
+        alone = Daemon(repository, queue, opened, on_sign=lambda: _give_sign(signs))
         _prepare(alone, repository, metrics_port)
         alone.serve(idle_seconds=idle_exit)
         return
     absolute = _absolute_url(repository)
     options = ["--idle-only"] if idle_only else []
 
-    def another() -> Popen[bytes]:
-        return spawn_daemon(place_of(queue), absolute, Path.cwd(), idle_exit, options=options)
+    def another(own: int) -> Popen[bytes]:
+        place, folder = place_of(queue), Path.cwd()
+        return spawn_daemon(place, absolute, folder, idle_exit, options=options, signs=own)
 
     pool = DaemonPool(another, studies)
     _prepare(pool, repository, metrics_port)
     pool.serve()
+
+
+def _give_sign(pipe: str | None) -> None:
+    """Write a sign of life into a pipe, if there is one; one that is full tells enough."""
+    if pipe is not None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(int(pipe), b".")
 
 
 def _prepare(

@@ -215,7 +215,7 @@ class StudySetup:
             cpus_per_rank=spec.resources.cpus_per_worker,
             memory_per_rank=spec.resources.memory_per_worker,
             blocks=self._blocks(),
-            deadlines=self._deadlines(knobs),
+            deadlines=_deadlines(spec, knobs),
             workdir=str(workdir),
             import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
@@ -263,20 +263,6 @@ class StudySetup:
     def _on_device(self) -> bool:
         """True if trials run on CUDA devices."""
         return self.launcher.site.on_device
-
-    def _deadlines(self, knobs: Mapping[str, Any]) -> Deadlines:
-        """Return the deadlines of the first step and of later ones.
-
-        They are longer for a trial that compiles, but a small part of the study's time. Later steps
-        compile, too: those with a shorter last batch, for one.
-        """
-        asked = self.spec.measurement
-        longest = MEASUREMENT.hang_share * (self.spec.budget.wall_time or math.inf)
-        startup, step = (
-            max(usual, min(usual * _compilation(knobs), longest))
-            for usual in (asked.startup_deadline, asked.step_deadline)
-        )
-        return Deadlines(startup, step)
 
     def search_limits(
         self,
@@ -328,6 +314,32 @@ class StudySetup:
             long_step=self._blocks().longest / self._blocks().min_steps,
             of_reports=not self.spec.workload.observable,
         )
+
+
+def longest_silence(spec: StudySpec) -> float:
+    """Return the seconds for which nothing may come of a run that is well.
+
+    That is its start, or a block of steps and the step after it.
+    """
+    modes = {spec.full_baseline()["compile"], *spec.values().get("compile", ())}
+    deadlines = [_deadlines(spec, {"compile": mode}) for mode in modes]
+    longest = spec.measurement.longest
+    return max(max(one.startup, longest + one.step) for one in deadlines)
+
+
+def _deadlines(spec: StudySpec, knobs: Mapping[str, Any]) -> Deadlines:
+    """Return the deadlines of the first step and of later ones.
+
+    They are longer for a trial that compiles, but a small part of the study's time. Later steps
+    compile, too: those with a shorter last batch, for one.
+    """
+    asked = spec.measurement
+    longest = MEASUREMENT.hang_share * (spec.budget.wall_time or math.inf)
+    startup, step = (
+        max(usual, min(usual * _compilation(knobs), longest))
+        for usual in (asked.startup_deadline, asked.step_deadline)
+    )
+    return Deadlines(startup, step)
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:

@@ -96,18 +96,24 @@ spec:
   template:
     spec:
       restartPolicy: Never
-      terminationGracePeriodSeconds: {warning}
+      # The user of the image, who owns what is on the claim; fsGroup makes a new volume writable.
+      securityContext: {security}
+      terminationGracePeriodSeconds: {grace}
       containers:
         - name: tune
           image: TODO   # the image that you train in, with autotune installed
           workingDir: {folder}
           command: [{words}]
+          securityContext: {unprivileged}
           env:
             - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
             - name: AUTOTUNE_NODE   # figures are of the node, whichever pod is on it
               valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
             - name: AUTOTUNE_OWNER   # tells a study from that of another namespace
               valueFrom: {{fieldRef: {{fieldPath: metadata.namespace}}}}
+            # On a claim that is a disk of one node (ReadWriteOnce) leave it out: SQLite is there.
+            - name: AUTOTUNE_STORAGE   # postgresql://...
+              valueFrom: {{secretKeyRef: {{name: TODO, key: storage}}}}
           resources:   # whole CPUs, requests equal to limits: the pod has its CPUs to itself
             requests: {{cpu: TODO, memory: TODO}}
             limits: {{cpu: TODO, memory: TODO}}   # nvidia.com/gpu: 8
@@ -115,7 +121,7 @@ spec:
             - {{name: work, mountPath: {folder}}}
             - {{name: shm, mountPath: /dev/shm}}
       volumes:
-        - name: work   # study.yaml, code, storage, .autotune, best.yaml
+        - name: work   # study.yaml, code, .autotune, best.yaml; SQLite if it is the storage
           persistentVolumeClaim: {{claimName: TODO}}
         - name: shm
           emptyDir: {{medium: Memory}}
@@ -134,6 +140,15 @@ spec:
   shutdownAfterJobFinishes: true
   backoffLimit: 0   # a new cluster for whatever failed, bad input too
   submitterConfig: {{backoffLimit: 20}}   # a lost head: submitted to the next one, the study goes on
+  submitterPodTemplate:
+    spec:
+      restartPolicy: Never
+      securityContext: {security}
+      containers:
+        - name: ray-job-submitter
+          image: TODO   # the same as below
+          securityContext: {unprivileged}
+          resources: {{requests: {{cpu: 500m, memory: 200Mi}}, limits: {{cpu: "1", memory: 1Gi}}}}
   rayClusterSpec:
     rayVersion: TODO   # of the image: 2.52.0 or newer, for the token
     authOptions: {{mode: token}}
@@ -141,11 +156,14 @@ spec:
       rayStartParams: {{num-cpus: "0", num-gpus: "0"}}   # the daemon alone is here, no trial
       template:
         spec:
-          terminationGracePeriodSeconds: {warning}
+          terminationGracePeriodSeconds: {grace}
+          # The user of the image, who owns what is on the claim; fsGroup makes a new volume writable.
+          securityContext: {security}
           containers:
             - name: ray-head
               image: TODO   # the image that you train in, with autotune and ray[default] installed
               workingDir: {folder}
+              securityContext: {unprivileged}
               env:
                 - {{name: AUTOTUNE_MACHINE, value: {machine}}}   # stays when the pod is made anew
                 - name: AUTOTUNE_OWNER   # tells a study from that of another namespace
@@ -168,10 +186,12 @@ spec:
         rayStartParams: {{}}
         template:
           spec:
+            securityContext: {security}
             containers:
               - name: ray-worker
                 image: TODO   # the same
                 workingDir: {folder}
+                securityContext: {unprivileged}
                 env:
                   - name: AUTOTUNE_NODE   # figures are of the node, whichever pod is on it
                     valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}
@@ -187,6 +207,16 @@ spec:
               - name: shm
                 emptyDir: {{medium: Memory}}
 """
+_UID = 10001
+"""User of the image that the recipes' Containerfile makes, unless it is given another."""
+_OF_PODS = {
+    "grace": 150,  # a daemon clears away what runs, and is given two minutes for it
+    # What the standard `restricted` of Pod Security asks for.
+    "security": f"{{runAsNonRoot: true, runAsUser: {_UID}, fsGroup: {_UID}, "
+    "seccompProfile: {type: RuntimeDefault}}",
+    "unprivileged": "{allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}",
+}
+"""Entries of all pods, as YAML."""
 _LONGEST_LABEL = 63
 """Letters of a name in Kubernetes, as its pods have it for a label."""
 _LONGEST_RAY_JOB = 47
@@ -214,6 +244,8 @@ _SWITCHES = frozenset(
     )
 )
 """Options of sbatch behind which no value stands."""
+_IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "CH_RUNNING")
+"""Variables of processes in a container of Apptainer, Singularity or Charliecloud."""
 _NODES = re.compile(r"(?:-N|--nodes=?)(\d+)")
 
 
@@ -259,6 +291,23 @@ def sbatch_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OVERRIDING}
 
 
+def outside_of_image(environment: Mapping[str, str], options: Sequence[str]) -> str:
+    """Return why a job would not find this process's Python; empty if nothing tells that.
+
+    Args:
+        environment: of this process, which is in a container of the cluster or not.
+        options: of sbatch; with one of a container the job is in that.
+    """
+    image = next((environment[name] for name in _IMAGES if environment.get(name)), "")
+    if not image or any(word.startswith("--container") for word in options):
+        return ""
+    return (
+        f"this process is in a container ({image}), and the job would start {sys.executable} outside "
+        "of it: submit from a virtual environment on a file system that the nodes share, or have the "
+        "whole script that --print shows run in the container, as your site does it"
+    )
+
+
 def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
     """Return a Kubernetes Job; entries that only the user knows are TODO.
 
@@ -273,7 +322,7 @@ def job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
     return _JOB.format(
         label=_quoted(_label(spec.name)),
         machine=_quoted(spec.name),
-        warning=_WARNING_SECONDS,
+        **_OF_PODS,
         folder=_quoted(str(folder)),
         # Kubernetes replaces $(NAME) in a command.
         words=", ".join(_quoted(word.replace("$", "$$")) for word in _command(study)),
@@ -300,7 +349,7 @@ def ray_job_manifest(spec: StudySpec, study: Path, folder: Path) -> str:
     return _RAY_JOB.format(
         label=_quoted(_RAY_JOB_PREFIX + label),
         machine=_quoted(spec.name),
-        warning=_WARNING_SECONDS,
+        **_OF_PODS,
         folder=_quoted(str(folder)),
         entrypoint=_quoted(" ".join(command)),
         nodes=spec.resources.nodes or 1,

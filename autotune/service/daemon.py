@@ -28,7 +28,7 @@ from autotune.runs.study_setup import OpenLauncher, launcher_of
 from autotune.service.study_run import StudyRun
 from autotune.study.tuner import Signals, Stopped
 from storage import Lease, LeaseHolder, MessageKind, Repository, Retry, StoredStudy, StudyState
-from storage.holders import this_host
+from storage.holders import this_host, waiting_key
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
@@ -57,16 +57,19 @@ class Daemon:
         open_launcher: OpenLauncher = launcher_of,
         *,
         only: int | None = None,
+        on_sign: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare to run studies.
 
         Args:
             only: id of the only study to run; None: all of the queue.
+            on_sign: called at each sign of life.
         """
         self._repository = repository
         self._queue = queue
         self._holder = LeaseHolder(this_host(), os.getpid(), LEASE_SECONDS)
         self._only = only
+        self._on_sign = on_sign
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
         self.stops = False
@@ -75,9 +78,9 @@ class Daemon:
         self._lease: Lease | None = None
         """Lease of the study that runs, or ran when the storage went away."""
         self._presence: Lease | None = None
-        """Lease of the queue, by which it is known to have a daemon."""
+        """Lease of the queue, by which it is known to have a daemon, or of waiting for its study."""
         self._asked = -math.inf
-        """Monotonic time at which the queue's lease was last taken, renewed or asked for."""
+        """Monotonic time at which that lease was last taken, renewed or asked for."""
         self._sign = time.monotonic()
         self._outage = _Outage(repository)
 
@@ -85,6 +88,12 @@ class Daemon:
     def silence(self) -> float:
         """Seconds since its last sign of life: it gives one every two seconds, if all is well."""
         return time.monotonic() - self._sign
+
+    def _give_sign(self) -> float:
+        """Give a sign of life; return the monotonic time."""
+        self._sign = time.monotonic()
+        self._on_sign()
+        return self._sign
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
         """Run studies until shut down, or until there were none to run for this long.
@@ -153,7 +162,7 @@ class Daemon:
 
         A study that this daemon ran when the storage went away goes on under its lease.
         """
-        self._sign = time.monotonic()
+        self._give_sign()
         if stays or self._any_open():
             self._attend()
         busy = False
@@ -170,13 +179,15 @@ class Daemon:
         return busy
 
     def _attend(self) -> None:
-        """Have the queue known to be served: by this daemon, unless another one is known for it."""
-        now = self._sign = time.monotonic()
-        if self._only is not None or now - self._asked < _RENEW_SECONDS:
+        """Have the queue, or the only study, known to be served, unless another process does."""
+        now = self._give_sign()
+        if now - self._asked < _RENEW_SECONDS:
             return
         leases = self._repository.leases
         if self._presence is None:
-            self._presence = leases.acquire(self._queue, self._holder)
+            only = self._only
+            key = self._queue if only is None else waiting_key(self._queue, only)
+            self._presence = leases.acquire(key, self._holder)
         else:
             try:
                 leases.renew(self._presence, LEASE_SECONDS)
@@ -316,7 +327,7 @@ class _Heartbeat:
         """Prepare to beat.
 
         Args:
-            attend: renews the lease of the queue.
+            attend: has the queue known to be served.
         """
         self._repository = repository
         self._study = study

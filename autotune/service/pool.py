@@ -1,6 +1,8 @@
 """Several daemons of one queue under one process, each of which runs one study at a time."""
 
+import contextlib
 import logging
+import os
 import subprocess
 import threading
 import time
@@ -20,7 +22,13 @@ _LEAVE_SECONDS = 120.0
 
 log = logging.getLogger(__name__)
 
-Start = Callable[[], subprocess.Popen[bytes]]
+SIGNS = "AUTOTUNE_SIGNS"
+"""Variable with the descriptor of the pipe of its signs of life, for a daemon that a pool starts."""
+_MOST_SIGNS = 4096
+"""Signs of life that are read at a time: a daemon gives one or two a second."""
+
+Start = Callable[[int], subprocess.Popen[bytes]]
+"""Function that starts a daemon, which writes a byte into this pipe at each sign of life."""
 
 
 class DaemonPool:
@@ -37,11 +45,13 @@ class DaemonPool:
         self._count = count
         self._leaving = threading.Event()
         self._sign = time.monotonic()
+        self._signs: list[float] = [self._sign]
+        """Monotonic times of the last signs of life of the daemons that run."""
 
     @property
     def silence(self) -> float:
-        """Seconds since it last looked at its daemons: twice a second, if all is well."""
-        return time.monotonic() - self._sign
+        """Longest of the seconds since it last looked at its daemons, and since their signs of life."""
+        return time.monotonic() - min(self._sign, *self._signs)
 
     def serve(self) -> None:
         """Run the daemons until each has left by itself, or all were told to.
@@ -57,10 +67,15 @@ class DaemonPool:
                 self._sign = time.monotonic()
                 for place in places:
                     place.look()
-                places = [place for place in places if not place.has_left]
+                for place in [one for one in places if one.has_left]:
+                    place.forget()
+                    places.remove(place)
+                self._signs = [place.sign for place in places if place.process] or [self._sign]
                 self._leaving.wait(_POLL_SECONDS)
         finally:
             _end([place.process for place in places if place.process])
+            for place in places:
+                place.forget()
 
     def shut_down(self) -> None:
         """Have all daemons leave; their studies stay in the queue.
@@ -77,6 +92,10 @@ class _Place:
         self._start = start
         self.process: subprocess.Popen[bytes] | None = None
         self._due = self._began = time.monotonic()
+        self.sign = self._began
+        """Monotonic time of the last sign of life of its daemon, or of the start."""
+        self._signs = -1
+        """Pipe of the daemon's signs of life; -1: there is none."""
         self._deaths = 0
 
     @property
@@ -93,11 +112,30 @@ class _Place:
         now = time.monotonic()
         if self.process is None:
             if now >= self._due:
-                self.process, self._began = self._start(), now
+                self._begin(now)
             return
+        with contextlib.suppress(BlockingIOError):
+            if os.read(self._signs, _MOST_SIGNS):
+                self.sign = now
         if code := self.process.poll():
             self._count_death(self.process.pid, code, now)
             self.process, self._due = None, now + _AGAIN_SECONDS
+            self.forget()
+
+    def _begin(self, now: float) -> None:
+        self._signs, given = os.pipe()
+        try:
+            os.set_blocking(self._signs, False)
+            os.set_blocking(given, False)
+            self.process, self._began, self.sign = self._start(given), now, now
+        finally:
+            os.close(given)
+
+    def forget(self) -> None:
+        """Read no more signs of life of the daemon that was here."""
+        if self._signs >= 0:
+            os.close(self._signs)
+        self._signs = -1
 
     def _count_death(self, pid: int, code: int, now: float) -> None:
         self._deaths = 1 if now - self._began >= _LASTING_SECONDS else self._deaths + 1

@@ -1,25 +1,29 @@
 """Queue and daemon, for Prometheus and for probes: /metrics and /healthz, on loopback only."""
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from autotune.errors import StorageError, StudyNotFound
+from autotune.config import withheld
+from autotune.errors import OtherVersion, StorageError, StudyNotFound
+from autotune.runs.study_setup import longest_silence
 from autotune.service.metrics import LOOPBACK
+from autotune.service.queues import is_of_job
 from autotune.views.admission import App, ThisMachine
 from autotune.views.overview import status_of
 from storage import Repository, StoredStudy, StudyState
-from storage.leases import key_of
 
 SILENT_SECONDS = 60.0
 """Silence of a daemon after which it is not healthy: it beats every two seconds."""
 _HEALTH = "/healthz"
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 _STATES = ("RUNNING", "QUEUED", "HELD")
+_RECENT_SECONDS = 86_400.0
+"""Time for which a study that has failed is told."""
 
 
 class QueueMetrics(Collector):
@@ -43,32 +47,37 @@ class QueueMetrics(Collector):
         for state in _STATES:
             count.add_metric([state], states.count(state))
         yield count
-        waiting = self._without_daemon(found)
-        oldest = max(0.0, self._repository.now() - min(waiting)) if waiting else 0.0
-        yield _gauge(
-            "oldest_wait_seconds", "Age of the oldest study that no daemon serves.", oldest
+        failed = _of_study("failed", "1: it has failed within a day, and was not begun again.")
+        for name in studies.failed_within(_RECENT_SECONDS):
+            failed.add_metric([name], 1.0)
+        yield failed
+        yield self._without_daemon(found)
+        silence = self._silence()
+        yield GaugeMetricFamily(
+            "autotune_daemon_silence_seconds", "Since its last sign of life.", value=silence
         )
-        yield _gauge("daemon_silence_seconds", "Since its last sign of life.", self._silence())
-        running = [study.name for study in found if study.state == StudyState.RUNNING]
-        yield from self._of_running(running)
+        yield from self._of_running([one for one in found if one.state == StudyState.RUNNING])
 
-    def _without_daemon(self, studies: Iterable[StoredStudy]) -> list[float]:
-        """Return when the studies were submitted that no daemon runs or is there for."""
-        holder = functools.cache(self._repository.leases.holder)
+    def _without_daemon(self, studies: Sequence[StoredStudy]) -> GaugeMetricFamily:
+        """Return the ages of the studies that are to run, and that nothing serves.
 
-        def served(study: StoredStudy) -> bool:
-            waits = study.state == StudyState.QUEUED
-            return holder(study.queue if waits else key_of(study.id)) is not None
+        A study that waits for a batch job is left out: the scheduler begins that.
+        """
+        ages = _of_study("without_daemon_seconds", "Age of a study that no daemon serves.")
+        serving, now = self._repository.leases.serving_all(studies), self._repository.now()
+        for study in studies:
+            for_job = study.state == StudyState.QUEUED and is_of_job(study)
+            if not (study.held or for_job or study.id in serving):
+                ages.add_metric([study.name], max(0.0, now - study.created))
+        return ages
 
-        return [one.created for one in studies if not one.held and not served(one)]
-
-    def _of_running(self, names: Iterable[str]) -> Iterator[GaugeMetricFamily]:
+    def _of_running(self, studies: Iterable[StoredStudy]) -> Iterator[GaugeMetricFamily]:
         slots = GaugeMetricFamily("autotune_slots", "Slots of a study.", labels=["study", "kind"])
-        progress = GaugeMetricFamily(
-            "autotune_progress_seconds", "Since something last came of it.", labels=["study"]
-        )
-        waits = GaugeMetricFamily("autotune_waiting", "1: it waits.", labels=["study"])
-        for name in names:
+        progress = _of_study("progress_seconds", "Since something last came of it.")
+        longest = _of_study("longest_silence_seconds", "Longest time for which nothing may come.")
+        waits = _of_study("waiting", "1: it waits.")
+        for study in studies:
+            name = study.name
             try:
                 found = status_of(self._repository, name)
             except StudyNotFound:
@@ -79,7 +88,9 @@ class QueueMetrics(Collector):
                     slots.add_metric([name, kind], found["slots"][kind])
             if found["progress_seconds"] is not None:
                 progress.add_metric([name], found["progress_seconds"])
-        yield from (slots, progress, waits)
+            with contextlib.suppress(OtherVersion):
+                longest.add_metric([name], longest_silence(withheld.as_stored(study.spec)))
+        yield from (slots, progress, longest, waits)
 
     def serve(self, port: int) -> int:
         """Serve on this port (0: a free one); return the port.
@@ -119,5 +130,5 @@ class QueueMetrics(Collector):
         return ""
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"autotune_{name}", text, value=value)
+def _of_study(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"autotune_{name}", text, labels=["study"])

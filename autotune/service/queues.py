@@ -99,6 +99,15 @@ def place_of(queue: str) -> str:
     return queue.split(" ")[0]
 
 
+def is_of_job(study: StoredStudy) -> bool:
+    """Return whether a study's queue is that of batch jobs: only a job, once it begins, serves it.
+
+    Jobs that `submit` writes name their machine after the cluster of Slurm, or after the study.
+    """
+    place = place_of(study.queue)
+    return place.startswith(("slurm:", f"{_HOST}:slurm-")) or place == f"{_HOST}:{study.name}"
+
+
 def owner_of(queue: str) -> str:
     """Return a description of a queue's owner."""
     _, *own = queue.split(" ")

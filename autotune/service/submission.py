@@ -25,6 +25,7 @@ from autotune.export import writing
 from autotune.paths import StudyPaths, daemon_log
 from autotune.service.cleaning import signature
 from autotune.service.daemon import Daemon
+from autotune.service.pool import SIGNS
 from autotune.service.queues import (
     VARIABLE,
     owned,
@@ -535,6 +536,7 @@ def spawn_daemon(
     idle_seconds: float | None,
     output: BinaryIO | None = None,
     options: Sequence[str] = (),
+    signs: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a daemon apart from this terminal (setsid); return its process.
 
@@ -546,6 +548,7 @@ def spawn_daemon(
         idle_seconds: time without a study after which it leaves; None: it stays.
         output: file of its messages; None: that of this process, and it leaves when this one ends.
         options: further options of `autotune daemon`.
+        signs: pipe into which it writes a byte at each sign of life; None: none.
 
     Raises:
         AutotuneError: it ended at once.
@@ -559,8 +562,9 @@ def spawn_daemon(
         stdout=output,
         stderr=output,
         cwd=folder,
-        env=without_storage(os.environ),
+        env=without_storage(os.environ) | ({} if signs is None else {SIGNS: str(signs)}),
         start_new_session=True,
+        pass_fds=() if signs is None else (signs,),
         preexec_fn=None if output else functools.partial(leave_with, os.getpid()),
     )
     assert process.stdin is not None

@@ -7,7 +7,6 @@ from typing import Any
 from autotune.analysis.wording import duration
 from autotune.views.waiting import waiting_of
 from storage import LeaseState, Quota, Repository, StoredStudy, StudyState
-from storage.leases import key_of
 
 _NO_OWNER = "-"
 
@@ -26,13 +25,10 @@ def queue_of(repository: Repository, order: Sequence[int]) -> list[dict[str, Any
     ahead: dict[str, dict[str, Any]] = {}
     reasons, now = functools.cache(repository.quotas.reasons()), repository.now()
     studies = repository.studies.of_ids(order)
-    keys = {key_of(study.id) for study in studies} | {study.queue for study in studies}
-    holders = repository.leases.holders(keys)
+    serving = repository.leases.serving_all(studies)
     for number, study in enumerate(studies, 1):
         quota = reasons(study.owner) if study.state == StudyState.QUEUED else ""
-        daemon = holders.get(key_of(study.id))
-        if daemon is None and study.state == StudyState.QUEUED:
-            daemon = holders.get(study.queue)
+        daemon = serving.get(study.id)
         waiting = waiting_of(repository, study, quota, now)
         row = {"order": number, **_row(study, daemon, waiting, ahead.get(study.queue))}
         row["starts_in"] = None if quota else row["starts_in"]

@@ -84,8 +84,16 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         ({'up{job="autotune"}': "1 0x20"}, "6m", "AutotuneDaemonAway"),
         ({"autotune_daemon_silence_seconds": "0+60x20"}, "5m", "AutotuneDaemonSilent"),
         ({"autotune_daemon_silence_seconds": "2x20"}, "20m", ""),
-        ({"autotune_oldest_wait_seconds": "600+60x30"}, "16m", "AutotuneStudyWithoutDaemon"),
-        ({"autotune_oldest_wait_seconds": "600 660 0x30"}, "20m", ""),
+        (
+            {
+                f'autotune_without_daemon_seconds{{instance="{one}",study="s"}}': "0+60x30"
+                for one in "ab"
+            },
+            "16m",
+            "AutotuneStudyWithoutDaemon",
+        ),
+        ({'autotune_without_daemon_seconds{study="s"}': "600 660 stale"}, "20m", ""),
+        ({'autotune_failed{study="s"}': "1x9"}, "1m", "AutotuneStudyFailed"),
         (
             {
                 'autotune_slots{study="s",kind="alive"}': "2x9",
@@ -96,8 +104,10 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         ),
         (
             {
-                'autotune_progress_seconds{study="s"}': "1700+60x30",
-                'autotune_waiting{study="s"}': "0x30",
+                'autotune_progress_seconds{instance="a",study="s"}': "1700+60x30",
+                'autotune_progress_seconds{instance="b",study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{instance="a",study="s"}': "900x30",
+                'autotune_waiting{instance="a",study="s"}': "0x30",
             },
             "10m",
             "AutotuneNoProgress",
@@ -105,6 +115,16 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         (
             {
                 'autotune_progress_seconds{study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{study="s"}': "3600x30",
+                'autotune_waiting{study="s"}': "0x30",
+            },
+            "20m",
+            "",
+        ),
+        (
+            {
+                'autotune_progress_seconds{study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{study="s"}': "900x30",
                 'autotune_waiting{study="s"}': "1x30",
             },
             "10m",
@@ -203,7 +223,7 @@ def test_the_image_is_made_of_the_wheel_and_not_run_as_root(tmp_path: Path) -> N
     [extras] = re.findall(r"\.whl\)\[([\w,]+)\]", CONTAINERFILE)
     assert set(extras.split(",")) <= project["optional-dependencies"].keys()
     users = re.findall(r"^USER (\S+)", CONTAINERFILE, re.MULTILINE)
-    assert users == ["autotune"]
+    assert users == ["${UID}"], "a number, by which Kubernetes sees that it is not root"
 
 
 def test_steps_of_the_image_are_what_a_shell_takes(tmp_path: Path) -> None:

@@ -300,6 +300,15 @@ def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
     assert played.lease() is None
 
 
+def test_process_that_waits_for_its_study_is_known_to(played: Replayed) -> None:
+    waits = Foreground(played)
+    serving = played.repository.leases.serving
+    wait_for(lambda: serving(played.study()), "it is known")
+    waits.looks_again()
+    played.repository.studies.move(played.name, "host:elsewhere ann 0a")
+    assert serving(played.study()) is None, "it waits for no study of another queue"
+
+
 class Foreground:
     """A process of `start --foreground`, whose study waits for a quota."""
 

@@ -16,6 +16,7 @@ from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
 from autotune.service.queues import this_queue
 from storage import Database, LeaseHolder, Repository
 from storage.database import _NOW
+from storage.holders import waiting_key
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
 from tests.support.steering import Command
@@ -44,13 +45,50 @@ def test_metrics_count_studies_and_tell_what_runs(played: Replayed, page: Page) 
     played.submit()
     found = page.get("/metrics").splitlines()
     assert 'autotune_studies{state="QUEUED"} 1.0' in found
-    [oldest] = [line for line in found if line.startswith("autotune_oldest_wait_seconds ")]
-    assert float(oldest.split()[1]) >= 0
+    assert age_without_daemon(found) >= 0
     played.repository.claims.take(this_queue(), LeaseHolder("here", 1, 60.0))
     found = page.get("/metrics").splitlines()
     assert 'autotune_studies{state="RUNNING"} 1.0' in found
     assert 'autotune_waiting{study="played"} 0.0' in found
-    assert "autotune_oldest_wait_seconds 0.0" in found
+    assert 'autotune_longest_silence_seconds{study="played"} 60.0' in found
+    assert not [line for line in found if line.startswith("autotune_without_daemon_seconds{")]
+
+
+def age_without_daemon(lines: list[str]) -> float:
+    start = 'autotune_without_daemon_seconds{study="played"} '
+    [age] = [line.removeprefix(start) for line in lines if line.startswith(start)]
+    return float(age)
+
+
+@pytest.mark.parametrize("place", ["slurm:lab", "host:slurm-lab", "host:played"])
+def test_study_that_waits_for_a_batch_job_misses_no_daemon(
+    played: Replayed, page: Page, place: str
+) -> None:
+    played.submit()
+    played.repository.studies.move(played.name, f"{place} ann 0a")
+    assert 'study="played"' not in page.get("/metrics")
+
+
+def test_study_for_which_a_process_waits_misses_no_daemon(played: Replayed, page: Page) -> None:
+    played.submit()
+    study, leases = played.study(), played.repository.leases
+    lease = leases.acquire(waiting_key(study.queue, study.id), LeaseHolder("here", 1, 60.0))
+    assert 'study="played"' not in page.get("/metrics")
+    played.repository.studies.move(played.name, "host:elsewhere ann 0a")
+    assert age_without_daemon(page.get("/metrics").splitlines()) >= 0
+    assert lease is not None
+
+
+def test_study_that_has_failed_is_told_for_a_day(
+    played: Replayed, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.submit()
+    claim = played.repository.claims.take(this_queue(), LeaseHolder("here", 1, 60.0))
+    assert claim is not None
+    played.repository.claims.fail(claim.lease, claim.study.id, "wrong")
+    assert 'autotune_failed{study="played"} 1.0' in page.get("/metrics").splitlines()
+    monkeypatch.setattr(queue_metrics, "_RECENT_SECONDS", 0.0)
+    assert 'study="played"' not in page.get("/metrics")
 
 
 def test_page_on_operations_has_a_row_for_each_metric(played: Replayed) -> None:
@@ -71,8 +109,7 @@ def test_age_goes_by_the_clock_of_the_database(
     with played.repository.database.writing() as connection:
         connection.execute(update(StudyRow).values(created=StudyRow.created - 600.0))
     found = page.get("/metrics").splitlines()
-    [oldest] = [line for line in found if line.startswith("autotune_oldest_wait_seconds ")]
-    assert 600.0 <= float(oldest.split()[1]) < 4200.0
+    assert 600.0 <= age_without_daemon(found) < 4200.0
 
 
 def test_health_is_that_of_the_daemon(page: Page) -> None:

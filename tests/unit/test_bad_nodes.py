@@ -45,6 +45,8 @@ class RayDriver:
         self._groups: dict[int, int] = {}
         self.started: list[int] = []
         """Nodes of all agents that were started."""
+        self.foreign: set[int] = set()
+        """Nodes whose devices another job holds."""
 
     def wire(self) -> Wire:
         wire = Wire(next(self._numbers))
@@ -59,7 +61,7 @@ class RayDriver:
 
     def _nodes(self) -> list[dict[str, Any]]:
         has = {"CPU": 8.0, "GPU": 1.0}
-        held = self._groups.values()
+        held = {*self._groups.values()} | self.foreign
         return [
             {
                 "id": f"{n}",
@@ -131,6 +133,26 @@ def test_ray_study_is_told_why_no_node_opens_a_slot(
     with pytest.raises(LauncherError, match="1 CUDA devices are needed and PyTorch sees 0"):
         opened_on_ray(driver, tmp_path, monkeypatch)
     assert driver.started == [0, 1], "each was tried once"
+
+
+def test_devices_of_another_job_are_not_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = RayDriver(1, 1, 1, 1)
+    driver.foreign = {0, 1}
+    with opened_on_ray(driver, tmp_path, monkeypatch) as launcher:
+        for _ in range(3):
+            launcher._look()
+        assert (len(launcher.slots), launcher.planned) == (2, 2)
+        driver.foreign = {0}
+        for _ in range(2):
+            launcher._look()
+        assert (len(launcher.slots), launcher.planned) == (3, 3)
+        driver.foreign = set()
+        monkeypatch.setattr(launcher, "_take", lambda _: False)
+        for _ in range(2):
+            launcher._look()
+        assert (len(launcher.slots), launcher.planned) == (3, 4), "it lacks one that has room"
 
 
 class Step(Link):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import launchers
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.service.batch import MANIFESTS, job_manifest, ray_job_manifest, sbatch_script
@@ -19,6 +20,7 @@ from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})
 STUDY = Path("study.yaml")
+CONTAINERFILE = Path(launchers.__file__).parent / "recipes" / "Containerfile"
 
 
 @pytest.fixture
@@ -279,6 +281,23 @@ def test_storage_that_the_job_would_refuse_is_refused_before_it(
     assert f"storage {project / 'autotune.db'} is on nfs4" in refused.stderr
 
 
+@pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
+def test_submit_in_an_image_that_the_job_is_not_in_is_refused(
+    project: Path, tmp_path: Path, variable: str
+) -> None:
+    write_study(project)
+    program(tmp_path / "sbatch", "echo submitted")
+    inside = {variable: "/images/train.sif", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    refused = ask("submit", "study.yaml", cwd=project, env=inside)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "this process is in a container (/images/train.sif)" in refused.stderr
+    shown = ask("submit", "study.yaml", "--print", cwd=project, env=inside, check=True)
+    assert shown.stdout.startswith("#!/bin/bash")
+    assert "(/images/train.sif)" in shown.stderr
+    options = ("--", "--container-image=train.sqsh")
+    assert ask("submit", "study.yaml", *options, cwd=project, env=inside).returncode == 0
+
+
 def test_manifest_for_kubernetes_is_printed(project: Path) -> None:
     write_study(project)
     told = ask("submit", "study.yaml", "--kubernetes", "job", cwd=project, check=True)
@@ -337,6 +356,7 @@ def test_pods_of_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
     )
     cluster = ray_job["spec"]["rayClusterSpec"]
     templates = [cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"]]
+    templates.append(ray_job["spec"]["submitterPodTemplate"])
     pods = [{"apiVersion": "v1", "kind": "Pod", **template} for template in templates]
     for manifest in (job, *pods):
         validate(manifest, "1.33", strict=True)
@@ -359,6 +379,46 @@ def test_pods_that_submit_a_study_are_told_their_namespace_as_its_owner() -> Non
         [container] = template["spec"]["containers"]
         [owner] = [one for one in container["env"] if one["name"] == OWNER]
         assert owner["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+
+
+def test_pods_of_manifests_are_those_that_restricted_namespaces_take() -> None:
+    job, ray_job = (
+        yaml.safe_load(make(ON_RAY, STUDY, Path("/w")))["spec"] for make in MANIFESTS.values()
+    )
+    cluster = ray_job["rayClusterSpec"]
+    groups = [job, cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    templates = [ray_job["submitterPodTemplate"], *(group["template"] for group in groups)]
+    [uid] = re.findall(r"^ARG UID=(\d+)$", CONTAINERFILE.read_text(), re.MULTILINE)
+    for pod in (template["spec"] for template in templates):
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": int(uid),
+            "fsGroup": int(uid),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        [container] = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_pods_are_given_the_time_that_all_recipes_give() -> None:
+    job, ray_job = (
+        yaml.safe_load(make(ON_RAY, STUDY, Path("/w")))["spec"] for make in MANIFESTS.values()
+    )
+    head = ray_job["rayClusterSpec"]["headGroupSpec"]
+    unit = (CONTAINERFILE.parent / "autotune.service").read_text()
+    [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    for group in (job, head):
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] == int(seconds)
+
+
+def test_storage_of_a_job_of_kubernetes_is_a_secret() -> None:
+    found = yaml.safe_load(job_manifest(SPEC, STUDY, Path("/w")))
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    [storage] = [one for one in container["env"] if one["name"] == "AUTOTUNE_STORAGE"]
+    assert storage["valueFrom"]["secretKeyRef"]["key"] == "storage"
 
 
 def test_ray_job_runs_the_study_on_the_cluster_that_it_makes() -> None:

@@ -3,7 +3,14 @@
 import pytest
 
 from launchers.layout import Layout
-from launchers.placement import FIRST_SECONDS, MOST_SECONDS, AvoidedNodes, ClusterNode, choose
+from launchers.placement import (
+    FIRST_SECONDS,
+    MOST_SECONDS,
+    AvoidedNodes,
+    ClusterNode,
+    choose,
+    room,
+)
 
 ONE = Layout(nodes=1, ranks_per_node=1, gpus_per_worker=0, bundle={"CPU": 1.0}, slots=3)
 TWO = Layout(nodes=2, ranks_per_node=1, gpus_per_worker=0, bundle={"CPU": 1.0}, slots=1)
@@ -39,6 +46,26 @@ def test_on_the_cpu_slots_lie_apart_as_they_disturb_each_other() -> None:
     assert names(ONE, *wide, a=1) == "b"
     gpus = [node("a", free=3, has=4, gpus=3), node("b", free=4, has=4, gpus=4)]
     assert names(ON_GPU, *gpus, a=1) == "a"
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "expected"),
+    [((1, 1, 1), {}, 3), ((0, 0, 1), {"a": 1}, 2), ((0, 0, 0), {"a": 1, "b": 1, "gone": 1}, 2)],
+)
+def test_what_other_jobs_hold_is_no_room(
+    free: tuple[float, ...], own: dict[str, int], expected: int
+) -> None:
+    nodes = [node(name, free=amount) for name, amount in zip("abc", free, strict=True)]
+    assert room(ONE, nodes, own) == expected
+    assert room(TWO, nodes, own) == expected // 2
+
+
+def test_bundles_of_a_slot_have_room_on_nodes_of_their_own() -> None:
+    assert room(TWO, [node("a", free=4), node("b", free=1)], {}) == 1
+
+
+def test_room_on_devices_is_what_all_of_a_bundle_fits_into() -> None:
+    assert room(ON_GPU, [node("a", free=64, gpus=2)], {"a": 1}) == 3
 
 
 def test_a_node_is_avoided_for_longer_each_time_and_forgotten_at_last() -> None:

@@ -21,6 +21,9 @@ from autotune.service.submission import spawn_daemon
 from tests.support.steering import processes_in
 from tests.support.waiting import wait_for
 
+WELL = "while printf .; do sleep 0.1; done"
+"""Shell command of a daemon that gives signs of life."""
+
 
 class Daemons:
     """Processes that run these shell commands, one after another; the last one again and again."""
@@ -29,8 +32,9 @@ class Daemons:
         self._commands = itertools.chain(commands, itertools.repeat(commands[-1]))
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self) -> subprocess.Popen[bytes]:
-        self.started.append(subprocess.Popen(["sh", "-c", next(self._commands)]))
+    def start(self, signs: int) -> subprocess.Popen[bytes]:
+        command = ["sh", "-c", next(self._commands)]
+        self.started.append(subprocess.Popen(command, stdout=signs))
         return self.started[-1]
 
 
@@ -66,10 +70,10 @@ def test_daemons_leave_with_the_pool() -> None:
 def test_daemons_that_run_leave_if_another_one_cannot_be_started() -> None:
     daemons = Daemons("exec sleep 600")
 
-    def start() -> subprocess.Popen[bytes]:
+    def start(signs: int) -> subprocess.Popen[bytes]:
         if len(daemons.started) == 2:
             raise OSError("no process can be made")
-        return daemons.start()
+        return daemons.start(signs)
 
     with pytest.raises(OSError, match="no process"):
         DaemonPool(start, 3).serve()
@@ -97,7 +101,7 @@ def test_daemons_are_watched_while_one_waits_to_be_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "_AGAIN_SECONDS", 600.0)
-    daemons = Daemons("exit 3", "exec sleep 600")
+    daemons = Daemons("exit 3", WELL)
     several = DaemonPool(daemons.start, 2)
     thread = threading.Thread(target=several.serve)
     thread.start()
@@ -109,6 +113,21 @@ def test_daemons_are_watched_while_one_waits_to_be_replaced(
         several.shut_down()
         thread.join(60)
     assert len(daemons.started) == 2
+
+
+def test_silence_of_a_pool_is_that_of_the_daemon_that_hangs() -> None:
+    daemons = Daemons(WELL, "printf .; exec sleep 600")
+    several = DaemonPool(daemons.start, 2)
+    thread = threading.Thread(target=several.serve)
+    thread.start()
+    try:
+        wait_for(lambda: len(daemons.started) == 2, "both run")
+        wait_for(lambda: several.silence > 3.0, "one of them hangs")
+        daemons.started[1].kill()
+        wait_for(lambda: several.silence < 1.0, "another one takes its place")
+    finally:
+        several.shut_down()
+        thread.join(60)
 
 
 def test_daemon_of_a_pool_that_does_not_start_names_no_file(

@@ -7,6 +7,7 @@ from sqlalchemy import text
 
 from autotune.errors import StaleLease
 from storage import LeaseHolder, Repository
+from storage.holders import waiting_key
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -14,6 +15,7 @@ from tests.contract.storage.making import (
     database_time,
     pass_time,
     rows,
+    submit,
     taken,
 )
 from tests.support.waiting import wait_for
@@ -138,3 +140,22 @@ class TestLease:
                 winners = [lease for lease in results if lease]
                 assert len(winners) == 1
                 repository.leases.release(winners[0])
+
+
+class TestServing:
+    def test_study_that_waits_is_served_by_a_process_that_waits_for_it_alone(
+        self, repository: Repository
+    ) -> None:
+        study, other = submit(repository, "one"), submit(repository, "two")
+        lease = taken(repository, waiting_key(study.queue, study.id))
+        assert {*repository.leases.serving_all([study, other])} == {study.id}
+        repository.leases.release(lease)
+        assert repository.leases.serving(study) is None
+
+    def test_deleted_study_leaves_no_lease_of_waiting(self, repository: Repository) -> None:
+        study = submit(repository, "one")
+        key = waiting_key(study.queue, study.id)
+        repository.leases.release(taken(repository, key))
+        repository.studies.request_stop("one")
+        repository.studies.delete("one")
+        assert repository.leases.state(key) is None

@@ -11,6 +11,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from autotune.errors import BadInput, StaleLease, StorageError
 from storage import Claim, Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
+from storage.holders import waiting_key
 from storage.leases import key_of
 from storage.models import Base, ChoiceRow, LeaseRow, NoiseRow, RecommendationRow, UsageRow
 from storage.records import AttemptResult, AttemptState, ChoiceReason, FinalistChoice
@@ -76,8 +77,13 @@ def test_role_reads_studies_of_others_and_changes_its_own_only(
     with pytest.raises(StaleLease):
         bob.claims.fail(claimed.lease, claimed.study.id, "spoilt")
     assert alice.leases.holder(key_of(claimed.study.id)) is not None
+    waits = waiting_key(claimed.study.queue, claimed.study.id)
+    assert alice.leases.acquire(waits, HOLDER) is not None
+    with pytest.raises(StorageError):
+        bob.leases.acquire(waiting_key(claimed.study.queue, 7), HOLDER)
     alice.claims.stop(claimed.lease, claimed.study.id)
     alice.studies.delete("hers")
+    assert alice.leases.state(waits) is None
     history = bob.events.of("hers")
     assert [event.what for event in history] == [
         *(EventKind.SUBMITTED, EventKind.BEGUN, EventKind.STOPPED, EventKind.DELETED)

@@ -41,6 +41,7 @@ from storage import (
     schema,
 )
 from storage.database import copy_of_file
+from storage.holders import waiting_key
 from storage.leases import key_of
 from storage.models import UsageRow
 from storage.schema import revisions
@@ -422,6 +423,16 @@ def test_upgrade_under_a_daemon_is_refused(older: str, engine: Engine) -> None:
     with pytest.raises(StorageError, match="in use by process 7 on here: stop"):
         Database(older).upgrade()
     assert dumped(engine) == before
+
+
+@pytest.mark.parametrize("older", ["0017"], indirect=True)
+def test_process_that_waits_for_its_study_does_not_hinder_an_upgrade(
+    older: str, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        waits = f"update autotune_lease set expires = 1e12, key = key || '{waiting_key('', 1)}'"
+        connection.execute(text(f"{waits} where host <> ''"))
+    assert Database(older).upgrade()[0] == "0017"
 
 
 @pytest.mark.parametrize("older", ["0017"], indirect=True)

@@ -16,7 +16,7 @@ from autotune.analysis.choice_rounds import ChoiceRounds, Rounds
 from autotune.analysis.finalists import Candidate, ConfirmationResult, FinalistResult
 from autotune.analysis.gain_rounds import GainRounds, rounds_wanted
 from autotune.analysis.processes import Processes
-from autotune.analysis.round_results import round_results
+from autotune.analysis.round_results import round_results, runs_that_compare
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose
@@ -137,9 +137,14 @@ class Confirmation:
         """Rounds of the same members as the next one."""
         return self.alone.rounds if self.alone else self.choosing.rounds
 
-    def recorded(self, attempts: Attempts) -> dict[int, float | None]:
-        """Return what is recorded of the next round: throughput by trial, None where it failed."""
-        members, results = self.members(), round_results(attempts, self.next_round)
+    def recorded(self, attempts: Attempts, epoch: int | None = None) -> dict[int, float | None]:
+        """Return what is recorded of the next round: throughput by trial, None where it failed.
+
+        Args:
+            attempts: attempts of the study.
+            epoch: that of the daemon which goes on with the round; None: that of its last run.
+        """
+        members, results = self.members(), round_results(attempts, self.next_round, epoch)
         return {trial: rate for trial, rate in results.items() if trial in members}
 
     def is_void(self, attempts: Attempts) -> bool:
@@ -149,7 +154,7 @@ class Confirmation:
         """
         runs = attempts.of(Purpose.CONFIRM).recorded()
         last = runs.last
-        own = runs.in_round(self.next_round)
+        own = runs_that_compare(runs, self.next_round)
         return last is not None and any(run.environment != last.environment for run in own)
 
     def close_round(self, results: Mapping[int, float | None]) -> None:

@@ -6,7 +6,7 @@ from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose
 
 
-def runs_that_compare(runs: Attempts, number: int) -> Attempts:
+def runs_that_compare(runs: Attempts, number: int, epoch: int | None = None) -> Attempts:
     """Return the runs of a round that compare, of each member the last one.
 
     Where another daemon has gone on with a round, hours may lie between its members. Runs of the daemon
@@ -16,24 +16,33 @@ def runs_that_compare(runs: Attempts, number: int) -> Attempts:
     Args:
         runs: recorded runs for one purpose.
         number: number of the round.
+        epoch: that of the daemon which goes on with the round; None: that of its last run.
     """
     own = runs.in_round(number)
     if own.last is None or own.last is not runs.last:
         return own
-    restarts = len({run.epoch for run in own}) - 1
-    return own if restarts > PROOF.most_restarts else own.begun_under(own.last.epoch)
+    present = own.last.epoch if epoch is None else epoch
+    restarts = len({present, *(run.epoch for run in own)}) - 1
+    return own if restarts > PROOF.most_restarts else own.begun_under(present)
 
 
-def round_results(attempts: Attempts, number: int) -> dict[int, float | None]:
+def round_results(
+    attempts: Attempts, number: int, epoch: int | None = None
+) -> dict[int, float | None]:
     """Return throughput by trial of a round; None where it failed. What is to be run again is left out.
 
     Earlier versions repeated no run: a failure is final where later rounds have begun.
+
+    Args:
+        attempts: attempts of the study.
+        number: number of the round.
+        epoch: see `runs_that_compare`.
     """
     rounds = attempts.of(Purpose.CONFIRM).recorded()
     least = 1 if any(run.round > number for run in rounds) else 2
     found: dict[int, float | None] = {}
     failures: Counter[int] = Counter()
-    for run in runs_that_compare(rounds, number):
+    for run in runs_that_compare(rounds, number, epoch):
         passing = run.result.state.may_pass
         failures[run.trial] += passing
         if not (run.in_vain or (passing and failures[run.trial] < least)):

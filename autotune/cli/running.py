@@ -35,7 +35,7 @@ from autotune.views.terminal import show as print  # output may hold control cha
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.config import StudySpec
     from autotune.service.daemon import Daemon
-    from autotune.service.pool import SIGNS, DaemonPool
+    from autotune.service.pool import DaemonPool
     from storage import Repository, StoredStudy
 
 
@@ -358,7 +358,7 @@ def _serve(
     from autotune.runs.study_setup import launcher_of
     from autotune.service.daemon import Daemon
     from autotune.service.idleness import when_idle
-    from autotune.service.pool import DaemonPool
+    from autotune.service.pool import SIGNS, DaemonPool
     from autotune.service.queues import place_of
     from autotune.service.submission import spawn_daemon
 

@@ -122,6 +122,12 @@ def effective_size(values: Sequence[float] | np.ndarray) -> float:
     return effective_sample_size(len(array), lag_one([array.tolist()]))
 
 
+def theil_sen(values: np.ndarray) -> float:
+    """Return the median slope between any two of the values, per place; two at least."""
+    first, second = np.triu_indices(len(values), k=1)
+    return float(np.median((values[second] - values[first]) / (second - first)))
+
+
 def steady(seconds_per_step: Sequence[float]) -> bool:
     """Return whether the last ten blocks, or all of five or more, show no drift.
 
@@ -133,8 +139,7 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     count = len(last)
     if count < STEADY_BLOCKS:
         return False
-    first, second = np.triu_indices(count, k=1)
-    slope = abs(float(np.median((last[second] - last[first]) / (second - first))))
+    slope = abs(theil_sen(last))
     scatter = math.sqrt(float(np.mean(np.diff(last) ** 2)) / 2)
     error_of_slope = scatter * math.sqrt(12 / (count * (count**2 - 1)))
     per_block = float(np.median(last)) / STEADY_BLOCKS

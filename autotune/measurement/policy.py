@@ -63,8 +63,8 @@ class MeasurementPolicy:
     most_compiling: int = judgement(
         5, "blocks", "most that compile and do not count, nor are charged to the warm-up"
     )
-    eaten_batches: int = judgement(
-        2, "batches", "fall of a loader's queue that tells of steps which live on it"
+    eaten_batches: float = judgement(
+        2.0, "batches", "fall of a loader's queue over the latest blocks: steps live on it"
     )
     blocks_beside_runs: float = judgement(
         0.5,

@@ -8,7 +8,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady
+import numpy as np
+
+from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady, theil_sen
 from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure, PowerLimit
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.policy import MEASUREMENT
@@ -146,7 +148,7 @@ class StopRule:
         """Description of an impossible block; empty if none came."""
         self._repeats = 0
         self._eaten = 0
-        """Number of the first blocks that lived on batches which a loader had prepared in a pause."""
+        """Number of the first blocks, the last of which lived on batches that a loader had prepared."""
 
     @property
     def kept(self) -> list[BlockReport]:
@@ -290,10 +292,8 @@ class StopRule:
         """Return whether another block like the latest would exceed the time of the trial."""
         limit = self._limits.time_limit
         blocks = [*(s.block for s in self.seen if s.block is not block), block]
-        taken = limit.charged(
-            sum(each.seconds for each in blocks), sum(map(seconds_of_compilation, blocks))
-        )
-        following = limit.charged(block.seconds, seconds_of_compilation(block))
+        taken = limit.charged(sum(map(_taken, blocks)), sum(map(seconds_of_compilation, blocks)))
+        following = limit.charged(_taken(block), seconds_of_compilation(block))
         return taken + following > limit.soft
 
     def _long_enough(self, block: BlockReport) -> bool:
@@ -342,17 +342,16 @@ class StopRule:
         """Return whether steps live on batches that a loader's workers had prepared before them.
 
         While something is compiled they fill their queue. Until it is empty, steps seem faster than the
-        loader is. A queue that is eaten up has fewer batches than at its fullest, fewer than after each
-        of the latest blocks, and some. That is waited for as long as a warm-up may take.
+        loader is, and it falls from block to block. After the first block it may be fuller than ever
+        after, as all workers were at rest.
         """
-        if sum(seen.block.seconds for seen in self.seen[1:]) > self._limits.warmup:
+        latest = [seen.block.observed.get("ready_batches") for seen in self.seen[1:]]
+        latest = latest[-MEASUREMENT.drift_blocks :]
+        ready = np.array([statistics.fmean(each) for each in latest if each])
+        if not STEADY_BLOCKS <= len(ready) == len(latest):
             return False
-        told = [seen.block.observed.get("ready_batches") for seen in self.seen]
-        of_ranks = zip(*(each for each in told if each), strict=False)
-        return all(told) and any(
-            1 <= ready[-1] <= min(max(ready) - MEASUREMENT.eaten_batches, *ready[-STEADY_BLOCKS:])
-            for ready in of_ranks
-        )
+        fall = -theil_sen(ready) * (len(ready) - 1)
+        return bool(ready[-1] >= 1 and fall >= MEASUREMENT.eaten_batches)
 
     @property
     def warming_up(self) -> bool:
@@ -361,12 +360,10 @@ class StopRule:
             return True
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
-        if 0 < self._eaten == len(self.seen):
-            return True
         spared = self._spared()
-        later = self.seen[self._eaten :]
-        charged = [s.block for s in later if not _among(spared, s.block)]
-        if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
+        charged = [s.block for s in self.seen if not _among(spared, s.block)]
+        alone = [s.block for s in self.seen[self._eaten :] if not _among(spared, s.block)]
+        if sum(block.index > 0 for block in alone) >= self._limits.warm_blocks:
             return False
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
@@ -396,6 +393,11 @@ def _steps_of(block: BlockReport) -> int:
 def _among(blocks: Sequence[BlockReport], block: BlockReport) -> bool:
     """Return whether a block itself, not an equal one, is among others."""
     return any(each is block for each in blocks)
+
+
+def _taken(block: BlockReport) -> float:
+    """Return the seconds of a block and of the untimed step before it."""
+    return block.seconds + block.observed.get("left_out_seconds", 0.0)
 
 
 def seconds_of_compilation(block: BlockReport) -> float:

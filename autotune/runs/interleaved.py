@@ -22,7 +22,7 @@ from autotune.measurement.stop_rule import (
     seconds_of_compilation,
 )
 from autotune.runs.monitors import TimedMonitor
-from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, Fault, StoredBlock
 
 _TRIAL, _BASELINE = 0, 1
@@ -42,7 +42,7 @@ def interleaved(
     plan = asked.blocks
     seconds = min(turn_seconds, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
-    blocks = BlockPlan(seconds, 1, most, plan.longest)
+    blocks = replace(plan, seconds=seconds, min_steps=1, max_blocks=most)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
     return replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
 

@@ -238,7 +238,8 @@ class StudySetup:
         seconds = min(wished, wanted.longest / FEWEST_BLOCKS)
         several = min(wanted.warmup, wanted.longest) / STEADY_BLOCKS
         longest = max(MEASUREMENT.longest_block * seconds, several)
-        return BlockPlan(seconds, fewest, longest=longest)
+        by_energy = self.spec.objective.of_energy or self.spec.objective.power_limit is not None
+        return BlockPlan(seconds, fewest, longest=longest, leads_in=not by_energy)
 
     @property
     def least_timed(self) -> float:

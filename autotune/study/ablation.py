@@ -131,4 +131,5 @@ class Ablation:
 
     def _is_measured(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         runs = self._context.attempts().of_trial(chosen).of(Purpose.ABLATION).recorded()
-        return bool(runs_that_compare(runs, number).with_knobs(knobs))
+        own = runs_that_compare(runs, number, self._context.lease.epoch)
+        return bool(own.with_knobs(knobs))

@@ -250,7 +250,7 @@ class Finals:
             return False
         for trial in self._runner.drawn(confirmation.members(), "confirmation", number):
             knobs = confirmation.candidates[trial].knobs
-            while trial not in (done := confirmation.recorded(self._context.attempts())):
+            while trial not in (done := self._measured(confirmation)):
                 missing = [t for t in confirmation.members() if t not in done]
                 if not self._has_time(confirmation, missing):
                     return False
@@ -263,6 +263,10 @@ class Finals:
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, round=number)
                 self._runner.run_timed(attempt, limit)
         return True
+
+    def _measured(self, confirmation: Confirmation) -> dict[int, float | None]:
+        """Return what this daemon has recorded of the next round."""
+        return confirmation.recorded(self._context.attempts(), self._context.lease.epoch)
 
     def _repeat_baseline(self, confirmation: Confirmation) -> bool:
         """Run the baseline in another process, where more processes tell more than more rounds.

@@ -74,6 +74,8 @@ class BlockPlan:
     min_steps: int = 5
     max_blocks: int = 1000
     longest: float = math.inf
+    leads_in: bool = True
+    """False: no block on CUDA begins while an untimed step is under way, as its energy counts."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ def test_delete_removes_a_diagnosis_only_if_diagnose_has_made_its_folder(
     beside.touch()
     if is_marked:
         diagnosis_mark(folder).touch()
-    assert delete(played.repository, played.name) == [folder] * is_marked
+    removed = delete(played.repository, played.name)
+    assert [path for path in removed if path == folder] == [folder] * is_marked
     assert folder.exists() is not is_marked
     assert beside.exists()
 

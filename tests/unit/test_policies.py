@@ -59,7 +59,6 @@ OF_A_MESSAGE = {
 OF_A_LOOP = {
     "EVERY_SECONDS",
     "LARGEST_SHARE",
-    "_ALL_BLOCKS",
     "_END_AGAIN_SECONDS",
     "_FASTEST_STEP",
     "_MOST_SLOTS",

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.worker.observers import reserve
 from autotune.worker.protocol import Turn, Waiting, from_line
-from autotune.worker.rank.context import ALONE, TakenTurns
+from autotune.worker.rank.context import TakenTurns, resting_children
 from tests.support.waiting import wait_for
 
 
@@ -59,8 +59,8 @@ def stopped(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
 
-def test_children_rest_between_the_blocks_of_a_trial_by_itself(sleeper: psutil.Process) -> None:
-    with ALONE.between():
+def test_children_rest_between_blocks(sleeper: psutil.Process) -> None:
+    with resting_children():
         wait_for(lambda: stopped(sleeper), "it rests")
     wait_for(lambda: not stopped(sleeper), "it goes on")
 
@@ -76,7 +76,6 @@ def test_children_rest_from_the_wait_for_the_first_turn_on(sleeper: psutil.Proce
     agent.send_bytes(Turn("t", 1).to_line())
     waits.join()
     wait_for(lambda: not stopped(sleeper), "it goes on")
-    with turns.between():
-        wait_for(lambda: stopped(sleeper), "it rests")
-    assert stopped(sleeper), "until the next turn"
+    turns.silence()
+    wait_for(lambda: stopped(sleeper), "it rests until the next turn")
     agent.close()

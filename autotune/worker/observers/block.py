@@ -77,10 +77,14 @@ class BlockObservers:
             for device in devices[: None if devices[0].type == "cuda" else 1]
         ]
 
-    def resume(self) -> None:
-        """Start counters anew: other trials have had the devices since the last block."""
+    def resume(self, *, follows: bool = False) -> None:
+        """Start counters anew, as time has passed that belongs to no block.
+
+        Args:
+            follows: True if an untimed step is still under way, so that the energy is not known.
+        """
         for watch in self._watches:
-            watch.restart()
+            watch.restart(known=not follows)
         if self._load:
             self._load.shares()
 

@@ -92,10 +92,10 @@ class DeviceWatch:
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._energy = self._joules()
 
-    def restart(self) -> None:
-        """Start the energy anew: other trials have had the device."""
+    def restart(self, *, known: bool = True) -> None:
+        """Start the energy anew, as others have had the device; `known`: that of the next block is."""
         if self._handle is not None:
-            self._energy = self._joules()
+            self._energy = self._joules() if known else _NAN
 
     def state(self) -> DeviceState:
         """Return the energy since the last call, and clock, power and throttling as they are now."""
@@ -152,9 +152,9 @@ class ProcessorWatch:
         self._alone = alone
         self._energy = ProcessorEnergy() if first and alone else None
 
-    def restart(self) -> None:
+    def restart(self, *, known: bool = True) -> None:
         """Start the energy anew: other trials have had the processors."""
-        if self._energy is not None:
+        if known and self._energy is not None:
             self._energy.restart()
 
     def state(self) -> DeviceState:

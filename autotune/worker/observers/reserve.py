@@ -30,8 +30,10 @@ def ready_batches() -> float:
     """Return the number of batches that are ready; NaN without workers, or where it is not known."""
     try:
         several = [_ready(iterator) for iterator in list(_iterators)]
-    except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
-        return math.nan  # another version of torch, or an iterator that is closed just now
+    except (
+        Exception
+    ):  # another version of torch, or a thread of the script uses an iterator just now
+        return math.nan
     return float(sum(several)) if several else math.nan
 
 

@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn, Protocol
@@ -25,12 +24,8 @@ class Turns(Protocol):
     def next(self) -> Turn | None:
         """Wait for permission to train a block; return None if another configuration has come."""
 
-    def between(self) -> AbstractContextManager[None]:
-        """Return a context for what follows a block and is not timed.
-
-        Background work of this rank rests in it: batches that a loader's workers prepare meanwhile
-        would cost the next block no waiting. On devices that others share it rests until the next turn.
-        """
+    def silence(self) -> None:
+        """Stop background work of this rank until its next turn, as the block is over."""
 
 
 class _Alone:
@@ -39,13 +34,8 @@ class _Alone:
     def next(self) -> Turn:
         return Turn("", 0)
 
-    @contextlib.contextmanager
-    def between(self) -> Iterator[None]:
-        _signal_children(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            _signal_children(signal.SIGCONT)
+    def silence(self) -> None:
+        """Do nothing: no other trial is disturbed."""
 
 
 ALONE = _Alone()
@@ -77,7 +67,7 @@ class TakenTurns:
 
     def next(self) -> Turn | None:
         """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
-        self._rest()
+        self.silence()
         self._connection.send_bytes(Waiting(self._last).to_line())
         given = self._given.get()
         self._wake()
@@ -94,12 +84,7 @@ class TakenTurns:
         request, self._following = self._following, None
         return request
 
-    @contextlib.contextmanager
-    def between(self) -> Iterator[None]:
-        self._rest()
-        yield
-
-    def _rest(self) -> None:
+    def silence(self) -> None:
         """Stop the processes that this one has started: a loader's workers, mostly."""
         if not self._silent:
             self._silent = True
@@ -124,8 +109,21 @@ class OwnTurns:
         turn = self._turns.next()
         return ALONE.next() if turn else None
 
-    def between(self) -> AbstractContextManager[None]:
-        return self._turns.between()
+    def silence(self) -> None:
+        self._turns.silence()
+
+
+@contextlib.contextmanager
+def resting_children() -> Iterator[None]:
+    """Return a context in which the processes that this one has started rest.
+
+    All ranks have to be past their block: none may wait for such a process of another.
+    """
+    _signal_children(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal_children(signal.SIGCONT)
 
 
 def _signal_children(number: signal.Signals) -> None:

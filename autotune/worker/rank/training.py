@@ -12,7 +12,7 @@ from autotune.worker.observers import memory
 from autotune.worker.observers.block import BlockObservers, RankObservation, together
 from autotune.worker.observers.timing import BlockClock, BlockLength, InterleavedBlockLength
 from autotune.worker.protocol import BlockReport, Knobs, Observed, TrialRequest, Turn
-from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.context import RankContext, resting_children
 from autotune.worker.rank.rendezvous import Gather, RankFigures
 
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -163,6 +163,30 @@ class _RankBlock(NamedTuple):
     seen: RankObservation
 
 
+class _Before(NamedTuple):
+    """Facts about the latest block, alike on all ranks.
+
+    Attributes:
+        compiled: True if something was compiled in it.
+        exposed: True if its first step may have waited noticeably for what later ones got meanwhile: a
+            process that loads its own batches does so while the device is busy with the step before.
+        loads_beside: True if a loader has workers.
+    """
+
+    compiled: bool = False
+    exposed: bool = False
+    loads_beside: bool = False
+
+    @classmethod
+    def of(cls, ranks: Sequence[_RankBlock], index: int) -> "_Before":
+        """Return the facts about a block; its first one always waits for the workers to begin."""
+        compiled = any(rank.seen.settling.compilations for rank in ranks)
+        slowest = max(rank.figures.seconds for rank in ranks)
+        waited = max(rank.figures.wait_seconds for rank in ranks) > _NOTICEABLE_WAIT * slowest
+        beside = not all(math.isnan(rank.seen.ready_batches) for rank in ranks)
+        return cls(compiled, waited and index > 0 and not compiled, beside)
+
+
 def run_blocks(
     training: Training,
     request: TrialRequest,
@@ -173,51 +197,50 @@ def run_blocks(
     kind = InterleavedBlockLength if request.takes_turns else BlockLength
     length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = _observers(training, context)
-    mark = observers.marks.mark
-    exposed = False
+    may_follow = request.blocks.leads_in and context.device.type == "cuda"
+    before = _Before()
     for index in range(request.blocks.max_blocks):
-        turn, steps = context.turns.next(), length.steps
+        turn = context.turns.next()
         if turn is None:
             return
-        began, left_out = time.perf_counter(), turn.left_out or int(exposed)
+        began, left_out = time.perf_counter(), turn.left_out or int(may_follow and before.exposed)
+        follows = may_follow and left_out > 0
         for _ in range(left_out):
             yield
         left_out_seconds = time.perf_counter() - began if left_out else 0.0
         if turn.number or left_out:
-            observers.resume()
+            observers.resume(follows=follows)
         if request.takes_turns or request.stays:
             # Turns reach one node after another, and the first would wait on the clock for the last.
             training.meet()
         observers.start(index)
-        training.begin_block(follows=bool(left_out))
-        for left in reversed(range(steps)):
-            if not left:
-                training.ends_with_next()
-            yield
-            mark()
-        if math.isnan(training.loss_read):
-            training.read_loss()
+        training.begin_block(follows=follows)
+        yield from _steps(training, length.steps, observers.marks.mark)
         own = training.end_block()
-        with context.turns.between():
+        if follows:
+            left_out_seconds = time.perf_counter() - began - own.seconds
+        if before.loads_beside:
+            training.meet()
+        with resting_children() if before.loads_beside else nullcontext():
             ranks = training.gather(_RankBlock(own, observers.stop()))
         figures = [rank.figures for rank in ranks]
+        context.turns.silence()
+        before = _Before.of(ranks, index)
         slowest = max(rank.seconds for rank in figures)
-        exposed = context.device.type == "cuda" and _exposes_loading(figures)
-        compiled = any(rank.seen.settling.compilations for rank in ranks)
-        length.learn(index, slowest, rested=turn.rested, compiled=compiled)
+        length.learn(index, slowest, rested=turn.rested, compiled=before.compiled)
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))
 
 
-def _exposes_loading(block: Sequence[RankFigures]) -> bool:
-    """Return whether the first step of a block waits noticeably for what others prepare meanwhile.
-
-    A process that loads its own batches does so while the device is busy with the step before, but for
-    the first step after the device has been waited for. An untimed step before it makes up for that.
-    """
-    slowest = max(rank.seconds for rank in block)
-    return max(rank.wait_seconds for rank in block) > _NOTICEABLE_WAIT * slowest
+def _steps(training: Training, steps: int, mark: Callable[[], None]) -> Iterator[None]:
+    for left in reversed(range(steps)):
+        if not left:
+            training.ends_with_next()
+        yield
+        mark()
+    if math.isnan(training.loss_read):
+        training.read_loss()
 
 
 def _observers(training: Training, context: RankContext) -> BlockObservers:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from autotune.cli import running
 from autotune.errors import (
     AutotuneError,
     GaveUp,
@@ -21,7 +23,7 @@ from autotune.errors import (
     UnfitNodes,
 )
 from autotune.service import daemon as service
-from autotune.service import follow
+from autotune.service import follow, submission
 from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
@@ -38,6 +40,7 @@ from storage.database import _NOW
 from storage.holders import user_name
 from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Machine, Replayed
+from tests.support.steering import write_study
 from tests.support.waiting import wait_for
 
 SHORT = {
@@ -406,9 +409,35 @@ def test_storage_that_stays_away_is_given_up(
         raise StorageUnreachable("storage postgresql://db: connection refused")
 
     with pytest.raises(GaveUp, match="refused; it has been away for") as given_up:
-        follow.opened(away)
+        follow.through_outages(away)
     assert given_up.value.exit_code == 69
     assert capsys.readouterr().err.count("connection refused; waiting for it.") == 1
+
+
+def test_study_in_the_foreground_is_queued_once_the_storage_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A standby answers, and cannot be written before it is the primary."""
+    monkeypatch.setattr(follow, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    file = write_study(tmp_path, name="standby")
+    tried: list[str] = []
+    original = submission.submit
+
+    def submit(*given: Any) -> Any:
+        tried.append("submit")
+        if len(tried) < 3:
+            raise StorageUnreachable("storage postgresql://db: read-only transaction")
+        return original(*given)
+
+    followed: list[str] = []
+    monkeypatch.setattr(submission, "submit", submit)
+    monkeypatch.setattr(
+        running, "_follow_until_done", lambda _, study, *__: followed.append(study.name)
+    )
+    running.start([str(file)], storage=f"sqlite:///{tmp_path}/s.db", foreground=True)
+    assert (len(tried), followed) == (3, ["standby"])
 
 
 def test_study_in_the_foreground_that_runs_is_not_given_up(played: Replayed) -> None:

@@ -18,6 +18,7 @@ from autotune.errors import (
     BadInput,
     GaveUp,
     Requeued,
+    StorageError,
     StorageUnreachable,
     StudyNotFound,
 )
@@ -101,7 +102,8 @@ def submit(
     forbidden = [name for name in changed if not _may_change(name, spec)]
     folders = [workdir, file.resolve().parent] if file else [workdir]
     elsewhere = where != (known.file or "") and all(_is_elsewhere(known, one) for one in folders)
-    if not resumes and _is_of_others(known):
+    is_over = known.state == StudyState.DONE and not set(changed) - {"folder"}
+    if not resumes and not is_over and _is_of_others(repository, known):
         raise BadInput(_started_by_others(known, file))
     if forbidden or elsewhere:
         own = known.owner in ("", user_name())
@@ -110,7 +112,7 @@ def submit(
             raise BadInput(_started_elsewhere(known, workdir, file) if elsewhere else different)
         repository.studies.delete(spec.name)
         return _new(repository, spec, workdir, where)
-    if known.state == StudyState.DONE and not set(changed) - {"folder"}:
+    if is_over:
         return known
     moved = not _is_there(known.workdir)
     queue = _local_queue(known, spec, workdir if moved else Path(known.workdir))
@@ -181,14 +183,21 @@ def _is_elsewhere(known: StoredStudy, folder: Path) -> bool:
         return True
 
 
-def _is_of_others(known: StoredStudy) -> bool:
+def _is_of_others(repository: Repository, known: StoredStudy) -> bool:
     """Return whether a study is another owner's, and the folder at its path is not the one it is in.
 
-    So it is in containers of two owners, each with a folder of its own at one path.
+    So it is in containers of two owners, each with a folder of its own at one path. A study that has
+    ended without figures needs no folder. Where another folder is signed by this storage, the path is
+    that of the study.
     """
     if known.owner in ("", user_name()) or not _is_there(known.workdir):
         return False
-    return not _is_there(_folders(known).folder)
+    folders = _folders(known)
+    if _is_there(folders.folder) or _is_blank(repository, known):
+        return False
+    with contextlib.suppress(StorageError):
+        return not folders.signed(signature(repository.database))
+    return True
 
 
 def _started_by_others(known: StoredStudy, file: Path | None) -> str:

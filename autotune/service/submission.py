@@ -60,6 +60,8 @@ _UNSAID = ("folder", "logs", "export")
 GIVE_UP_AFTER = "AUTOTUNE_GIVE_UP_AFTER"
 """Variable with the longest wait, such as 10m, of a study in the foreground that cannot run."""
 _IDLE_SECONDS = 3.0
+_STEADY_SECONDS = 180.0
+"""Time after which a study that had failed runs again: a try that fails at its start is over then."""
 _MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20
 """Largest size of a daemon's log. Then the next daemon begins another log, and the previous one is
@@ -385,6 +387,9 @@ class InProcessRunner:
         """
         self._longest_wait = longest_wait
         self._waits_since: float | None = None
+        self._runs_since: float | None = None
+        self._figures = 0
+        """Number of figures as the wait began."""
         self._gave_up = ""
         self._repository = repository
         self._study = study
@@ -452,15 +457,35 @@ class InProcessRunner:
 
     def _give_up_if_idle(self, study: StoredStudy) -> None:
         """Have the daemon leave once the study has not run here for too long."""
-        why = "" if self._longest_wait is None else self._why_idle(study)
-        now = time.monotonic()
-        if not why or self._waits_since is None:
-            self._waits_since = now if why else None
+        if self._longest_wait is None:
             return
+        why, now = self._why_idle(study), time.monotonic()
+        if not why:
+            self._runs_since = now if self._runs_since is None else self._runs_since
+            if self._waits_since is not None and self._goes_on(study, now - self._runs_since):
+                self._waits_since = None
+            return
+        self._runs_since = None
+        if self._waits_since is None:
+            self._waits_since, self._figures = now, self._number_of_figures()
         waited = now - self._waits_since
-        if self._longest_wait is not None and waited > self._longest_wait:
+        if waited > self._longest_wait:
             self._gave_up = f"{study.name} has not run here for {duration(waited)}: {why}"
             self._daemon.shut_down()
+
+    def _goes_on(self, study: StoredStudy, ran: float) -> bool:
+        """Return whether a study that runs again is more than a further try.
+
+        Args:
+            ran: seconds since it was seen to wait.
+        """
+        if study.retries == 0 or ran > _STEADY_SECONDS:
+            return True
+        return self._number_of_figures() > self._figures
+
+    def _number_of_figures(self) -> int:
+        attempts = self._repository.attempts.of(self._study.id)
+        return sum(one.result.throughput is not None for one in attempts)
 
     def _why_idle(self, study: StoredStudy) -> str:
         """Return why the study does not run here at present; empty if it does."""

@@ -23,7 +23,7 @@ from autotune.errors import (
     UnfitNodes,
 )
 from autotune.service import daemon as service
-from autotune.service import follow, submission
+from autotune.service import follow, study_run, submission
 from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
@@ -397,6 +397,25 @@ def test_study_in_the_foreground_that_cannot_run_is_given_up(
     with pytest.raises(GaveUp, match=f"played has not run here for .*: .*{why}"):
         here()
     assert played.study().state == ("RUNNING" if lacks == "lease" else "QUEUED")
+
+
+def test_study_in_the_foreground_whose_tries_fail_with_an_open_launcher_is_given_up(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(service, "MOST_SECONDS", 0.1)
+
+    def gone(*_: object) -> None:
+        time.sleep(0.05)  # it is seen to run
+        raise LauncherError("its slots are gone")
+
+    monkeypatch.setattr(study_run, "LargestBatch", gone)
+    played.submit(**SHORT)
+    study = played.study()
+    daemon = Daemon(played.repository, study.queue, played.machine.open, only=study.id)
+    here = InProcessRunner(played.repository, study, daemon, longest_wait=1.0)
+    with pytest.raises(GaveUp, match=r"has not run here for .*: .*its slots are gone"):
+        wait_for(lambda: here() is not None, "it gives up")
 
 
 def test_storage_that_stays_away_is_given_up(

@@ -506,11 +506,18 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.daemon import Daemon
     from autotune.service.submission import GIVE_UP_AFTER, InProcessRunner
 
-    longest_wait = seconds(GIVE_UP_AFTER, os.environ.get(GIVE_UP_AFTER))
+    longest_wait = seconds(GIVE_UP_AFTER, os.environ.get(GIVE_UP_AFTER) or _wait_of_job())
     running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     _leave_when_told(running)
     return InProcessRunner(repository, study, running, longest_wait)
+
+
+def _wait_of_job() -> str | None:
+    """Return the longest wait in a job of Slurm, whose nodes idle; None at a terminal, or in no job."""
+    from autotune.service.batch import LONGEST_WAIT
+
+    return LONGEST_WAIT if "SLURM_JOB_ID" in os.environ and not os.isatty(0) else None
 
 
 def _interruptible(

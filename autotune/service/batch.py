@@ -17,7 +17,7 @@ _WARNING_SECONDS = 60
 """Time between the signal and the end of a job: a daemon leaves within seconds."""
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that has died of SIGTERM, as shells have it."""
-_GIVE_UP_AFTER = "10m"
+LONGEST_WAIT = "10m"
 """Longest wait for what a study lacks, with nodes that do nothing meanwhile: a restart of a cluster or a
 server takes minutes."""
 _PREEMPTED_WITHIN = 300
@@ -291,7 +291,7 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
         on_one_node="" if spec.launcher.is_shared else _ON_ONE_NODE,
         folder=shlex.quote(str(folder)),
         command=shlex.join([sys.executable, "-P", "-m", *_command(study)]),
-        give_up_after=_GIVE_UP_AFTER,
+        give_up_after=LONGEST_WAIT,
         requeued=Requeued.exit_code,
         gave_up=GaveUp.exit_code,
         terminated=_TERMINATED,

@@ -19,6 +19,7 @@ from autotune.errors import (
     GaveUp,
     LauncherError,
     NotHere,
+    StorageError,
     StorageUnreachable,
     UnfitNodes,
 )
@@ -399,6 +400,19 @@ def test_study_in_the_foreground_that_cannot_run_is_given_up(
     assert played.study().state == ("RUNNING" if lacks == "lease" else "QUEUED")
 
 
+@pytest.mark.parametrize(
+    ("job", "terminal", "wait"), [("7", False, "10m"), ("7", True, None), ("", False, None)]
+)
+def test_study_in_a_job_of_slurm_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, job: str, terminal: bool, wait: str | None
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setattr(running.os, "isatty", lambda _: terminal)
+    assert running._wait_of_job() == wait
+
+
 def test_study_in_the_foreground_whose_tries_fail_with_an_open_launcher_is_given_up(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +490,20 @@ def test_study_in_the_foreground_that_runs_is_not_given_up(played: Replayed) -> 
         return played.study().state.ended
 
     wait_for(ended, "the study ends")
+    played.assert_complete(trials=3)
+
+
+def test_study_in_the_foreground_runs_where_its_waiting_cannot_be_recorded(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise StorageError("storage postgresql://db: permission denied")
+
+    monkeypatch.setattr(played.repository.leases, "acquire", refused)
+    played.submit(**SHORT)
+    study = played.study()
+    daemon = Daemon(played.repository, study.queue, played.machine.open, only=study.id)
+    daemon.serve(idle_seconds=0.0)
     played.assert_complete(trials=3)
 
 

@@ -91,13 +91,13 @@ class StudyRun:
         spec, where = self._spec, self._bound_to()
         if where is None:
             return spec
-        on_gpu = (self._study.facts or {}).get("device") == "cuda"
-        if not spec.launcher.is_shared and not on_gpu and not visible_devices():
+        device = (self._study.facts or {}).get("device")
+        if not spec.launcher.is_shared and device == "cpu" and not visible_devices():
             resources = spec.resources.model_copy(update={"gpus_per_worker": 0})
             return spec.model_copy(update={"resources": resources})
         if not spec.launcher.is_shared or spec.resources.device:
             return spec
-        kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
+        kind = device_kind(from_agent(where), on_gpu=device == "cuda") or None
         resources = spec.resources.model_copy(update={"device": kind})
         return spec.model_copy(update={"resources": resources})
 

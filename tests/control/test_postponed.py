@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from autotune.cli import running
 from autotune.errors import (
@@ -398,6 +398,27 @@ def test_study_in_the_foreground_that_cannot_run_is_given_up(
     with pytest.raises(GaveUp, match=f"played has not run here for .*: .*{why}"):
         here()
     assert played.study().state == ("RUNNING" if lacks == "lease" else "QUEUED")
+
+
+@pytest.mark.parametrize("devices", [[], ["0"]])
+def test_study_with_figures_of_the_cpu_asks_for_no_device_where_there_is_none(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+) -> None:
+    monkeypatch.setattr(study_run, "visible_devices", lambda: devices)
+    asked: list[float | None] = []
+
+    class Asked(Machine):
+        def open(self, *given: Any) -> ReplayLauncher:
+            asked.append(given[0].resources.gpus_per_worker)
+            return super().open()
+
+    played.machine = Asked()
+    played.run(**SHORT)
+    facts = text("update autotune_study set facts = replace(facts, '\"cuda\"', '\"cpu\"')")
+    with played.repository.database.writing() as connection:
+        connection.execute(facts)
+    played.run(**{**SHORT, "budget": {"trials": 4, "least_gain": 0}})
+    assert asked[1] == (None if devices else 0)
 
 
 @pytest.mark.parametrize(

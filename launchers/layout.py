@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import importlib.util
 import itertools
 import math
 import os
@@ -26,6 +27,8 @@ _NVIDIA = "0x10de"
 """Vendor of a PCI device."""
 _DISPLAY = "0x03"
 """Beginning of the class of a PCI device that is a GPU, with or without a display."""
+_NO_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*None\s*$", re.MULTILINE)
+"""Line of torch/version.py in a build without CUDA."""
 _LIBRARY = "libcuda.so.1"
 """Library of the driver: a machine or container that has none is to train on the CPU."""
 
@@ -252,20 +255,35 @@ def refuse_lost_devices(
 ) -> None:
     """Refuse to take a machine that has lost its GPUs for one of the CPU, unless the CPU is asked for.
 
-    So it is after a boot without the driver's module, or before its devices are made.
+    So it is after a boot without the driver's module, or before its devices are made. A torch that was
+    built without CUDA would use none of them.
 
     Raises:
         LauncherError: NVIDIA's driver is installed and shows none of the GPUs on the PCI bus.
     """
     hides = environment.get(VISIBLE, "0").split(",")[0].strip() in NO_DEVICES
-    if resources.gpus_per_worker == 0 or hides or any(map(_is_device, folder.iterdir())):
+    on_cpu = resources.gpus_per_worker == 0 or hides or lacks_cuda()
+    if on_cpu or any(map(_is_device, folder.iterdir())):
         return
     lost = sorted(entry.name for entry in bus.glob("*") if _is_gpu(entry))
     if lost and _loads(library):
         raise LauncherError(
             f"NVIDIA's driver shows no GPU, and {', '.join(lost)} on the PCI bus is one: see what "
-            "`nvidia-smi` says, or say resources.gpus_per_worker: 0 to train on the CPU"
+            "`nvidia-smi` says; to train on the CPU say resources.gpus_per_worker: 0, or set "
+            f"{VISIBLE}= where autotune is started"
         )
+
+
+def lacks_cuda() -> bool:
+    """Return whether torch was built without CUDA; it is not imported, as that takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        told = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return False
+    return _NO_CUDA.search(told) is not None
 
 
 def this_machine() -> NodeCapacity:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.errors import ClusterAway, LauncherError, NotHere
+from autotune.errors import ClusterAway, LauncherError, UnfitNodes
 from launchers.base import Resources
 from launchers.layout import Layout, NodeCapacity, on_devices, plan
 from launchers.placement import AvoidedNodes, ClusterNode, choose
@@ -157,21 +157,23 @@ class Allocation:
 def refuse_login_node(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to train on this machine within a job of Slurm whose nodes are others.
 
-    That is so in a shell of salloc on a login node. Where Slurm does not tell, nothing is refused.
+    That is so in a shell of salloc on a login node. Where Slurm does not tell, or the job has ended,
+    nothing is refused: a terminal that was opened within the job keeps its variables.
 
     Raises:
-        NotHere: this machine is none of the job's nodes.
+        UnfitNodes: this machine is none of the job's nodes.
     """
     job, nodes = environment.get(JOB), environment.get(_NODES)
     if not job or not nodes or _OF_NODE in environment:
         return
     try:
-        hosts = _HOST.findall(_ask("scontrol", "show", "node", "--oneliner", nodes))
+        runs = _ask("squeue", "--noheader", "--jobs", job, "--states", "R").strip()
+        hosts = runs and _HOST.findall(_ask("scontrol", "show", "node", "--oneliner", nodes))
     except ClusterAway:
         return
     own = socket.gethostname().partition(".")[0]
     if hosts and own not in hosts:
-        raise NotHere(
+        raise UnfitNodes(
             f"this machine, {own}, is no node of Slurm job {job}, whose nodes are {nodes}: `srun -N1 "
             "-n1 --pty autotune start STUDY.yaml --foreground` trains on one of them, and launcher: "
             "slurm on all"

@@ -73,12 +73,16 @@ class Database:
         self.schema = ""
         """Version of its tables where it is not that of this program: it is read only then."""
         try:
-            self._prepare()
-            self.optuna()
+            try:
+                self._open_tables()
+            except (DBAPIError, StorageInternalError) as error:
+                if self.folder or is_away(self.url, _original(error)):
+                    raise
+                self._open_tables()  # the server may have come back between connection and question
         except RuntimeError as error:
             raise StorageError(f"storage {self}: {error}") from None
         except (DBAPIError, StorageInternalError, OSError, sqlite3.Error) as error:
-            kind = StorageUnreachable if is_away(self.url) else StorageError
+            kind = StorageUnreachable if is_away(self.url, _original(error)) else StorageError
             raise kind(f"storage {self}: {self.reason(error)}{self._hint()}") from None
         except (TypeError, ValueError) as error:
             raise BadInput(f"storage {self}: an option of the URL is wrong: {error}") from None
@@ -277,6 +281,11 @@ class Database:
             lacks = existing and schema.revision_of(reader) is None
             if lacks or schema.is_strange(reader):
                 raise BadInput(_NO_STORAGE.format(path=path))
+
+    def _open_tables(self) -> None:
+        """Prepare the tables and Optuna's storage; may be repeated."""
+        self._prepare()
+        self.optuna()
 
     def _prepare(self) -> None:
         """Create what is missing; prepare to read what is of another version."""

@@ -5,6 +5,7 @@ Peers of PostgreSQL that died are noticed, and locks do not outlive their holder
 
 import contextlib
 import os
+import re
 import sqlite3
 import tempfile
 import time
@@ -50,6 +51,12 @@ _BESIDE = (*_LOGS, "-shm")
 """Suffixes of the files that SQLite keeps beside a database."""
 OF_USER = 0o600
 """Mode of a new file, for this user alone; what SQLite writes beside it has the same."""
+_BACK_LATER = ("53300", "57P01", "57P02", "57P03")
+"""Error codes of PostgreSQL: too many connections; shut down, crashed, being started."""
+_FULL = re.compile(
+    "too many (clients|connections)|connection slots are reserved|no more connections"
+)
+"""What PostgreSQL and PgBouncer say to a connection too many, for which libpq gives no code."""
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
@@ -216,13 +223,18 @@ def _on_postgres_connect(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.commit()
 
 
-def is_away(url: URL) -> bool:
-    """Return whether the server of a URL does not answer, or is being started or shut down.
+def is_away(url: URL, error: BaseException | None = None) -> bool:
+    """Return whether the server of a URL does not answer, or is being started or shut down, or full.
 
     One that refuses a user, a password or a database does answer.
+
+    Args:
+        error: what it has answered, if it has.
     """
     if url.get_backend_name() == "sqlite":
         return False
+    if getattr(error, "sqlstate", None) in _BACK_LATER or _FULL.search(str(error)):
+        return True
     import psycopg  # a tenth of a second, which SQLite does not take
     from psycopg import conninfo, pq
 

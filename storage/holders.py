@@ -4,6 +4,7 @@ All users of a SQLite file are on one machine. Its wall clock may be set back or
 lease is held, which would then last for hours or end at once. The time since boot only increases.
 """
 
+import hashlib
 import os
 import pwd
 import re
@@ -21,6 +22,9 @@ OWNER = "AUTOTUNE_OWNER"
 _NAME = re.compile(r"[\w.@-]{1,200}")
 _WAITS = " #"
 """Mark between queue and study in the key of a process that waits for the study."""
+_LONGEST_KEY = 255
+"""Length of the key's column, see `LeaseRow`."""
+_DIGITS = 16
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -89,9 +93,15 @@ def user_name() -> str:
 def waiting_key(queue: str, study_id: int) -> str:
     """Return the key of the lease of a process that waits for a single study of a queue.
 
-    Such a process runs the study as long as that is in this queue.
+    Such a process runs the study as long as that is in this queue. Where the key would be too long, a
+    digest takes the place of the cluster or machine: by its second word roles tell the owner.
     """
-    return f"{queue}{_WAITS}{study_id}"
+    key = f"{queue}{_WAITS}{study_id}"
+    if len(key) <= _LONGEST_KEY:
+        return key
+    place, _, rest = queue.partition(" ")
+    digest = hashlib.sha256(place.encode()).hexdigest()[:_DIGITS]
+    return f"{digest} {rest}{_WAITS}{study_id}"
 
 
 def is_waiting(key: str) -> bool:

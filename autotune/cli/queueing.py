@@ -1,5 +1,6 @@
 """Commands about order and shares of studies: queue, move, hold, quota and so on; and `submit`."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from autotune.errors import BadInput
 from autotune.views.terminal import show as print
 
 if TYPE_CHECKING:  # imported where it is used: SQLAlchemy takes a second
+    from autotune.config import StudySpec
     from storage import StoredStudy
     from storage.order import Quotas
 
@@ -269,7 +271,26 @@ def submit(
         env=sbatch_environment(os.environ),
     )
     print(done.stdout.strip())
+    if done.returncode == 0:
+        _tell_of_held_jobs(spec)
     sys.exit(done.returncode)
+
+
+def _tell_of_held_jobs(spec: "StudySpec") -> None:
+    """Tell of earlier jobs of the study that are held: the new one waits for them."""
+    from autotune.service.batch import held_jobs, job_name
+
+    query = ["squeue", "--noheader", "--me", "--states=PD", f"--name={job_name(spec)}"]
+    with contextlib.suppress(OSError):
+        told = subprocess.run(
+            [*query, "--format=%i %r"], capture_output=True, text=True, check=False
+        ).stdout
+        for job in held_jobs(told):
+            print(
+                f"job {job} of this study is held, and this one waits for it: scontrol release {job}, "
+                f"or scancel {job}",
+                file=sys.stderr,
+            )
 
 
 def _check_storage_of_job(url: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
@@ -143,13 +143,17 @@ def start(
     # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
 
-    repository = _opened(lambda: _storage_of(study, spec, storage), patiently=foreground)
-    if not foreground:
-        refuse_elsewhere(repository, spec.name)
-    submitted = submit(repository, spec, Path.cwd(), study)
-    if priority is not None and not submitted.state.ended:
-        repository.studies.arrange(spec.name, priority=priority)
-    _follow_until_done(repository, submitted.name, detach, foreground, as_json)
+    def submitted() -> "tuple[Repository, StoredStudy]":
+        repository = _storage_of(study, spec, storage)
+        if not foreground:
+            refuse_elsewhere(repository, spec.name)
+        queued = submit(repository, spec, Path.cwd(), study)
+        if priority is not None and not queued.state.ended:
+            repository.studies.arrange(spec.name, priority=priority)
+        return repository, repository.studies.named(spec.name)
+
+    repository, queued = _patiently(submitted) if foreground else submitted()
+    _follow_until_done(repository, queued, detach, foreground, as_json)
 
 
 def _write_first(study: Path, command: list[str], storage: str | None, output: TextIO) -> None:
@@ -196,11 +200,23 @@ def _storage_of(
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
 
 
-def _opened(opening: "Callable[[], Repository]", *, patiently: bool) -> "Repository":
-    """Open a storage; where the process itself is to run the study, wait for one that is away."""
-    from autotune.service.follow import opened
+def _patiently(
+    queue: "Callable[[], tuple[Repository, StoredStudy]]",
+) -> "tuple[Repository, StoredStudy]":
+    """Queue a study that this process is to run; wait for a storage that is away.
 
-    return opened(opening) if patiently else opening()
+    A process that is told to leave meanwhile ends like one whose study has begun.
+    """
+    from autotune.service.follow import through_outages
+
+    signal.signal(signal.SIGTERM, _leave_at_once)
+    return through_outages(queue)
+
+
+def _leave_at_once(*_: object) -> NoReturn:
+    # Not by print, which the signal may have interrupted.
+    os.write(2, b"This process was told to leave before its study has begun.\n")
+    raise SystemExit(Requeued.exit_code)
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
@@ -261,16 +277,21 @@ def resume(
 
     _refuse_both(foreground, detach)
     url, name = located(study, storage)
-    repository = _opened(lambda: open_storage(url, existing=True), patiently=foreground)
-    if here:
-        move_to_this_machine(repository, name)
-    if not foreground:
-        refuse_elsewhere(repository, name)
-    if study == name:
-        resume_study(repository, name)
-    else:
-        resume_by_file(repository, load(Path(study)), Path(study))
-    _follow_until_done(repository, name, detach, foreground, as_json)
+
+    def resumed() -> "tuple[Repository, StoredStudy]":
+        repository = open_storage(url, existing=True)
+        if here:
+            move_to_this_machine(repository, name)
+        if not foreground:
+            refuse_elsewhere(repository, name)
+        if study == name:
+            resume_study(repository, name)
+        else:
+            resume_by_file(repository, load(Path(study)), Path(study))
+        return repository, repository.studies.named(name)
+
+    repository, queued = _patiently(resumed) if foreground else resumed()
+    _follow_until_done(repository, queued, detach, foreground, as_json)
 
 
 def watch(study: StudyArgument, storage: StorageOption = None) -> None:
@@ -426,16 +447,22 @@ def _leave_when_told(running: "Daemon | DaemonPool") -> None:
 
 
 def _follow_until_done(
-    repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
+    repository: "Repository", study: "StoredStudy", detach: bool, foreground: bool, as_json: bool
 ) -> None:
     """Make sure that a submitted study runs, and follow it."""
-    from autotune.service.follow import conclusion, exit_code, follow, held_back_by
+    from autotune.service.follow import (
+        conclusion,
+        exit_code,
+        follow,
+        held_back_by,
+        through_outages,
+    )
     from autotune.service.shell_variables import difference
     from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
     from storage import StudyState
 
-    study = repository.studies.named(name)
+    name = study.name
     keep_alive = (
         _run_here(repository, study)
         if foreground
@@ -447,7 +474,9 @@ def _follow_until_done(
         )
     if not (study.state.ended or foreground) and (differs := difference(repository, study)):
         _tell(differs)
-    if not study.state.ended:
+    if not study.state.ended and foreground:
+        through_outages(keep_alive)
+    elif not study.state.ended:
         keep_alive()
     if detach and as_json:
         print(json.dumps(status_of(repository, name), indent=2))
@@ -477,11 +506,18 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.daemon import Daemon
     from autotune.service.submission import GIVE_UP_AFTER, InProcessRunner
 
-    longest_wait = seconds(GIVE_UP_AFTER, os.environ.get(GIVE_UP_AFTER))
+    longest_wait = seconds(GIVE_UP_AFTER, os.environ.get(GIVE_UP_AFTER) or _wait_of_job())
     running = Daemon(repository, study.queue, only=study.id)
     signal.signal(signal.SIGINT, lambda *_: running.stop())
     _leave_when_told(running)
     return InProcessRunner(repository, study, running, longest_wait)
+
+
+def _wait_of_job() -> str | None:
+    """Return the longest wait in a job of Slurm, whose nodes idle; None at a terminal, or in no job."""
+    from autotune.service.batch import LONGEST_WAIT
+
+    return LONGEST_WAIT if "SLURM_JOB_ID" in os.environ and not os.isatty(0) else None
 
 
 def _interruptible(

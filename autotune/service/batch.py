@@ -17,9 +17,13 @@ _WARNING_SECONDS = 60
 """Time between the signal and the end of a job: a daemon leaves within seconds."""
 _TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that has died of SIGTERM, as shells have it."""
-_GIVE_UP_AFTER = "10m"
+LONGEST_WAIT = "10m"
 """Longest wait for what a study lacks, with nodes that do nothing meanwhile: a restart of a cluster or a
 server takes minutes."""
+_PREEMPTED_WITHIN = 300
+"""Seconds between a preemption and the end of the study, which is told to leave at once."""
+_HELD = re.compile(r"^(\S+) .*held", re.IGNORECASE | re.MULTILINE)
+"""A pending job that is held, by its reason."""
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -32,6 +36,17 @@ _SCRIPT = """\
 told= study=
 leave() {{ told=1; [ -z "$study" ] || {{ sleep 1; kill -TERM $study; }}; }}
 trap leave TERM
+# One that was suspended to preempt it, and went on, keeps the time of that.
+preempted() {{
+  local shown at begun
+  shown=$(SLURM_TIME_FORMAT=standard scontrol show job "$SLURM_JOB_ID")
+  [[ $shown != *JobState=PREEMPTED* ]] || return 0
+  [[ $shown =~ [[:space:]]PreemptTime=([0-9][^[:space:]]*) ]] || return 1
+  at=${{BASH_REMATCH[1]}}
+  [[ $shown =~ [[:space:]]StartTime=([0-9][^[:space:]]*) ]] || return 1
+  begun=${{BASH_REMATCH[1]}}
+  [[ ! $at < $begun ]] && [ $(($(date +%s) - $(date -d "$at" +%s))) -le {preempted_within} ]
+}}
 {on_one_node}cd {folder} || exit 2
 # The next job of the study may begin on another node.
 export AUTOTUNE_MACHINE="${{AUTOTUNE_MACHINE:-slurm-$SLURM_CLUSTER_NAME}}"
@@ -56,17 +71,17 @@ if [ -n "$again" ]; then
     sleep $pause
   done
   # A job that was cancelled is no longer running, and stays cancelled. One that Slurm has ended to
-  # preempt it is not running either, and has a time of that.
-  if [ "${{state:-RUNNING}}" = RUNNING ] ||
-    scontrol show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'; then
+  # preempt it is not running either.
+  if [ "${{state:-RUNNING}}" = RUNNING ] || preempted; then
     for pause in 1 2 4 8; do
-      scontrol $again "$SLURM_JOB_ID" && break
+      if scontrol $again "$SLURM_JOB_ID"; then
+        [ $again = requeue ] ||
+          echo "the job is held: scontrol release $SLURM_JOB_ID begins it again" >&2
+        break
+      fi
       sleep $pause
     done
   fi
-fi
-if [ $code -eq {gave_up} ]; then
-  echo "the job is held: scontrol release $SLURM_JOB_ID begins it again" >&2
 fi
 exit $code
 """
@@ -270,17 +285,32 @@ def sbatch_script(spec: StudySpec, study: Path, folder: Path, options: Sequence[
             "needs launcher: slurm, or a running Ray cluster (launcher: {kind: ray, address: HOST:PORT})"
         )
     return _SCRIPT.format(
-        name=f"autotune-{spec.name}",
+        name=job_name(spec),
         warning=_WARNING_SECONDS,
         options="".join(f"#SBATCH {line}\n" for line in _lines(options)),
         on_one_node="" if spec.launcher.is_shared else _ON_ONE_NODE,
         folder=shlex.quote(str(folder)),
         command=shlex.join([sys.executable, "-P", "-m", *_command(study)]),
-        give_up_after=_GIVE_UP_AFTER,
+        give_up_after=LONGEST_WAIT,
         requeued=Requeued.exit_code,
         gave_up=GaveUp.exit_code,
         terminated=_TERMINATED,
+        preempted_within=_PREEMPTED_WITHIN,
     )
+
+
+def job_name(spec: StudySpec) -> str:
+    """Return the name of a study's jobs in Slurm."""
+    return f"autotune-{spec.name}"
+
+
+def held_jobs(told: str) -> list[str]:
+    """Return the jobs that are held.
+
+    Args:
+        told: answer of `squeue --format '%i %r'`, the number and the reason of each pending job.
+    """
+    return _HELD.findall(told)
 
 
 def sbatch_environment(environment: Mapping[str, str]) -> dict[str, str]:

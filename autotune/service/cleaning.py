@@ -41,8 +41,9 @@ def _signatures(database: Database) -> set[str]:
 def delete(repository: Repository, name: str) -> list[Path]:
     """Delete an ended study from the storage, and its folders if they are on this machine.
 
-    These are its own and that of `autotune diagnose`. Where another storage has signed its own, both
-    stay: this storage may be a copy of that.
+    These are its own, unless another storage has signed it, as this one may be a copy of that. The
+    folder of `autotune diagnose` goes only with one that this storage has signed: a project on
+    another machine may be at the same path.
 
     Returns:
         The removed folders.
@@ -52,12 +53,15 @@ def delete(repository: Repository, name: str) -> list[Path]:
     """
     paths = _paths(repository.studies.named(name))
     # Asked first: a server that fails afterwards would leave the folder without a study.
-    is_own = paths.may_be_of(_signatures(repository.database))
+    own = _signatures(repository.database)
+    is_own, is_signed = paths.may_be_of(own), paths.signature in own
     repository.studies.delete(name)
     if not is_own:
         return []
     gone = [paths.folder] if _remove(paths.folder) else []
-    return [*gone, paths.diagnosis] if _remove_diagnosis(paths.diagnosis) else gone
+    if is_signed and _remove_diagnosis(paths.diagnosis):
+        gone.append(paths.diagnosis)
+    return gone
 
 
 def signed_by_others(database: Database, studies: Iterable[StoredStudy]) -> dict[Path, str]:

@@ -22,6 +22,7 @@ from autotune.errors import (
     NotHere,
     OtherVersion,
     StaleLease,
+    StorageError,
     StorageUnreachable,
 )
 from autotune.runs.study_setup import OpenLauncher, launcher_of
@@ -179,10 +180,25 @@ class Daemon:
         return busy
 
     def _attend(self) -> None:
-        """Have the queue, or the only study, known to be served, unless another process does."""
+        """Have the queue, or the only study, known to be served, unless another process does.
+
+        A process that runs a single study goes on without: others are only told less.
+        """
         now = self._give_sign()
         if now - self._asked < _RENEW_SECONDS:
             return
+        try:
+            self._renew_presence()
+        except StorageUnreachable:
+            raise
+        except StorageError as error:
+            if self._only is None:
+                raise
+            log.warning("that a process waits for its study cannot be recorded: %s", error)
+            now = math.inf  # not again
+        self._asked = now
+
+    def _renew_presence(self) -> None:
         leases = self._repository.leases
         if self._presence is None:
             only = self._only
@@ -193,7 +209,6 @@ class Daemon:
                 leases.renew(self._presence, LEASE_SECONDS)
             except StaleLease:
                 self._presence = None
-        self._asked = now
 
     def _let_go(self) -> None:
         """Give all leases back, as far as the storage can be reached."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -24,6 +24,8 @@ from autotune.views.terminal import plain
 from autotune.views.verdict_text import text_of
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
+
+_Result = TypeVar("_Result")
 
 _POLL_SECONDS = 0.3
 _CHECK_SECONDS = 3.0
@@ -153,16 +155,18 @@ def held_back_by(repository: Repository, study: StoredStudy) -> str:
     return repository.quotas.reasons()(study.owner)
 
 
-def opened(opening: Callable[[], Repository]) -> Repository:
-    """Open a storage; wait for one that does not answer at present.
+def through_outages(action: Callable[[], _Result]) -> _Result:
+    """Return the result of an action on a storage; wait for one that does not answer at present.
+
+    The action begins anew after each outage.
 
     Raises:
-        GaveUp: it stays away.
+        GaveUp: the storage stays away.
     """
     outage = _StorageOutage(Console(highlight=False, soft_wrap=True, stderr=True))
     while True:
         with outage.waiting():
-            return opening()
+            return action()
         time.sleep(_CHECK_SECONDS)
 
 

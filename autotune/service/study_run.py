@@ -24,6 +24,7 @@ from autotune.study.tuner import Signals, Tuner
 from autotune.views import notes
 from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival, Tenant
+from launchers.layout import visible_devices
 from launchers.node_compat import device_kind, from_agent, other_devices
 from storage import Lease, MessageKind, Purpose, Repository, StoredStudy
 from storage.disk import full, lacks_room, make
@@ -84,13 +85,19 @@ class StudyRun:
     def _pinned(self) -> StudySpec:
         """Return the settings, pinned to the kind of device on which the study began.
 
-        A cluster may have devices of several kinds.
+        A cluster may have devices of several kinds. A machine that shows no GPU is taken for one of the
+        CPU where the study has figures of the CPU.
         """
         spec, where = self._spec, self._bound_to()
-        if not spec.launcher.is_shared or spec.resources.device or where is None:
+        if where is None:
             return spec
-        on_gpu = (self._study.facts or {}).get("device") == "cuda"
-        kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
+        device = (self._study.facts or {}).get("device")
+        if not spec.launcher.is_shared and device == "cpu" and not visible_devices():
+            resources = spec.resources.model_copy(update={"gpus_per_worker": 0})
+            return spec.model_copy(update={"resources": resources})
+        if not spec.launcher.is_shared or spec.resources.device:
+            return spec
+        kind = device_kind(from_agent(where), on_gpu=device == "cuda") or None
         resources = spec.resources.model_copy(update={"device": kind})
         return spec.model_copy(update={"resources": resources})
 

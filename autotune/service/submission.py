@@ -18,6 +18,7 @@ from autotune.errors import (
     BadInput,
     GaveUp,
     Requeued,
+    StorageError,
     StorageUnreachable,
     StudyNotFound,
 )
@@ -59,6 +60,8 @@ _UNSAID = ("folder", "logs", "export")
 GIVE_UP_AFTER = "AUTOTUNE_GIVE_UP_AFTER"
 """Variable with the longest wait, such as 10m, of a study in the foreground that cannot run."""
 _IDLE_SECONDS = 3.0
+_STEADY_SECONDS = 180.0
+"""Time after which a study that had failed runs again: a try that fails at its start is over then."""
 _MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20
 """Largest size of a daemon's log. Then the next daemon begins another log, and the previous one is
@@ -101,7 +104,8 @@ def submit(
     forbidden = [name for name in changed if not _may_change(name, spec)]
     folders = [workdir, file.resolve().parent] if file else [workdir]
     elsewhere = where != (known.file or "") and all(_is_elsewhere(known, one) for one in folders)
-    if not resumes and _is_of_others(known):
+    is_over = known.state == StudyState.DONE and not set(changed) - {"folder"}
+    if not resumes and not is_over and _is_of_others(repository, known):
         raise BadInput(_started_by_others(known, file))
     if forbidden or elsewhere:
         own = known.owner in ("", user_name())
@@ -110,7 +114,7 @@ def submit(
             raise BadInput(_started_elsewhere(known, workdir, file) if elsewhere else different)
         repository.studies.delete(spec.name)
         return _new(repository, spec, workdir, where)
-    if known.state == StudyState.DONE and not set(changed) - {"folder"}:
+    if is_over:
         return known
     moved = not _is_there(known.workdir)
     queue = _local_queue(known, spec, workdir if moved else Path(known.workdir))
@@ -181,14 +185,21 @@ def _is_elsewhere(known: StoredStudy, folder: Path) -> bool:
         return True
 
 
-def _is_of_others(known: StoredStudy) -> bool:
+def _is_of_others(repository: Repository, known: StoredStudy) -> bool:
     """Return whether a study is another owner's, and the folder at its path is not the one it is in.
 
-    So it is in containers of two owners, each with a folder of its own at one path.
+    So it is in containers of two owners, each with a folder of its own at one path. A study that has
+    ended without figures needs no folder. Where another folder is signed by this storage, the path is
+    that of the study.
     """
     if known.owner in ("", user_name()) or not _is_there(known.workdir):
         return False
-    return not _is_there(_folders(known).folder)
+    folders = _folders(known)
+    if _is_there(folders.folder) or _is_blank(repository, known):
+        return False
+    with contextlib.suppress(StorageError):
+        return not folders.signed(signature(repository.database))
+    return True
 
 
 def _started_by_others(known: StoredStudy, file: Path | None) -> str:
@@ -376,6 +387,9 @@ class InProcessRunner:
         """
         self._longest_wait = longest_wait
         self._waits_since: float | None = None
+        self._runs_since: float | None = None
+        self._figures = 0
+        """Number of figures as the wait began."""
         self._gave_up = ""
         self._repository = repository
         self._study = study
@@ -443,15 +457,35 @@ class InProcessRunner:
 
     def _give_up_if_idle(self, study: StoredStudy) -> None:
         """Have the daemon leave once the study has not run here for too long."""
-        why = "" if self._longest_wait is None else self._why_idle(study)
-        now = time.monotonic()
-        if not why or self._waits_since is None:
-            self._waits_since = now if why else None
+        if self._longest_wait is None:
             return
+        why, now = self._why_idle(study), time.monotonic()
+        if not why:
+            self._runs_since = now if self._runs_since is None else self._runs_since
+            if self._waits_since is not None and self._goes_on(study, now - self._runs_since):
+                self._waits_since = None
+            return
+        self._runs_since = None
+        if self._waits_since is None:
+            self._waits_since, self._figures = now, self._number_of_figures()
         waited = now - self._waits_since
-        if self._longest_wait is not None and waited > self._longest_wait:
+        if waited > self._longest_wait:
             self._gave_up = f"{study.name} has not run here for {duration(waited)}: {why}"
             self._daemon.shut_down()
+
+    def _goes_on(self, study: StoredStudy, ran: float) -> bool:
+        """Return whether a study that runs again is more than a further try.
+
+        Args:
+            ran: seconds since it was seen to wait.
+        """
+        if study.retries == 0 or ran > _STEADY_SECONDS:
+            return True
+        return self._number_of_figures() > self._figures
+
+    def _number_of_figures(self) -> int:
+        attempts = self._repository.attempts.of(self._study.id)
+        return sum(one.result.throughput is not None for one in attempts)
 
     def _why_idle(self, study: StoredStudy) -> str:
         """Return why the study does not run here at present; empty if it does."""

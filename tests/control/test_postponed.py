@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,18 +11,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
+from autotune.cli import running
 from autotune.errors import (
     AutotuneError,
     GaveUp,
     LauncherError,
     NotHere,
+    StorageError,
     StorageUnreachable,
     UnfitNodes,
 )
 from autotune.service import daemon as service
-from autotune.service import follow
+from autotune.service import follow, study_run, submission
 from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
@@ -38,6 +41,7 @@ from storage.database import _NOW
 from storage.holders import user_name
 from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Machine, Replayed
+from tests.support.steering import write_study
 from tests.support.waiting import wait_for
 
 SHORT = {
@@ -396,6 +400,59 @@ def test_study_in_the_foreground_that_cannot_run_is_given_up(
     assert played.study().state == ("RUNNING" if lacks == "lease" else "QUEUED")
 
 
+@pytest.mark.parametrize("devices", [[], ["0"]])
+def test_study_with_figures_of_the_cpu_asks_for_no_device_where_there_is_none(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+) -> None:
+    monkeypatch.setattr(study_run, "visible_devices", lambda: devices)
+    asked: list[float | None] = []
+
+    class Asked(Machine):
+        def open(self, *given: Any) -> ReplayLauncher:
+            asked.append(given[0].resources.gpus_per_worker)
+            return super().open()
+
+    played.machine = Asked()
+    played.run(**SHORT)
+    facts = text("update autotune_study set facts = replace(facts, '\"cuda\"', '\"cpu\"')")
+    with played.repository.database.writing() as connection:
+        connection.execute(facts)
+    played.run(**{**SHORT, "budget": {"trials": 4, "least_gain": 0}})
+    assert asked[1] == (None if devices else 0)
+
+
+@pytest.mark.parametrize(
+    ("job", "terminal", "wait"), [("7", False, "10m"), ("7", True, None), ("", False, None)]
+)
+def test_study_in_a_job_of_slurm_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, job: str, terminal: bool, wait: str | None
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setattr(running.os, "isatty", lambda _: terminal)
+    assert running._wait_of_job() == wait
+
+
+def test_study_in_the_foreground_whose_tries_fail_with_an_open_launcher_is_given_up(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(service, "MOST_SECONDS", 0.1)
+
+    def gone(*_: object) -> None:
+        time.sleep(0.05)  # it is seen to run
+        raise LauncherError("its slots are gone")
+
+    monkeypatch.setattr(study_run, "LargestBatch", gone)
+    played.submit(**SHORT)
+    study = played.study()
+    daemon = Daemon(played.repository, study.queue, played.machine.open, only=study.id)
+    here = InProcessRunner(played.repository, study, daemon, longest_wait=1.0)
+    with pytest.raises(GaveUp, match=r"has not run here for .*: .*its slots are gone"):
+        wait_for(lambda: here() is not None, "it gives up")
+
+
 def test_storage_that_stays_away_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,9 +463,35 @@ def test_storage_that_stays_away_is_given_up(
         raise StorageUnreachable("storage postgresql://db: connection refused")
 
     with pytest.raises(GaveUp, match="refused; it has been away for") as given_up:
-        follow.opened(away)
+        follow.through_outages(away)
     assert given_up.value.exit_code == 69
     assert capsys.readouterr().err.count("connection refused; waiting for it.") == 1
+
+
+def test_study_in_the_foreground_is_queued_once_the_storage_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A standby answers, and cannot be written before it is the primary."""
+    monkeypatch.setattr(follow, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    file = write_study(tmp_path, name="standby")
+    tried: list[str] = []
+    original = submission.submit
+
+    def submit(*given: Any) -> Any:
+        tried.append("submit")
+        if len(tried) < 3:
+            raise StorageUnreachable("storage postgresql://db: read-only transaction")
+        return original(*given)
+
+    followed: list[str] = []
+    monkeypatch.setattr(submission, "submit", submit)
+    monkeypatch.setattr(
+        running, "_follow_until_done", lambda _, study, *__: followed.append(study.name)
+    )
+    running.start([str(file)], storage=f"sqlite:///{tmp_path}/s.db", foreground=True)
+    assert (len(tried), followed) == (3, ["standby"])
 
 
 def test_study_in_the_foreground_that_runs_is_not_given_up(played: Replayed) -> None:
@@ -428,6 +511,20 @@ def test_study_in_the_foreground_that_runs_is_not_given_up(played: Replayed) -> 
         return played.study().state.ended
 
     wait_for(ended, "the study ends")
+    played.assert_complete(trials=3)
+
+
+def test_study_in_the_foreground_runs_where_its_waiting_cannot_be_recorded(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise StorageError("storage postgresql://db: permission denied")
+
+    monkeypatch.setattr(played.repository.leases, "acquire", refused)
+    played.submit(**SHORT)
+    study = played.study()
+    daemon = Daemon(played.repository, study.queue, played.machine.open, only=study.id)
+    daemon.serve(idle_seconds=0.0)
     played.assert_complete(trials=3)
 
 

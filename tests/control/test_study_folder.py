@@ -132,16 +132,28 @@ def test_delete_removes_a_diagnosis_only_if_diagnose_has_made_its_folder(
 ) -> None:
     played.submit(**SHORT)
     played.repository.studies.request_stop(played.name)
+    paths(played).folder.mkdir(parents=True, exist_ok=True)
+    paths(played).sign(signature(played.repository.database))
     folder = paths(played).diagnosis
     (folder / "profile").mkdir(parents=True)
     beside = folder.with_name("notes.txt")
     beside.touch()
     if is_marked:
         diagnosis_mark(folder).touch()
-    removed = delete(played.repository, played.name)
-    assert [path for path in removed if path == folder] == [folder] * is_marked
+    assert delete(played.repository, played.name)[1:] == [folder] * is_marked
     assert folder.exists() is not is_marked
     assert beside.exists()
+
+
+def test_delete_leaves_the_diagnosis_of_another_project_at_the_path(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.repository.studies.request_stop(played.name)
+    shutil.rmtree(paths(played).folder, ignore_errors=True)  # the study was run on another machine
+    folder = paths(played).diagnosis
+    folder.mkdir(parents=True)
+    diagnosis_mark(folder).touch()
+    assert delete(played.repository, played.name) == []
+    assert diagnosis_mark(folder).exists()
 
 
 def test_one_that_has_not_ended_is_not_deleted(played: Replayed, tmp_path: Path) -> None:

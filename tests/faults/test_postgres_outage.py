@@ -146,6 +146,22 @@ def test_study_in_the_foreground_begins_once_the_server_answers(
         assert SECRET not in running.output()
 
 
+@pytest.mark.fault(11)
+def test_process_in_the_foreground_leaves_when_told_before_the_server_answers(
+    server: Any, tmp_path: Path
+) -> None:
+    with study_folder(tmp_path, url(server), "never") as never:
+        never.write(resources={"workers": 1}, budget={"trials": 2})
+        server.stop()
+        try:
+            running = never.spawn("start", "study.yaml", "--foreground")
+            wait_for(lambda: "waiting for it" in running.output(), "the outage is noticed")
+            running.send(signal.SIGTERM)
+            assert running.wait() == 75, running.output()
+        finally:
+            bring_back(server)
+
+
 @pytest.mark.sample
 @pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:

@@ -1,5 +1,6 @@
 """Batch scripts and manifests of a study."""
 
+import datetime
 import os
 import re
 import subprocess
@@ -87,18 +88,68 @@ def test_cancelled_job_is_not_requeued(programs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "requeued").exists()
 
 
-@pytest.mark.parametrize(("at", "requeued"), [("2026-01-01T00:00:00", True), ("None", False)])
+@pytest.mark.parametrize(
+    ("state", "began", "preempted", "requeued"),
+    [
+        ("COMPLETING", 3600, 30, True),
+        ("COMPLETING", 3600, 1800, False),
+        ("COMPLETING", 20, 60, False),
+        ("COMPLETING", 3600, None, False),
+        ("PREEMPTED", 3600, 1800, True),
+    ],
+    ids=["now", "long ago", "in an earlier run", "never", "by its state"],
+)
 def test_job_that_is_cancelled_to_preempt_it_is_requeued(
-    programs: Path, tmp_path: Path, at: str, requeued: bool
+    programs: Path,
+    tmp_path: Path,
+    state: str,
+    began: float,
+    preempted: float | None,
+    requeued: bool,
 ) -> None:
     """PreemptMode=CANCEL leaves the requeue to the script."""
-    told = f"   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime={at}"
+    now = datetime.datetime.now()
+    start, at = (
+        "None" if ago is None else f"{now - datetime.timedelta(seconds=ago):%Y-%m-%dT%H:%M:%S}"
+        for ago in (began, preempted)
+    )
+    told = (
+        f"JobId=42 JobName=x\n   JobState={state} Reason=None Dependency=(null)\n"
+        f"   StartTime={start} EndTime=Unknown Deadline=N/A\n"
+        f"   PreemptEligibleTime={start} PreemptTime={at}"
+    )
     program(programs / "python", "exit 75")
     program(programs / "squeue", "echo COMPLETING")
     shown = f"case $1 in show) echo '{told}';; *) echo \"$@\" > requeued;; esac"
     program(programs / "scontrol", shown)
     in_bash(sbatch_script(SPEC, STUDY, tmp_path, []))
     assert (tmp_path / "requeued").exists() == requeued
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_job_is_said_to_be_held_only_if_slurm_holds_it(
+    programs: Path, tmp_path: Path, answer: int
+) -> None:
+    program(programs / "python", "exit 69")
+    program(programs / "sleep", "exit 0")
+    program(programs / "scontrol", f"exit {answer}")
+    script = sbatch_script(SPEC, STUDY, tmp_path, [])
+    done = subprocess.run(
+        ["bash", "-s"], input=script, text=True, timeout=60, check=False, capture_output=True
+    )
+    assert ("the job is held: scontrol release 42" in done.stderr) == (answer == 0)
+
+
+def test_submit_tells_of_a_held_job_that_the_new_one_waits_for(
+    programs: Path, tmp_path: Path
+) -> None:
+    write_study(tmp_path)
+    program(programs / "sbatch", "echo Submitted batch job 43")
+    program(programs / "squeue", "echo '42 JobHeldUser'; echo '43 Dependency'")
+    told = ask("submit", "study.yaml", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "job 42 of this study is held, and this one waits for it" in told.stderr
+    assert "job 43" not in told.stderr
 
 
 @pytest.mark.parametrize("answers", [(False, True), (True, False), (False, False)])

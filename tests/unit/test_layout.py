@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import LauncherError, NotHere
 from autotune.worker.places import device_of
-from launchers import Resources
+from launchers import Resources, layout
 from launchers.layout import (
     Layout,
     NodeCapacity,
@@ -366,8 +367,9 @@ DRIVER = "libc.so.6"
 
 
 @pytest.fixture
-def bus(tmp_path: Path) -> Path:
+def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """PCI bus with a GPU of NVIDIA, its sound device, and the display of another vendor."""
+    monkeypatch.setattr(layout, "lacks_cuda", lambda: False)
     folder = tmp_path / "bus"
     for address, vendor, kind in (
         ("0000:17:00.0", "0x10de", "0x030200"),
@@ -388,7 +390,7 @@ def test_machine_whose_driver_shows_no_gpu_is_refused_for_now(bus, tmp_path, ask
     with pytest.raises(LauncherError, match=r"0000:17:00\.0 on the PCI bus") as refused:
         refuse_lost_devices(wish, environment, tmp_path, bus, DRIVER)
     assert not isinstance(refused.value, NotHere), "it is tried again"
-    assert "resources.gpus_per_worker: 0" in str(refused.value)
+    assert "resources.gpus_per_worker: 0, or set CUDA_VISIBLE_DEVICES= " in str(refused.value)
     assert "17:00.1" not in str(refused.value)
 
 
@@ -403,6 +405,23 @@ def test_machine_without_gpus_or_without_their_driver_trains_on_the_cpu(bus, tmp
     """As a laptop, or a container that was given none of the GPUs of its machine."""
     refuse_lost_devices(ANY_DEVICES, {}, tmp_path, bus, "libabsent.so.1")
     refuse_lost_devices(ANY_DEVICES, {}, tmp_path, tmp_path / "none", DRIVER)
+
+
+def test_machine_whose_torch_has_no_cuda_trains_on_the_cpu(bus, tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "lacks_cuda", lambda: True)
+    refuse_lost_devices(ANY_DEVICES, {}, tmp_path, bus, DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("line", "lacks"), [("cuda: Optional[str] = None", True), ("cuda = '12.8'", False)]
+)
+def test_torch_built_without_cuda_is_known_by_its_file(tmp_path, monkeypatch, line, lacks):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(f"debug = False\n{line}\nhip = None\n")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert layout.lacks_cuda() is lacks
 
 
 def test_machine_that_shows_a_gpu_is_taken(bus, tmp_path):

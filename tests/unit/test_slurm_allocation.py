@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import NotHere
+from autotune.errors import UnfitNodes
 from autotune.worker.node import relay
 from launchers import slurm_allocation
 from launchers.layout import Layout, NodeCapacity
@@ -195,7 +195,10 @@ IN_SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-2],b1"}
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for scontrol, which tells the nodes a1, a2 and b1."""
+    """A stand-in for scontrol, which tells the nodes a1, a2 and b1. By squeue the job runs."""
+    queue = tmp_path / "squeue"
+    queue.write_text("#!/bin/sh\necho 7\n")
+    queue.chmod(0o755)
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{NODES}END\n")
     program.chmod(0o755)
@@ -216,7 +219,7 @@ def test_shell_of_salloc_on_a_login_node_trains_nothing_there(
     for name, value in IN_SALLOC.items():
         monkeypatch.setenv(name, value)
     told = "this machine, login1, is no node of Slurm job 7, whose nodes are"
-    with pytest.raises(NotHere, match=told) as refused:
+    with pytest.raises(UnfitNodes, match=told) as refused:
         section._launcher(None)
     assert "`srun -N1 -n1 --pty autotune start" in str(refused.value)
     assert "launcher: slurm" in str(refused.value)
@@ -244,6 +247,15 @@ def test_machine_that_is_not_known_to_be_none_of_the_job_is_taken(
 ) -> None:
     on_host(monkeypatch, "login1")
     refuse_login_node(environment)
+
+
+@pytest.mark.parametrize("answer", ["", "echo 'Invalid job id specified' >&2; exit 1"])
+def test_machine_is_taken_in_a_terminal_of_a_job_that_has_ended(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    scontrol.with_name("squeue").write_text(f"#!/bin/sh\n{answer}\n")
+    on_host(monkeypatch, "login1")
+    refuse_login_node(IN_SALLOC)
 
 
 @pytest.mark.parametrize("answer", ["echo 'Node a1 not found'", "echo away >&2; exit 1"])

@@ -1,6 +1,7 @@
 """What submitting a study does before anything runs: real SQLite, real folders."""
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -108,7 +109,7 @@ def mounted_anew(folder: Path) -> None:
     folder.mkdir()
 
 
-@pytest.mark.parametrize("state", ["QUEUED", "FAILED", "STOPPED", "RUNNING", "DONE"])
+@pytest.mark.parametrize("state", ["QUEUED", "FAILED", "STOPPED", "RUNNING"])
 def test_study_of_another_owner_is_not_taken_for_one_of_its_name_at_its_path(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
@@ -116,8 +117,10 @@ def test_study_of_another_owner_is_not_taken_for_one_of_its_name_at_its_path(
     work.mkdir()
     of_team(monkeypatch, "team-a")
     before = submission.submit(repository, spec(tmp_path), work, work / "study.yaml")
+    measured(repository)
     with repository.database.writing() as connection:
         connection.execute(text("update autotune_study set state = :state"), {"state": state})
+    before = repository.studies.named("tiny")
     of_team(monkeypatch, "team-b")
     mounted_anew(work)
     for wanted in (spec(tmp_path), spec(tmp_path).model_copy(update={"seed": 7})):
@@ -125,6 +128,25 @@ def test_study_of_another_owner_is_not_taken_for_one_of_its_name_at_its_path(
             submission.submit(repository, wanted, work, work / "study.yaml")
     after = repository.studies.named("tiny")
     assert (after.id, after.owner, after.queue) == (before.id, "team-a", before.queue)
+
+
+@pytest.mark.parametrize("left", ["done", "blank", "signed"])
+def test_study_whose_folder_was_removed_is_not_taken_for_that_of_another_owner(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    of_team(monkeypatch, "team-a")
+    before = submission.submit(repository, spec(tmp_path), tmp_path)
+    if left != "blank":
+        measured(repository)
+    if left == "signed":
+        submission.submit(repository, spec(tmp_path).model_copy(update={"name": "two"}), tmp_path)
+    state = {"state": "DONE" if left == "done" else "FAILED"}
+    with repository.database.writing() as connection:
+        connection.execute(text("update autotune_study set state = :state"), state)
+    shutil.rmtree(submission._folders(before).folder)
+    of_team(monkeypatch, "team-b")
+    after = submission.submit(repository, spec(tmp_path), tmp_path)
+    assert (after.id, after.state) == (before.id, "DONE" if left == "done" else "QUEUED")
 
 
 @pytest.mark.parametrize("again", ["team-a", "team-b"])

@@ -152,6 +152,17 @@ class TestServing:
         repository.leases.release(lease)
         assert repository.leases.serving(study) is None
 
+    def test_key_of_waiting_fits_into_its_column_and_names_the_owner(
+        self, repository: Repository
+    ) -> None:
+        queue = f"ray:{'h' * 150}:6379 {'o' * 85} 12345678"
+        keys = {waiting_key(queue, number) for number in (1, 10**9)}
+        keys |= {waiting_key(queue.replace("6379", "6380"), 10**9)}
+        assert len(keys) == 3
+        for key in keys:
+            assert key.split(" ")[1] == "o" * 85
+            repository.leases.release(taken(repository, key))
+
     def test_deleted_study_leaves_no_lease_of_waiting(self, repository: Repository) -> None:
         study = submit(repository, "one")
         key = waiting_key(study.queue, study.id)

@@ -9,14 +9,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import make_url
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from autotune.config import load
 from autotune.errors import StorageError, StorageUnreachable
 from autotune.service.submission import submit
-from storage import Repository
+from storage import Database, Repository
 from storage.engines import is_away
 from storage.urls import parse
 from tests.support.steering import write_study
@@ -203,6 +204,31 @@ print("exit", found.returncode)
         message = refusal(url.render_as_string(hide_password=False), StorageError)
         assert "no_such_database" in message
         assert not is_away(parse(url.render_as_string(hide_password=False)))
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            psycopg.errors.AdminShutdown("terminating connection"),
+            psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already"),
+        ],
+    )
+    def test_a_server_that_is_full_or_shut_down_is_away(self, error: psycopg.Error) -> None:
+        assert is_away(parse("postgresql://localhost/any"), error)
+
+    def test_a_server_that_is_back_by_the_time_it_is_asked_is_used(
+        self, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        original, tried = Database._prepare, []
+
+        def prepare(database: Database) -> None:
+            tried.append(database)
+            if len(tried) == 1:
+                raise OperationalError("", {}, Exception("connection refused"))
+            original(database)
+
+        monkeypatch.setattr(Database, "_prepare", prepare)
+        with opened(postgres_url):
+            assert len(tried) == 2
 
     @pytest.mark.slow
     def test_a_user_who_may_not_create_tables(self, postgres_url: str) -> None:

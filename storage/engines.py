@@ -56,7 +56,7 @@ _BACK_LATER = ("53300", "57P01", "57P02", "57P03")
 _FULL = re.compile(
     "too many (clients|connections)|connection slots are reserved|no more connections"
 )
-"""What PostgreSQL and PgBouncer say to a connection too many, for which libpq gives no code."""
+"""Words of PostgreSQL and PgBouncer for a connection too many, for which libpq gives no code."""
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 

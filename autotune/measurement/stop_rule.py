@@ -292,8 +292,10 @@ class StopRule:
         """Return whether another block like the latest would exceed the time of the trial."""
         limit = self._limits.time_limit
         blocks = [*(s.block for s in self.seen if s.block is not block), block]
-        taken = limit.charged(sum(map(_taken, blocks)), sum(map(seconds_of_compilation, blocks)))
-        following = limit.charged(_taken(block), seconds_of_compilation(block))
+        taken = limit.charged(
+            sum(each.taken_seconds for each in blocks), sum(map(seconds_of_compilation, blocks))
+        )
+        following = limit.charged(block.taken_seconds, seconds_of_compilation(block))
         return taken + following > limit.soft
 
     def _long_enough(self, block: BlockReport) -> bool:
@@ -393,11 +395,6 @@ def _steps_of(block: BlockReport) -> int:
 def _among(blocks: Sequence[BlockReport], block: BlockReport) -> bool:
     """Return whether a block itself, not an equal one, is among others."""
     return any(each is block for each in blocks)
-
-
-def _taken(block: BlockReport) -> float:
-    """Return the seconds of a block and of the untimed step before it."""
-    return block.seconds + block.observed.get("left_out_seconds", 0.0)
 
 
 def seconds_of_compilation(block: BlockReport) -> float:

@@ -250,7 +250,7 @@ class Finals:
             return False
         for trial in self._runner.drawn(confirmation.members(), "confirmation", number):
             knobs = confirmation.candidates[trial].knobs
-            while trial not in (done := self._measured(confirmation)):
+            while trial not in (done := self._recorded(confirmation)):
                 missing = [t for t in confirmation.members() if t not in done]
                 if not self._has_time(confirmation, missing):
                     return False
@@ -264,7 +264,7 @@ class Finals:
                 self._runner.run_timed(attempt, limit)
         return True
 
-    def _measured(self, confirmation: Confirmation) -> dict[int, float | None]:
+    def _recorded(self, confirmation: Confirmation) -> dict[int, float | None]:
         """Return what this daemon has recorded of the next round."""
         return confirmation.recorded(self._context.attempts(), self._context.lease.epoch)
 

@@ -80,7 +80,8 @@ class SlotPool:
         launcher = self._context.setup.launcher
         if launcher.surplus <= 0:
             return
-        order = sorted(self.free, key=lambda number: (self._leaves_rounds(number), number))
+        home = self._home()
+        order = sorted(self.free, key=lambda number: (self._is_away(number, home), number))
         for number in reversed(order):
             if launcher.surplus <= 0 or sum(slot.usable for slot in self._slots) <= 1:
                 return
@@ -117,16 +118,20 @@ class SlotPool:
         anew whenever the launcher is opened. Of equal slots it is the first, hence the same devices.
         """
 
+        home = self._home() if purpose in _COMPARED else None
+
         def preference(number: int) -> tuple[int, bool, int]:
-            leaves = purpose in _COMPARED and self._leaves_rounds(number)
-            return self._cost(purpose, knobs, number), leaves, number
+            return self._cost(purpose, knobs, number), self._is_away(number, home), number
 
         return min(among, key=preference)
 
-    def _leaves_rounds(self, number: int) -> bool:
-        """Return whether the last run of the confirmation, if there is one, was elsewhere."""
+    def _home(self) -> int | None:
+        """Return the environment of the last run of the confirmation; None if there is none."""
         last = self._context.attempts().of(Purpose.CONFIRM).recorded().last
-        return last is not None and self.environment_of(number) != last.environment
+        return None if last is None else last.environment
+
+    def _is_away(self, number: int, home: int | None) -> bool:
+        return home is not None and self.environment_of(number) != home
 
     def _cost(self, purpose: Purpose, knobs: dict[str, Any], number: int) -> int:
         """Return how many groups of processes are launched or ended for a run on a slot."""

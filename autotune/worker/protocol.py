@@ -512,6 +512,11 @@ class BlockReport(Message):
     """
     observed: Observed = field(default_factory=Observed)
 
+    @property
+    def taken_seconds(self) -> float:
+        """Seconds of the block and of the untimed steps before it."""
+        return self.seconds + self.observed.get("left_out_seconds", 0.0)
+
 
 @dataclass(frozen=True)
 class RankEnd(Message):

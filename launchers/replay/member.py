@@ -155,7 +155,7 @@ class ReplayMember:
         block = None if due else next(self._blocks, None)
         if block:
             block = _metered(self._timed(block, number, speed, rested=rested), answer.watts)
-            seconds += block.observed.get("left_out_seconds", 0.0) + block.seconds
+            seconds += block.taken_seconds
             self._seen.append(block)
         elif answer.outcome:
             self._failed = True

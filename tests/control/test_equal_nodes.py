@@ -94,7 +94,7 @@ def test_what_is_compared_in_the_end_ran_on_one_node(played: Replayed) -> None:
 def test_confirmation_goes_on_where_it_was_cut_though_slots_have_other_numbers(
     played: Replayed,
 ) -> None:
-    """As slots of Slurm have, which are numbered as they get ready."""
+    """Slots of Slurm are numbered in the order in which they get ready."""
     played.submit(**SHORT)
     machine = played.machine = Renumbering()
     confirming = itertools.count(1)

@@ -183,7 +183,7 @@ class Exchanged(Machine):
 def test_a_study_waits_for_the_kind_of_device_that_its_figures_are_of(
     played: Replayed, other: Mapping[str, Any], named: str
 ) -> None:
-    """Of the same compute capability, as H100 and H200, and of the same name with other memory."""
+    """H100 and H200 have one compute capability; devices of one name may have other memory."""
     played.on(PLAIN, environment={**ENVIRONMENT, "devices": [H200] * 2}).run(**SHORT)
     played.machine = Exchanged(other=other)
     played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})

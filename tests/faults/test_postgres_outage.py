@@ -1,5 +1,6 @@
 """PostgreSQL with a password goes away in mid study and comes back."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -129,19 +130,27 @@ def test_study_in_the_foreground_leaves_when_told_while_the_server_is_away(
         told.wait_nothing_runs()
 
 
+@contextlib.contextmanager
+def started_in_an_outage(server: Any, study: StudyFolder) -> Iterator[Command]:
+    """Start a study in the foreground while the server is away; bring it back at the end."""
+    study.write(resources={"workers": 1}, budget={"trials": 2})
+    server.stop()
+    try:
+        running = study.spawn("start", "study.yaml", "--foreground")
+        wait_for(lambda: "waiting for it" in running.output(), "the outage is noticed")
+        yield running
+    finally:
+        bring_back(server)
+
+
 @pytest.mark.fault(11)
 def test_study_in_the_foreground_begins_once_the_server_answers(
     server: Any, tmp_path: Path
 ) -> None:
     """A job of a batch system may be begun while the server is restarted."""
     with study_folder(tmp_path, url(server), "early") as early:
-        early.write(resources={"workers": 1}, budget={"trials": 2})
-        server.stop()
-        try:
-            running = early.spawn("start", "study.yaml", "--foreground")
-            wait_for(lambda: "waiting for it" in running.output(), "the outage is noticed")
-        finally:
-            bring_back(server)
+        with started_in_an_outage(server, early) as running:
+            pass
         assert running.wait() == 0, running.output()
         assert SECRET not in running.output()
 
@@ -150,16 +159,12 @@ def test_study_in_the_foreground_begins_once_the_server_answers(
 def test_process_in_the_foreground_leaves_when_told_before_the_server_answers(
     server: Any, tmp_path: Path
 ) -> None:
-    with study_folder(tmp_path, url(server), "never") as never:
-        never.write(resources={"workers": 1}, budget={"trials": 2})
-        server.stop()
-        try:
-            running = never.spawn("start", "study.yaml", "--foreground")
-            wait_for(lambda: "waiting for it" in running.output(), "the outage is noticed")
-            running.send(signal.SIGTERM)
-            assert running.wait() == 75, running.output()
-        finally:
-            bring_back(server)
+    with (
+        study_folder(tmp_path, url(server), "never") as never,
+        started_in_an_outage(server, never) as running,
+    ):
+        running.send(signal.SIGTERM)
+        assert running.wait() == 75, running.output()
 
 
 @pytest.mark.sample

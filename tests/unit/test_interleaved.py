@@ -233,7 +233,7 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
 
 
 def test_who_fails_beside_others_is_to_be_run_again_and_so_are_they() -> None:
-    """What goes on in turn would not compare with a run alone."""
+    """A run in turn does not compare with one alone."""
 
     def failing(launch: Launch) -> Answer:
         bad = number(launch) == 1

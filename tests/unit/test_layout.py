@@ -402,7 +402,7 @@ def test_machine_without_its_gpus_trains_on_the_cpu_where_that_is_asked_for(bus,
 
 
 def test_machine_without_gpus_or_without_their_driver_trains_on_the_cpu(bus, tmp_path):
-    """As a laptop, or a container that was given none of the GPUs of its machine."""
+    """Such machines are laptops, and containers without the GPUs of their host."""
     refuse_lost_devices(ANY_DEVICES, {}, tmp_path, bus, "libabsent.so.1")
     refuse_lost_devices(ANY_DEVICES, {}, tmp_path, tmp_path / "none", DRIVER)
 

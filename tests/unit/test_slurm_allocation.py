@@ -249,19 +249,18 @@ def test_machine_that_is_not_known_to_be_none_of_the_job_is_taken(
     refuse_login_node(environment)
 
 
-@pytest.mark.parametrize("answer", ["", "echo 'Invalid job id specified' >&2; exit 1"])
-def test_machine_is_taken_in_a_terminal_of_a_job_that_has_ended(
-    scontrol: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("squeue", ""),
+        ("squeue", "echo 'Invalid job id specified' >&2; exit 1"),
+        ("scontrol", "echo 'Node a1 not found'"),
+        ("scontrol", "echo away >&2; exit 1"),
+    ],
+)
+def test_machine_is_taken_where_the_job_has_ended_or_slurm_does_not_tell_its_nodes(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, command: str, answer: str
 ) -> None:
-    scontrol.with_name("squeue").write_text(f"#!/bin/sh\n{answer}\n")
-    on_host(monkeypatch, "login1")
-    refuse_login_node(IN_SALLOC)
-
-
-@pytest.mark.parametrize("answer", ["echo 'Node a1 not found'", "echo away >&2; exit 1"])
-def test_machine_is_taken_where_slurm_does_not_tell_its_nodes(
-    scontrol: Path, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
-    scontrol.write_text(f"#!/bin/sh\n{answer}\n")
+    scontrol.with_name(command).write_text(f"#!/bin/sh\n{answer}\n")
     on_host(monkeypatch, "login1")
     refuse_login_node(IN_SALLOC)

@@ -162,7 +162,7 @@ def test_study_goes_on_in_its_folder_whoever_starts_it(
 def test_owner_is_not_locked_out_of_a_study_whose_files_are_gone(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container that keeps nothing but what is in the database."""
+    """A container may keep nothing but what is in the database."""
     work = tmp_path / "work"
     work.mkdir()
     of_team(monkeypatch, "team-a")

@@ -167,12 +167,14 @@ class _Before(NamedTuple):
     """Facts about the latest block, alike on all ranks.
 
     Attributes:
+        seconds: on the slowest rank.
         compiled: True if something was compiled in it.
         exposed: True if its first step may have waited noticeably for what later ones got meanwhile: a
             process that loads its own batches does so while the device is busy with the step before.
         loads_beside: True if a loader has workers.
     """
 
+    seconds: float = 0.0
     compiled: bool = False
     exposed: bool = False
     loads_beside: bool = False
@@ -184,7 +186,7 @@ class _Before(NamedTuple):
         slowest = max(rank.figures.seconds for rank in ranks)
         waited = max(rank.figures.wait_seconds for rank in ranks) > _NOTICEABLE_WAIT * slowest
         beside = not all(math.isnan(rank.seen.ready_batches) for rank in ranks)
-        return cls(compiled, waited and index > 0 and not compiled, beside)
+        return cls(slowest, compiled, waited and index > 0 and not compiled, beside)
 
 
 def run_blocks(
@@ -226,8 +228,7 @@ def run_blocks(
         figures = [rank.figures for rank in ranks]
         context.turns.silence()
         before = _Before.of(ranks, index)
-        slowest = max(rank.seconds for rank in figures)
-        length.learn(index, slowest, rested=turn.rested, compiled=before.compiled)
+        length.learn(index, before.seconds, rested=turn.rested, compiled=before.compiled)
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))

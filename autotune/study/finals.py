@@ -6,7 +6,7 @@ baseline for minutes: clocks and temperatures settle in a long run and not in a 
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +29,10 @@ from autotune.runs.monitors import (
 )
 from autotune.study import finals_plan
 from autotune.study.ablation import Ablation
+from autotune.study.round_time import RoundTime
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from search_spaces.words import Knobs
 from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
 
 
@@ -252,17 +252,16 @@ class Finals:
             knobs = confirmation.candidates[trial].knobs
             while trial not in (done := self._recorded(confirmation)):
                 missing = [t for t in confirmation.members() if t not in done]
-                if not self._has_time(confirmation, missing):
+                times = self._round_time(confirmation)
+                if not times.enough(missing):
                     return False
-                runs = len(missing) + confirmation.runs_to_come(self._time.rounds)
-                shortest = self._context.costs().shortest(knobs)
-                others = self._needed(confirmation, missing) - shortest
-                several = confirmation.knobs_of(missing)
-                like_before = self._seconds_like_before(confirmation, [knobs], several)
-                limit = self._time.for_proof(1 / runs, max(shortest, like_before), others)
+                limit = times.alone(trial, missing)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, round=number)
                 self._runner.run_timed(attempt, limit)
         return True
+
+    def _round_time(self, confirmation: Confirmation) -> RoundTime:
+        return RoundTime(confirmation, self._runner.prices, self._time)
 
     def _recorded(self, confirmation: Confirmation) -> dict[int, float | None]:
         """Return what this daemon has recorded of the next round."""
@@ -279,7 +278,8 @@ class Finals:
         if confirmation.settled or again >= PROOF.most_repeats:
             return False
         rounds_first = again >= PROOF.repeats_if_unsteady and not confirmation.decided()
-        if rounds_first and self._has_time(confirmation, confirmation.members()):
+        times = self._round_time(confirmation)
+        if rounds_first and times.enough(confirmation.members()):
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._time.left < costs.brief(knobs):
@@ -298,78 +298,17 @@ class Finals:
         if any(attempts.of(Purpose.CONFIRM).in_round(number)):
             return True
         order = self._runner.drawn(confirmation.members(), "confirmation", number)
-        if not self._has_time(confirmation, order):
+        times = self._round_time(confirmation)
+        if not times.enough(order):
             return False
         chosen = [confirmation.candidates[trial] for trial in order]
         members = [
             PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, round=number) for one in chosen
         ]
-        knobs = [one.knobs for one in chosen]
-        to_come = confirmation.runs_to_come(self._time.rounds)
-        least = self._runner.prices.round(knobs)
-        others = self._needed(confirmation, order) - least
-        least = max(least, self._seconds_like_before(confirmation, knobs, knobs))
-        limit = self._time.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
+        limit = times.interleaved(order)
         peak_bytes = sum(one.peak_bytes for one in chosen)
         self._runner.run_interleaved(members, limit, peak_bytes)
         return True
-
-    def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
-        """Return whether there is time for a round, and for all rounds that prove something.
-
-        The first round needs time for a proof with slow launches; later rounds need time for usual
-        launches. A round that counts like others before it is begun only if it, and those that have to
-        follow it, may be about as long: short runs would make doubtful what the others show.
-        """
-        prices, rounds = self._runner.prices, max(1, confirmation.to_prove)
-        knobs = [confirmation.candidates[trial].knobs for trial in missing]
-        if len(missing) < len(confirmation.members()):
-            one_by_one = replace(prices, at_once=False)
-            return self._time.may_end(one_by_one.usual_round(knobs))
-        usual = prices.usual_round(knobs)
-        if _counts_like_others(confirmation) and not self._may_be_long_enough(knobs, rounds):
-            return False
-        if confirmation.proven:
-            return usual <= self._time.left
-        if confirmation.to_prove in (0, PROOF.fewest_rounds):
-            return self._time.may_end(prices.rounds(knobs, rounds))
-        return self._time.may_end(rounds * usual)
-
-    def _may_be_long_enough(self, members: Sequence[Knobs], rounds: int) -> bool:
-        """Return whether so many rounds may be about as long as those before."""
-        least = PROOF.least_further * self._runner.prices.recorded_round(members)
-        return rounds * least <= self._time.left
-
-    def _seconds_like_before(
-        self, confirmation: Confirmation, runs: Sequence[Knobs], missing: Sequence[Knobs]
-    ) -> float:
-        """Return seconds with which runs of a round tell as much as those that they count like.
-
-        They are 0 where there are none. Where no other round could follow those that have to be
-        measured, these share all that is left.
-
-        Args:
-            runs: configurations of the runs.
-            missing: configurations that the round has yet to measure, these among them.
-        """
-        if not self._time.limited or not _counts_like_others(confirmation):
-            return 0.0
-        recorded, left = self._runner.prices.recorded_round, max(0.0, self._time.left)
-        whole = recorded([confirmation.candidates[trial].knobs for trial in confirmation.members()])
-        needed = recorded(missing) + max(0, confirmation.to_prove - 1) * whole
-        follows = left - needed >= PROOF.least_further * whole
-        return recorded(runs) * (1.0 if follows else left / needed)
-
-    def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
-        """Return seconds of the shortest runs without which the round, and those before, prove nothing.
-
-        Args:
-            missing: trials that the round has yet to measure.
-        """
-        prices, to_come = self._runner.prices, max(0, confirmation.to_prove - 1)
-        every = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
-        now = [confirmation.candidates[trial].knobs for trial in missing]
-        return prices.rounds(now, 1) + prices.rounds(every, to_come)
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         if not confirmation.rounds:
@@ -389,15 +328,6 @@ class Finals:
                 return
             attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
             self._runner.run_monitored(attempt, ProfileMonitor())
-
-
-def _counts_like_others(confirmation: Confirmation) -> bool:
-    """Return whether the next round counts like others before it, by which one is chosen or proven.
-
-    Where the spread between processes is known, the steps of a run tell how much it counts.
-    """
-    proven = confirmation.chosen is not None or not confirmation.to_prove
-    return proven and confirmation.processes is None
 
 
 def _monitor(check: gate.Check) -> RunMonitor:

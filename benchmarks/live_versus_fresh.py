@@ -25,7 +25,7 @@ import torch
 from autotune.measurement.cycles import abba_order
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.runs.one_off import Shape, as_timed
-from autotune.runs.study_setup import profiled
+from autotune.runs.request_shapes import profiled
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from launchers.agents import Node
 from launchers.local import LocalLink

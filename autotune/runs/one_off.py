@@ -53,7 +53,7 @@ class OneOffRuns:
 
     def of(self, spec: StudySpec) -> "OneOffRuns":
         """Return these runs with other settings."""
-        return replace(self, setup=self.setup.of(spec))
+        return replace(self, setup=self.setup.with_settings(spec))
 
     def files(self, name: str) -> TrialFiles:
         """Return the files of a run's ranks."""

@@ -163,7 +163,7 @@ class StudyRun:
         # Its time has advanced; its settings stay those of the setup, and new ones apply later.
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
-        context = dataclasses.replace(job, setup=setup.of(resolved), study=study)
+        context = dataclasses.replace(job, setup=setup.with_settings(resolved), study=study)
         tuner = Tuner(context, self._signals, notes)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)

@@ -16,7 +16,8 @@ from autotune.measurement.bottleneck import breakdown
 from autotune.paths import diagnosis_mark
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.runs.one_off import OneOffRuns, why_not
-from autotune.runs.study_setup import StudySetup, launcher_of, profiled
+from autotune.runs.request_shapes import profiled
+from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.worker.files import make_private
 from search_spaces import infeasible
 from storage import AttemptResult

@@ -20,7 +20,8 @@ from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken, StorageError
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
-from autotune.runs.study_setup import StudySetup, launcher_of, reporting_each_step, surveyed
+from autotune.runs.request_shapes import reporting_each_step, surveyed
+from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.standalone import process_comparison
 from autotune.standalone.own_options import shows
 from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks

@@ -13,7 +13,8 @@ from autotune.config import StudySpec, fields, stores
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
-from autotune.runs.study_setup import StudySetup, facts_of, launcher_of, surveyed
+from autotune.runs.request_shapes import surveyed
+from autotune.runs.study_setup import StudySetup, facts_of, launcher_of
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short

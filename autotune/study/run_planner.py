@@ -15,7 +15,7 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
-from autotune.runs.study_setup import (
+from autotune.runs.request_shapes import (
     as_trajectory,
     few_steps,
     in_short_epochs,

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.config.kinds import spread
 from autotune.measurement.stop_rule import Limits
-from autotune.runs import study_setup
+from autotune.runs import request_shapes, study_setup
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
@@ -216,7 +216,7 @@ class Trials:
 
     def fit(self, name: str, knobs: dict[str, Any]) -> Run:
         """Run a trial of a few steps, which tells whether it fits in memory."""
-        return self.run(name, knobs, FitMonitor(), study_setup.few_steps)
+        return self.run(name, knobs, FitMonitor(), request_shapes.few_steps)
 
     def run(
         self, name: str, knobs: dict[str, Any], judge: RunMonitor, shape: Shape = as_timed

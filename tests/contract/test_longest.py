@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.runs.monitors import FitMonitor
-from autotune.runs.study_setup import on_longest
+from autotune.runs.request_shapes import on_longest
 from launchers import Launcher, Resources, section_of
 from tests.support.trials import knobs, trial
 

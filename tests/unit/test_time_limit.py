@@ -2,7 +2,7 @@
 
 import math
 
-from autotune.runs.study_setup import within
+from autotune.runs.request_shapes import within
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from tests.support.trials import knobs, of_one_rank
 

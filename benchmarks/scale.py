@@ -43,12 +43,12 @@ from autotune.runs.study_setup import StudySetup
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.views import notes, paper
+from autotune.views import markdown_report, notes
 from autotune.views.figures import figures_of
 from autotune.views.overview import list_of, status_of
 from autotune.views.page import page
+from autotune.views.queue_table import queue_of
 from autotune.views.recompute import recomputed_verdict
-from autotune.views.waiting_line import queue_of
 from autotune.worker.protocol import Knobs
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at
@@ -240,7 +240,7 @@ class Recorded:
             self.repository.leases.release(found.lease)
 
     def report(self) -> None:
-        paper.report(self.repository, SPEC.name, self.verdict)
+        markdown_report.report(self.repository, SPEC.name, self.verdict)
 
     def page(self) -> str:
         """Return the page of the study."""

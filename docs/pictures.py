@@ -18,7 +18,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from autotune.views.block import final_block
+from autotune.views.answer import final_block
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.page import page
 from storage import Database, Repository

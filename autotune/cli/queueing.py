@@ -65,7 +65,7 @@ def queue(
     storage: StorageOption = None, as_json: JsonOption = False, everything: AllOption = False
 ) -> None:
     """List what runs and waits, in order: owner, age, reason, and an estimate of when it starts."""
-    from autotune.views.waiting_line import queue_of, table
+    from autotune.views.queue_table import queue_of, table
 
     repository = open_storage(url_of(storage), existing=True, reading=True)
     order = repository.studies.order()
@@ -123,7 +123,7 @@ def weight(
 
 def _show_quotas(quotas: "Quotas", owner: str | None, *, as_json: bool) -> None:
     """Print what applies to an owner, or to all that have a quota; as JSON, what is set for them."""
-    from autotune.views.waiting_line import quota_table
+    from autotune.views.queue_table import quota_table
 
     found = [one for one in quotas.all() if owner in (None, one.owner)]
     if as_json:

@@ -64,8 +64,8 @@ def report(
 ) -> None:
     """Print the verdict in full, or the provisional one, and its evidence."""
     from autotune.views.figures import figures_of
+    from autotune.views.markdown_report import report_of
     from autotune.views.page import page
-    from autotune.views.paper import report_of
     from autotune.views.recompute import recomputed_verdict
 
     if file and not as_page:

@@ -15,7 +15,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import duration
 from autotune.errors import GaveUp, StorageUnreachable
 from autotune.export import writing
-from autotune.views.block import final_block, wrapped
+from autotune.views.answer import final_block, wrapped
 from autotune.views.figures import figures_of
 from autotune.views.live import LiveView
 from autotune.views.progress import ProgressLines

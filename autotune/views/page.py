@@ -37,7 +37,7 @@ from autotune.views.figure_text import (
     times,
 )
 from autotune.views.figures import Job, StudyFigures
-from autotune.views.paper import (
+from autotune.views.markdown_report import (
     PURPOSES,
     STAGES,
     TRUST,

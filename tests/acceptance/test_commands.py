@@ -26,7 +26,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.cli import app
 from autotune.config import load
 from autotune.errors import StudyNotFound
-from autotune.views.block import final_block
+from autotune.views.answer import final_block
 from autotune.views.figures import figures_of, gain_as_json
 from autotune.views.verdict_text import shown
 from search_spaces import preset_names, preset_summary

@@ -3,10 +3,10 @@
 import html
 import re
 
-from autotune.views.block import final_block
+from autotune.views.answer import final_block
 from autotune.views.figures import StudyFigures
+from autotune.views.markdown_report import report_of
 from autotune.views.page import page
-from autotune.views.paper import report_of
 from tests.control.replayed import Replayed
 from tests.support.steering import ask
 

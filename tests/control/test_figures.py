@@ -29,16 +29,13 @@ from autotune.export.best import BestConfig, load
 from autotune.export.tuned_job import command_job, script_job
 from autotune.measurement.bottleneck import STRAGGLER
 from autotune.measurement.estimate import Ratio
-from autotune.views.block import final_block
+from autotune.views.answer import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
 from autotune.views.figures import Runs, StudyFigures, as_json, figures_of
 from autotune.views.frame import COLUMNS
 from autotune.views.live import LiveView, lines
-from autotune.views.notes import study_note
-from autotune.views.page import page
-from autotune.views.page_charts import trials_chart
-from autotune.views.paper import (
+from autotune.views.markdown_report import (
     PURPOSES,
     STAGES,
     choice_text,
@@ -48,6 +45,9 @@ from autotune.views.paper import (
     stage_title,
     step_note,
 )
+from autotune.views.notes import study_note
+from autotune.views.page import page
+from autotune.views.page_charts import trials_chart
 from autotune.views.progress import ProgressLines
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points

@@ -8,7 +8,7 @@ import yaml
 
 from autotune.analysis.verdict import Verdict
 from autotune.export.best import read
-from autotune.views import paper
+from autotune.views import markdown_report
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
 from autotune.views.progress import ProgressLines
@@ -320,7 +320,7 @@ def test_ablation_and_profiles_tell_what_each_knob_brings(played: Replayed) -> N
     assert {a.round for a in played.recorded("attribute")} == {1, 2}
     profiled = [configuration(a) for a in played.recorded("profile")]
     assert profiled == [(2, 1), (16, 2)]
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "micro_batch" in shown
     assert "communication" in shown
 
@@ -331,7 +331,9 @@ def test_what_people_read_of_a_study(played: Replayed) -> None:
     assert json.loads(json.dumps(status))["state"] == "DONE"
     text = text_of(Verdict.from_dict(verdict))
     assert "DONE" in describe(status)
-    assert text in paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert text in markdown_report.report(
+        played.repository, played.name, Verdict.from_dict(verdict)
+    )
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     assert len(attempts_frame(played.repository, played.name)) == len(played.attempts())
@@ -364,7 +366,7 @@ def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_h
     assert read(played.folder / "best.yaml").knobs == verdict["knobs"]
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "What each knob brings" in shown
     gains = shown.partition("### What each knob brings")[2].partition("\n### ")[0]
     assert "| log_interval |" not in gains
@@ -397,7 +399,7 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
         (a.knobs["log_interval"], a.knobs["bucket_cap_mb"]) for a in own[verdict["chosen_in"] :]
     ]
     assert set(alone) == {kept}
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert f"| {'log_interval' if kept == (50, 25) else 'bucket_cap_mb'} |" in shown
     played.assert_complete(trials=4)
 

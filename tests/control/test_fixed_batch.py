@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.analysis.verdict import Verdict
-from autotune.views.paper import report
+from autotune.views.markdown_report import report
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import running_at, where, within_memory

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.analysis.verdict import Verdict
 from autotune.export.writing import document
 from autotune.views.figures import figures_of
-from autotune.views.paper import report
+from autotune.views.markdown_report import report
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Launch

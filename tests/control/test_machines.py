@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.views.figures import figures_of
-from autotune.views.paper import report
+from autotune.views.markdown_report import report
 from autotune.views.recompute import current_verdict, recomputed_verdict
 from launchers.replay import ENVIRONMENT, Answer, Launch
 from storage import Purpose, StoredAttempt

@@ -15,12 +15,12 @@ from autotune.export.best import load
 from autotune.export.formats.command_line import argv
 from autotune.export.tuned_job import script_job
 from autotune.service.submission import submit
-from autotune.views.block import final_block
+from autotune.views.answer import final_block
 from autotune.views.comparison import comparison
 from autotune.views.figures import figures_of
 from autotune.views.frame import COLUMNS, attempts_frame
+from autotune.views.markdown_report import report
 from autotune.views.page import page
-from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Behaviour, Launch

@@ -32,7 +32,7 @@ from autotune.service.submission import InProcessRunner
 from autotune.views import waiting
 from autotune.views.overview import describe, status_of, table
 from autotune.views.progress import ProgressLines
-from autotune.views.waiting_line import queue_of
+from autotune.views.queue_table import queue_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import where

@@ -9,7 +9,7 @@ import pytest
 from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.verdict import Verdict
 from autotune.config import withheld
-from autotune.views import paper
+from autotune.views import markdown_report
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, SpeedVariation
@@ -55,7 +55,9 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
         assert sorted(turns) == list(range(1, len(turns) + 1))
     assert in_turn(played, "attribute") == {True}
     assert "at the same time and train in turn" in played.said()
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    shown = markdown_report.report(
+        played.repository, played.name, Verdict.from_dict(played.verdict)
+    )
     runs = sum(a.trial == played.verdict["trial"] for a in attempts)
     assert f"| runs in turn with the others, block by block | {runs} |" in shown
     played.assert_complete(trials=3)

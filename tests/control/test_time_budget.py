@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from autotune.analysis.verdict import Verdict
-from autotune.views import paper
+from autotune.views import markdown_report
 from autotune.views.overview import describe, status_of
 from autotune.views.progress import ProgressLines
 from launchers.replay import Launch
@@ -162,7 +162,9 @@ def test_an_obvious_loser_ends_after_a_step_or_two(played: Replayed) -> None:
     assert [a.result.state for a in losers] == ["PRUNED"] * 2
     blocks = [played.repository.attempts.blocks(a.id) for a in losers]
     assert all(sum(block.steps for block in several) <= 2 for several in blocks)
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    shown = markdown_report.report(
+        played.repository, played.name, Verdict.from_dict(played.verdict)
+    )
     assert "trials stopped early: 3, which saved" in shown
 
 
@@ -176,7 +178,9 @@ def test_nothing_is_said_to_be_saved_where_nothing_was(played: Replayed) -> None
         baseline={"micro_batch": 8, "log_interval": 1},
         measurement={"warmup": 1.0, "longest": 1.0, "block_seconds": 0.1},
     )
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    shown = markdown_report.report(
+        played.repository, played.name, Verdict.from_dict(played.verdict)
+    )
     assert "saved 0" not in shown
 
 
@@ -189,7 +193,7 @@ def test_a_missing_ablation_says_why_and_what_it_takes(played: Replayed) -> None
     )
     assert verdict["kind"] == "better"
     assert played.attempts("attribute") == []
-    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "Not measured: the time was over. 3 rounds of" in shown
 
 

@@ -8,9 +8,9 @@ from sqlalchemy import update
 
 from autotune.views.dashboard import _WithPage
 from autotune.views.figures import StudyFigures, figures_of
+from autotune.views.markdown_report import report_of
 from autotune.views.page import page
 from autotune.views.page_charts import interval_strip, proof_charts
-from autotune.views.paper import report_of
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy
 from storage import StudyState

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.service.follow import conclusion
-from autotune.views.block import final_block
+from autotune.views.answer import final_block
 from autotune.views.figures import StudyFigures, figures_of
 from autotune.views.live import LiveView, lines
 from autotune.worker.protocol import Knobs, Outcome

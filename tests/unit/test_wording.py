@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.analysis.wording import quantity
-from autotune.views.paper import _change
+from autotune.views.markdown_report import _change
 
 
 @pytest.mark.parametrize(

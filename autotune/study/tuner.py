@@ -1,57 +1,28 @@
-"""The loop of a study: ask, launch, watch, tell, confirm, conclude."""
+"""The course of a study: opening, search, finals, verdict."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from optuna.trial import FrozenTrial, TrialState
-
-from autotune.analysis import outcomes
-from autotune.analysis.barred import Barred
 from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.finalists import Selection
-from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import difference, duration, share_text, too_slow
-from autotune.errors import BadInput, BaselineFails, LauncherError, StaleLease
-from autotune.measurement.measure import Measure
-from autotune.search.outline import outline
-from autotune.search.sampling import Exhausted, sampler
+from autotune.analysis.wording import duration
+from autotune.errors import BadInput, LauncherError, StaleLease
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync, DashboardTexts, ObjectiveValues
-from autotune.study.executor import Finished, TrialExecutor
+from autotune.study.dashboard_sync import DashboardTexts
+from autotune.study.executor import TrialExecutor
 from autotune.study.finals import Finals
-from autotune.study.follow_ups import FollowUps
 from autotune.study.initial_trials import InitialTrials
 from autotune.study.run_planner import RunPlanner
 from autotune.study.runner import Runner
+from autotune.study.search_loop import SearchLoop
 from autotune.study.slot_pool import SlotPool
-from autotune.study.stopping import (
-    FINEST_GAIN,
-    Budget,
-    ExpectedGainStopping,
-    SearchEnd,
-    TrialEconomics,
-    usual_seconds,
-)
+from autotune.study.stopping import SearchEnd
 from autotune.study.time_budget import TimeBudget
 from search_spaces.constraints import refused_global_batch
-from storage import (
-    AttemptResult,
-    Attempts,
-    AttemptState,
-    MessageCode,
-    NewMessage,
-    Purpose,
-    SearchEndCause,
-    StoredAttempt,
-    StoredNoise,
-    TrialLedger,
-)
-from storage.trials import asked_before
+from storage import SearchEndCause
 
-_POLL_SECONDS = 0.2
 _PROOF_FIRST = SearchEnd(
     SearchEndCause.PROOF_BEGUN, "the proof that had begun is brought to its end first"
 )
@@ -85,7 +56,7 @@ class Signals:
 
 
 class Tuner:
-    """Loop of a study, from wherever its records stand to its verdict."""
+    """Course of a study, from wherever its records stand to its verdict."""
 
     def __init__(self, context: StudyContext, signals: Signals, texts: DashboardTexts) -> None:
         """Prepare the loop, before anything runs.
@@ -94,41 +65,15 @@ class Tuner:
             texts: texts for optuna-dashboard.
         """
         self._context = context
-        self._setup = context.setup
         self._spec = context.setup.spec
         self._signals = signals
-        self._ranks = context.setup.launcher.ranks
-        self._budget = Budget(self._spec.budget, self._ranks)
         self._time = TimeBudget(context)
-        self._space = self._setup.space()
-        launched = {attempt.trial for attempt in context.attempts().of(Purpose.SEARCH)}
-        database, name = context.repository.database, context.study.name
-        self._space.keep(asked_before(database, name, launched))
-        self._calibration = Calibration(
-            self._spec.measurement.baseline_runs,
-            context.known_sigma(),
-            context.blocks,
-            Measure.of(self._spec),
-        )
-        before = len(context.attempts())
-        last = context.attempts().last
-        self._since = last.id if last else 0
-        self._sampler = sampler(
-            self._spec.sampler,
-            self._space,
-            self._spec.seed + before,
-            self._setup.memory_of_rank(),
-            self._spec.measurement.finalists,
-        )
-        self._stopping = ExpectedGainStopping(
-            TrialEconomics.of(self._spec), self._sampler.prediction
-        )
         self._pool = SlotPool(context)
         self._planner = RunPlanner(context, self._pool)
-        self._ledger = self._open_ledger()
-        self._values = ObjectiveValues(self._ledger, self.unit)
-        self._follow_ups = FollowUps(context, self._space, self._time, self._ledger)
-        self.dashboard = DashboardSync(context, self._ledger, texts)
+        self._search = SearchLoop(
+            context, self._planner, self._pool, self._time, texts, signals.check
+        )
+        self.dashboard = self._search.dashboard
 
     def run(self) -> Verdict:
         """Search, confirm, conclude.
@@ -139,6 +84,7 @@ class Tuner:
             Stopped, StaleLease: see Signals.
         """
         self._check_baseline()
+        self._search.begin()
         try:
             with TrialExecutor(
                 self._context, self._pool, self._signals.check, self.dashboard.update
@@ -147,25 +93,24 @@ class Tuner:
         except (Stopped, LauncherError):
             self.dashboard.catch_up()
             raise
-        self._close_what_is_open()
+        self._search.close_what_is_open()
         context = self._context
         records = Records.of(context.repository, context.attempts(), context.study.id)
         return build_verdict(records, self._spec, self._facts(selection))
 
     def _measured(self, executor: TrialExecutor) -> Selection | None:
         """Run opening, search and finals; return how the finalists were chosen."""
-        planner = self._planner
-        planner.noise = self._calibration.noise(self._context.attempts())
-        runner = Runner(self._context, planner, executor, self._time)
-        opening = InitialTrials(runner, self._space)
-        for suggestion in opening.run(self._ledger):
+        search = self._search
+        runner = Runner(self._context, self._planner, executor, self._time)
+        opening = InitialTrials(runner, search.space)
+        for suggestion in opening.run(search.ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
-            self._sampler.see(self._setup.baseline, parts)
+            search.see(parts)
         finals = Finals(runner)
         searched = self._context.study.search_ended is not None
         proven_first = finals.begun() and self._is_proven_first(finals)
-        self._end_search(_PROOF_FIRST if proven_first else self._search(executor))
+        search.end(_PROOF_FIRST if proven_first else search.run(executor))
         finals.run()
         if proven_first and not searched:
             self._tell_what_is_not_searched()
@@ -179,9 +124,7 @@ class Tuner:
 
     def _tell_what_is_not_searched(self) -> None:
         """Say how to search on where a proof with more time has decided, and left some of it."""
-        trials, attempts = self._ledger.trials(), self._context.attempts()
-        barred = self._inform_sampler(attempts)
-        if not (self._why_spent(trials, attempts) or self._why_enough(trials, attempts, barred)):
+        if self._search.why_over() is None:
             self._context.say(
                 f"The gain is proven, and {duration(self._time.left)} of the wall time are not used. To "
                 "search on, raise budget.wall_time once more: what is better then is proven anew."
@@ -205,258 +148,9 @@ class Tuner:
         """Unit of the objective."""
         return self._spec.unit
 
-    def _open_ledger(self) -> TrialLedger:
-        context = self._context
-        searched = context.attempts().of(Purpose.SEARCH)
-        launched = {attempt.trial: attempt.knobs for attempt in searched}
-        database, name = context.repository.database, context.study.name
-        ledger = TrialLedger(database, name, self._sampler, context.lease, launched)
-        if not ledger.trials():
-            for reason in self._space.left_out:
-                self._context.say(
-                    NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
-                )
-            known = self._spec.counts != "steps" and self._spec.batch_known
-            batch = self._setup.facts.global_batch
-            size, *lonely = outline(self._space, batch, batch_known=known)
-            self._context.say(NewMessage(size, MessageCode.SPACE))
-            for line in lonely:
-                self._context.say(NewMessage(line, MessageCode.LEFT_OUT, {"reason": line}))
-            if note := self._spec.note_on_tokens:
-                self._context.say(note)
-            self._enqueue_baseline(ledger)
-        return ledger
-
-    def _enqueue_baseline(self, ledger: TrialLedger) -> None:
-        baseline = self._setup.baseline
-        params = {name: baseline[name] for name in self._space.distributions()}
-        ledger.enqueue(params, "baseline")
-
     def _check_baseline(self) -> None:
-        fixed = self._setup.facts.global_batch
-        if fixed and (refused := refused_global_batch(fixed, self._ranks)):
+        setup = self._context.setup
+        fixed = setup.facts.global_batch
+        if fixed and (refused := refused_global_batch(fixed, setup.launcher.ranks)):
             raise BadInput(f"objective.global_batch: {refused}")
-        self._setup.check_baseline()
-
-    # The search
-
-    def _search(self, executor: TrialExecutor) -> SearchEnd | None:
-        """Run trials until the budget is spent; return why the search ends.
-
-        None if it had ended before, and only open trials were finished.
-        """
-        unlaunched = self._recover()
-        ended, end = self._context.study.search_ended is not None, None
-        while True:
-            self._signals.check()
-            # Trials that were begun before are finished, whatever the budget: none stays open.
-            while executor.has_free_slot:
-                searching = bool(unlaunched) or not ended
-                if self._run_baseline_again(executor, searching=searching):
-                    continue
-                if unlaunched:
-                    self._launch(executor, unlaunched.pop(0), self._context.attempts())
-                elif searching:
-                    end = self._launch_next(executor)
-                    ended = end is not None
-                else:
-                    break
-            if executor.idle and not unlaunched and not (unlaunched := self._recover()):
-                return end
-            for finished in executor.finished(_POLL_SECONDS):
-                if finished.attempt.purpose == Purpose.CALIBRATE:
-                    self._learn_noise()
-                elif finished.attempt.purpose == Purpose.SEARCH:
-                    self._tell(finished, unlaunched)
-                self._check_that_baseline_runs()
-
-    def _run_baseline_again(self, executor: TrialExecutor, *, searching: bool) -> bool:
-        """Launch another run of the baseline if one is due; return whether it was launched.
-
-        Args:
-            searching: True if trials are to come, for which noise and levels are wanted.
-        """
-        attempts, baseline = self._context.attempts(), self._setup.baseline
-        limit = self._time.for_trial(attempts)
-        if limit.hard > 0 and (failed := outcomes.to_be_tried_again(attempts, self._since)):
-            executor.submit(self._planner.calibration(failed.trial, limit))
-            return True
-        own = attempts.of(Purpose.SEARCH).of_baseline().last
-        if own is None or not searching:
-            return False
-        if executor.idle and (undisturbed := self._time.for_undisturbed_run(attempts)):
-            executor.submit(self._planner.calibration(own.trial, undisturbed))
-            return True
-        limit = self._time.for_calibration(attempts)
-        if not self._time.may_calibrate(attempts):
-            return False
-        if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
-            return False  # it runs beside each trial
-        due = self._calibration.due(
-            attempts, self._pool.environments, executor.where_runs(baseline)
-        )
-        for free in filter(None, map(self._pool.free_in, due)):
-            executor.submit(self._planner.calibration(own.trial, limit, free))
-            return True
-        return False
-
-    def _check_that_baseline_runs(self) -> None:
-        """Check that the baseline does not fail by itself.
-
-        Raises:
-            BaselineFails: it fails again and again.
-        """
-        attempts, name = self._context.attempts(), self._context.study.name
-        if failure := outcomes.for_good(attempts, self._since):
-            raise BaselineFails(
-                f"your configuration fails by itself, {failure.result.state}: "
-                f"{failure.result.cause or 'without a word'}. What it printed: autotune logs {name} "
-                f"--trial {failure.trial}. Mend it, then: autotune resume {name}."
-                f"{too_slow(failure.result.state)}"
-            )
-        if outcomes.runs_after_all(attempts):
-            self._enqueue_baseline(self._ledger)
-
-    def _launch_next(self, executor: TrialExecutor) -> SearchEnd | None:
-        """Launch the next trial; return why none is launched."""
-        trials, attempts = self._ledger.trials(), self._context.attempts()
-        barred = self._inform_sampler(attempts)
-        if end := self._why_spent(trials, attempts):
-            return end
-        if self._follow_ups.enqueue(trials, attempts):
-            trials = self._ledger.trials()
-        if end := self._why_enough(trials, attempts, barred):
-            return end
-        costs, warm = self._context.costs(), self._pool.warm_knobs
-        self._sampler.price(lambda knobs: costs.expected(knobs, warm))
-        try:
-            trial = self._ledger.ask(self._space.distributions())
-        except Exhausted:
-            return self._all_tried("every feasible configuration that is found was tried", barred)
-        self._launch(executor, trial, attempts)
-        return None
-
-    def _inform_sampler(self, attempts: Attempts) -> Barred:
-        """Tell the sampler what the records show by now; return what may not be recommended."""
-        barred, baseline = self._time.proof(attempts).barred, self._setup.baseline
-        affordable = self._time.affordable(attempts)
-        self._sampler.doubt(errors_of_early(attempts))
-        self._sampler.restrict(
-            lambda knobs: not barred.covers(knobs, baseline) and affordable(knobs), barred.trials
-        )
-        return barred
-
-    def _why_spent(self, trials: list[FrozenTrial], attempts: Attempts) -> SearchEnd | None:
-        """Return why the budget or the time ends the search; None while neither does."""
-        spent = self._budget.why_spent(trials, attempts)
-        return spent or self._time.why_spent(attempts)
-
-    def _all_tried(self, text: str, barred: Barred) -> SearchEnd:
-        if self._follow_ups.left_out:
-            text += ", or there is no time to compile it"
-        if barred.kinds:
-            text += ", or it is of a kind that a check refuses"
-        return SearchEnd(SearchEndCause.ALL_TRIED, text)
-
-    def _why_enough(
-        self, trials: list[FrozenTrial], attempts: Attempts, barred: Barred
-    ) -> SearchEnd | None:
-        """Return why another trial is not worth it, or there is none; None if it is."""
-        if any(trial.state == TrialState.WAITING for trial in trials):
-            return None
-        if self._sampler.has_model:
-            sigma, seconds = self._planner.noise.sigma_run, usual_seconds(attempts)
-            if end := self._stopping.why_enough(trials, seconds, sigma, barred.trials):
-                return end
-        if not self._sampler.has_more(trials):
-            return self._all_tried("every feasible configuration has been tried", barred)
-        return None
-
-    def _end_search(self, end: SearchEnd | None) -> None:
-        """Say once why the search ended and what the model expects by now.
-
-        Args:
-            end: reason; None if it was said before.
-        """
-        if end is not None and self._context.study.search_ended is None:
-            text, data = f"The search ends: {end.text}.", {"cause": end.cause.value}
-            said = NewMessage(text, MessageCode.SEARCH_END, data)
-            self._context.end_search(end.text, [said, *self._expectation()])
-
-    def _expectation(self) -> Iterator[NewMessage]:
-        """Yield what the sampler's model expects by now, if it has one."""
-        attempts = self._context.attempts()
-        self._inform_sampler(attempts)
-        if expected := self._sampler.prediction(self._ledger.trials()):
-            knobs = self._space.complete(expected.params)
-            changed = difference(knobs, self._setup.baseline)
-            value = self._values.expected(expected.value, knobs, attempts)
-            reaches = f"{changed} for the best, with {self._values.text(value)}"
-            if knobs == self._setup.baseline:  # its own value is a ratio to its first run
-                reaches = "your configuration for the best"
-            elif self._values.is_no_gain(value):
-                reaches = f"your configuration for the best ({changed} is next)"
-            text = (
-                f"The model takes {reaches}, "
-                f"and expects one more trial to bring {share_text(expected.gain, FINEST_GAIN)}."
-            )
-            data = {"knobs": knobs, "value": value, "gain": expected.gain}
-            yield NewMessage(text, MessageCode.EXPECTATION, data)
-
-    def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
-        knobs = self._space.complete(trial.params)
-        limit = self._time.for_trial(attempts, knobs)
-        barred = self._time.proof(attempts).barred.trials
-        executor.submit(self._planner.search(trial.number, knobs, limit, barred))
-
-    def _learn_noise(self) -> None:
-        noise = self._planner.noise = self._calibration.noise(self._context.attempts())
-        stored = StoredNoise(noise.sigma_run, noise.runs, noise.drift_per_hour)
-        self._context.record_noise(stored)
-
-    def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
-        if finished.result.state == AttemptState.LOST:
-            number = finished.attempt.trial
-            self._context.say(f"Trial {number}: {finished.result.cause}; it is launched again.")
-            unlaunched.append(self._ledger.trials()[number])
-            return
-        self._tell_result(finished.attempt, finished.result)
-
-    def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
-        """Tell Optuna a result, levelled to the node of the baseline's own trial."""
-        level = Levels.of(self._context.attempts()).at(attempt.environment)
-        told = level.applied(result)
-        note = self.dashboard.trial_note(attempt, told, level)
-        value = self._values.of(told, self._context.attempts())
-        self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
-
-    def _recover(self) -> list[FrozenTrial]:
-        """Tell what was recorded but not told; return trials that were asked for but not run."""
-        recorded = {a.trial: a for a in self._context.attempts().searched()}
-        unlaunched: list[FrozenTrial] = []
-        for trial in self._ledger.trials():
-            if trial.state != TrialState.RUNNING:
-                continue
-            attempt = recorded.get(trial.number)
-            if attempt is None:
-                unlaunched.extend(self._completed(trial))
-            else:
-                self._tell_result(attempt, attempt.result)
-        return unlaunched
-
-    def _completed(self, trial: FrozenTrial) -> Iterator[FrozenTrial]:
-        """Yield a trial that was asked for, with all of its values; nothing if it cannot have them."""
-        try:
-            complete = self._ledger.complete_params(trial, self._space.distributions())
-        except (Exhausted, ValueError) as error:
-            why = str(error) or "its values were tried, or are not allowed"
-            reason = AttemptResult(AttemptState.ERROR, f"no configuration of this study: {why}")
-            self._ledger.tell(trial.number, reason, f"Not run: {why}.")
-        else:
-            yield complete
-
-    def _close_what_is_open(self) -> None:
-        """Fail the trials that were asked for after the search had ended."""
-        for trial in self._recover():
-            reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
-            self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
+        setup.check_baseline()

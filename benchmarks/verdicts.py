@@ -37,6 +37,7 @@ from scipy import special
 
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.rounds import replay
@@ -227,7 +228,7 @@ def _judged(
     rounds: int,
     runs: int,
 ) -> Found:
-    verdict = conclude(confirmation.result(), 2, GateRecord())
+    verdict = conclude(result_of(confirmation), 2, GateRecord())
     best = max(world.truth(*pair) for pair in itertools.product(BUCKETS, LOGGING))
     assert verdict.trial is not None
     chosen = world.truth(*pairs[verdict.trial])

@@ -9,6 +9,7 @@ from autotune.analysis import gate
 from autotune.analysis.barred import Barred
 from autotune.analysis.batches import compared_batches
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, long_run
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
@@ -112,7 +113,7 @@ def _final(
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
     failure = baseline_failure(attempts)
-    found = conclude(confirmation.result(), records.world_size, checks, failure, lacking)
+    found = conclude(result_of(confirmation), records.world_size, checks, failure, lacking)
     if found.kind is not Kind.NOTHING_BETTER or len(found.finalists) > 1:
         return found
     return dataclasses.replace(found, left_out=left_out(proof))
@@ -142,7 +143,7 @@ def _provisional(
     rounds = len(confirmation.rounds) if confirmation else 0
     if confirmation and confirmation.members() and rounds >= PROOF.fewest_rounds:
         failure = baseline_failure(attempts)
-        found = conclude(confirmation.result(), records.world_size, checks, failure)
+        found = conclude(result_of(confirmation), records.world_size, checks, failure)
     else:
         found = leader(attempts, baseline, checks, records.world_size, records.noise)
         found = dataclasses.replace(found, rounds=rounds if rounds < PROOF.fewest_rounds else 0)

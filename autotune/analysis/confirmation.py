@@ -2,7 +2,8 @@
 
 First, rounds of all finalists choose (`choice_rounds`). Then fresh rounds of the choice and the baseline
 alone tell by how much it is faster (`gain_rounds`); of a single finalist all rounds may. This module
-says which comes next, by the records.
+says which comes next, by the records, and which rounds count; `confirmation_result` puts together what
+they say.
 """
 
 import math
@@ -13,7 +14,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from autotune.analysis.choice_rounds import ChoiceRounds, Rounds
-from autotune.analysis.finalists import Candidate, ConfirmationResult, FinalistResult
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.gain_rounds import GainRounds, rounds_wanted
 from autotune.analysis.processes import Processes
 from autotune.analysis.round_results import round_results, runs_that_compare
@@ -356,15 +357,6 @@ class Confirmation:
                 return self.alone.gain()
         return self.choosing.gain(trial)
 
-    def own_rate(self, trial: int) -> Ratio | None:
-        """Return a trial's rate with the interval of its own runs.
-
-        None where no spread between processes is known, or the trial has not run.
-        """
-        if self.processes is None or not self.basis_rates(trial):
-            return None
-        return self.processes.arm(trial, self.basis_rates(trial), self.baseline).rate
-
     def choice(self) -> int:
         """Return the trial to recommend.
 
@@ -374,60 +366,3 @@ class Confirmation:
             refuted = self._doubted and not self.joint_gain
             return self.alone.baseline if refuted else self.alone.chosen
         return self.choosing.best()
-
-    def result(self) -> ConfirmationResult:
-        """Return what the rounds say; at least one candidate must have finished one."""
-        choice, baseline = self.choice(), self.baseline
-        dropped = self.choosing.dropped
-        fails = baseline is None or baseline in dropped or not self.rates(baseline)
-        stays = choice == baseline and not fails
-        contradicts = stays and self.alone is not None and not self.alone.has_enough_rounds
-        now = {} if self.chosen is None else self.candidates[self.chosen].knobs
-        return ConfirmationResult(
-            choice=choice,
-            baseline=baseline,
-            baseline_fails=fails,
-            finalists={t: self._result_of(t, choice, fails=fails) for t in self.candidates},
-            rounds=len(self.basis_rounds),
-            chosen_in=len(self.choosing.rounds) if self.basis is Basis.FRESH else 0,
-            contender=self.contender() if stays else None,
-            most_gain=math.expm1(self.most_gain()) if stays else None,
-            behind=None if stays or fails else self._relative_distance(choice),
-            contradicted_by=len(self.fresh) if contradicts else 0,
-            exhausted=not self.rounds_left,
-            reverted={name: now[name] for name in self.taken_back if now},
-            failed=tuple(trial for trial in self.failed if trial != baseline),
-        )
-
-    def _result_of(self, trial: int, choice: int, *, fails: bool) -> FinalistResult:
-        rates = self.rates(trial)
-        compared = rates and not fails and trial not in self.failed
-        return FinalistResult(
-            trial=trial,
-            knobs=self.candidates[trial].knobs,
-            rates=tuple(rates),
-            figures=tuple(self.basis_rates(trial)),
-            own_rate=self.own_rate(trial),
-            gain=self._gain_of(trial) if compared else None,
-            ratio_to_choice=self._ratio_to(choice, trial) if rates else None,
-            dropped_after_round=self.choosing.dropped.get(trial),
-        )
-
-    def _gain_of(self, trial: int) -> Ratio:
-        return Ratio(1.0, 1.0, 1.0) if trial == self.baseline else self.gain(trial)
-
-    def _ratio_to(self, choice: int, trial: int) -> Ratio:
-        """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
-        if self.alone and self.basis is not Basis.CHOICE:
-            both = self.alone.chosen, self.alone.baseline
-            if (trial, choice) == both:
-                return self.gain(trial)
-            if (choice, trial) == both:
-                return self.gain(choice).inverse
-        return self.choosing.ratio(trial, choice)
-
-    def _relative_distance(self, trial: int) -> float | None:
-        if len(self.candidates) <= 2:
-            return None
-        behind = self.choosing.behind(trial)
-        return -math.expm1(-behind) if math.isfinite(behind) else None

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.confirmation_result import own_rate
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gain_rounds import GainRounds
 from autotune.analysis.processes import Processes, repeats_made
@@ -225,7 +226,7 @@ def test_rounds_on_another_machine_than_the_search_prove_nothing_of_equal_config
     attempts = records.attempts()
     found = replay(attempts, Selection.by_records(attempts, 3), 10, (), steps_of)
     assert found is not None and not found.proven
-    own = found.own_rate(0)
+    own = own_rate(found, 0)
     assert found.gain(1).value == pytest.approx(1.0)
     assert own is not None and own.low > 107
 

@@ -11,6 +11,7 @@ from autotune.analysis import rounds
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.estimates import leader
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import GateRecord
@@ -55,7 +56,7 @@ def confirmed(rates, candidates, baseline=0, rounds=5):
 
 
 def concluded(confirmation, **known):
-    return conclude(confirmation.result(), 2, GateRecord(), **known)
+    return conclude(result_of(confirmation), 2, GateRecord(), **known)
 
 
 def noisy(level, seed, rounds=12, noise=0.004):

@@ -311,7 +311,7 @@ def search(figures: StudyFigures) -> ReportSection:
     found = figures.search
     if not figures.trials:
         return NOTHING
-    states = ", ".join(f"{count} {state}" for state, count in found.trials.items())
+    states = ", ".join(f"{count:,} {state}" for state, count in found.trials.items())
     others = sum(len(one.trials) for one in found.failures[_CAUSES:])
     facts = [
         ("Space", found.space),
@@ -439,7 +439,7 @@ def _trial_row(one: TrialFigures) -> Row:
         quantity(beside) if beside else "",
         quantity(one.peak_bytes / MIB) if one.peak_bytes else "",
         f"`{difference(one.changes, {})}`",
-        "" if one.baseline else _first_words(one.suggested_by),
+        "" if one.suggested_by == "baseline" else _first_words(one.suggested_by),
     ]
     return Row(cells, css)
 

@@ -4,22 +4,21 @@ All figures are those of autotune.views.figures. Every text goes through `escape
 output of trials are inert.
 """
 
-import itertools
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
 
 from autotune.analysis.provenance import machine_name
-from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.saving import Saving
 from autotune.analysis.verdict import Kind
-from autotune.analysis.wording import Rounding, Terms, counted, duration, quantity
+from autotune.analysis.wording import Rounding, Terms, counted, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
+from autotune.views import sections
 from autotune.views.figure_text import (
     CI,
-    MIB,
     UNKNOWN,
     Fact,
     Known,
@@ -33,36 +32,16 @@ from autotune.views.figure_text import (
     ratio_text,
     said_ratio,
     saving_facts,
-    short_ratio,
-    times,
 )
 from autotune.views.figures import Job, StudyFigures
-from autotune.views.markdown_report import (
-    PURPOSES,
-    STAGES,
-    TRUST,
-    best_first,
-    condition_rows,
-    ended_text,
-    expected_ratio,
-    failed_text,
-    how_text,
-    reason_text,
-    running_rows,
-    stage_title,
-    step_note,
-    why_no_contributions,
-)
+from autotune.views.sections import TRUST, Column, ReportSection, ReportTable, Row
 from autotune.views.svg import escaped
-from autotune.views.trial_figures import TrialFigures
 from autotune.views.trust import Trust
 from autotune.views.verdict_text import memory_text, remarks
 from search_spaces.knob import written
 
 _SHOWN, _MOST = 24, 200
 """Trials that are listed at once, and with those that fold out."""
-_CAUSE = 200
-"""Characters of the cause of a failed trial."""
 _MESSAGES = 200
 _NEAREST = Rounding.NEAREST
 REFRESH = '<meta http-equiv="refresh" content="10">'
@@ -118,9 +97,9 @@ def page(
             itself again while the study runs.
         still: whether it stays as it is, so that it can be read, until its reader has it go on.
     """
-    sections = [("answer", "", _answer(figures, exported))]
-    sections += [(name, title, make(figures)) for name, title, make in _SECTIONS]
-    made = [(name, title, body) for name, title, body in sections if body]
+    bodies = [("answer", "", _answer(figures, exported))]
+    bodies += [(name, title, make(figures)) for name, title, make in _SECTIONS]
+    made = [(name, title, body) for name, title, body in bodies if body]
     nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title, _ in made if title)
     if trials:
         nav += f' <a href="{escaped(trials)}">all trials in optuna-dashboard</a>'
@@ -404,8 +383,8 @@ def _trust(figures: StudyFigures) -> str:
 
 
 def _rounds(figures: StudyFigures) -> str:
-    tables = _round_tables(figures)
-    if not tables:
+    section = sections.rounds(figures)
+    if section.empty:
         return ""
     drawn = charts.proof_charts(figures)
     shown = charts.complete_rounds(figures)
@@ -414,181 +393,59 @@ def _rounds(figures: StudyFigures) -> str:
         kinds.append(("k hollow", "disturbed by others"))
     if any(not one.counts for one in shown):
         kinds.append(("k shade", "chose among finalists: does not count"))
-    legend = _legend_of(kinds)
-    return (
-        "<h2>The rounds, one by one</h2><p>In each round all ran in turn. The pace of the machine "
-        "changes, and all feel it alike: so the ratio counts, and not the rates.</p>"
-        f"{legend if drawn else ''}{drawn}<details><summary>All rounds as figures</summary>{tables}"
-        "</details>"
-    )
-
-
-def _round_tables(figures: StudyFigures) -> str:
-    """Return a table of the rounds of each stage, with every finalist where the baseline is kept."""
-    answer = figures.answer
-    every = sorted({trial for one in figures.rounds for trial in one.ratios})
-    trials = [answer.trial] if answer.better and answer.trial is not None else every
-    tables = ""
-    for stage in STAGES:
-        several = [one for one in figures.rounds if one.stage is stage]
-        if stage is not Stage.OPEN and any(one.ratios for one in several):
-            tables += f"<h3>{stage_title(several)}</h3>{_round_table(several, trials, figures)}"
-    return tables
-
-
-def _round_table(several: Sequence[Round], trials: Sequence[int], figures: StudyFigures) -> str:
-    baseline, named = figures.answer.baseline, len(trials) > 1
-    running = any(trial in one.so_far for one in several for trial in trials)
-    rows = ""
-    for one, trial in itertools.product(several, trials):
-        if baseline is None or trial not in one.ratios:
-            continue
-        known = ratio_text(one.so_far[trial]) if trial in one.so_far else "–"
-        rows += (
-            f"<tr><td class=n>{one.number}</td>{f'<td class=n>{trial}</td>' if named else ''}"
-            f"<td class=n>{times(one.ratios[trial])}</td>"
-            + (f"<td>{escaped(known)}</td>" if running else "")
-            + f"<td class=n>{quantity(one.rates[trial])}</td>"
-            f"<td class=n>{quantity(one.rates[baseline])}</td></tr>"
-        )
-    heads = (
-        f"<th class=n>round</th>{'<th class=n>trial</th>' if named else ''}"
-        "<th class=n>over yours</th>"
-        + ("<th>by these rounds so far</th>" if running else "")
-        + f"<th class=n>{escaped(figures.unit)}</th><th class=n>yours</th>"
-    )
-    note = "<p class='note'>–: too few rounds to tell.</p>" if running and "–" in rows else ""
-    return f"<table class='list'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{note}"
+    chart = f"{_legend_of(kinds)}{drawn}" if drawn else ""
+    return f"{_head(section)}{chart}{_details('All rounds as figures', _tables(section))}"
 
 
 def _step(figures: StudyFigures) -> str:
-    made = figures.step
+    made, section = figures.step, sections.step(figures)
     if made is None:
         return ""
-    kept = figures.answer.trial == figures.answer.baseline
     most = max(made.before, made.after)
-    both = [("yours", made.before, [p.before for p in made.parts])]
-    if not kept:
-        both.append(("tuned", made.after, [p.after for p in made.parts]))
-    bars = ""
-    for name, whole, parts in both:
-        segments = "".join(
-            f'<div class="seg p{place % 8}" style="width:{100 * ms / most:.2f}%" '
-            f'title="{escaped(part.label)}: {quantity(ms)} ms">'
-            + (f"<span>{quantity(ms)}</span>" if ms > 0.06 * most else "")
-            + "</div>"
-            for place, (part, ms) in enumerate(zip(made.parts, parts, strict=True))
-        )
-        bars += (
-            f'<div class="job"><span>{name}</span><div class="track stack">{segments}</div>'
-            f"<b>{quantity(whole)} ms</b></div>"
-        )
-    rows = "".join(
-        f'<tr><td><i class="sw p{place % 8}"></i>{escaped(part.label)}</td>'
-        f"{_ms_cells(part.before, part.after, kept=kept)}</tr>"
-        for place, part in enumerate(made.parts)
-        if max(part.before, part.after) > 0.001 * most
+    yours = [(part.label, part.before) for part in made.parts]
+    bars = _step_bar("yours", made.before, yours, most)
+    if figures.answer.trial != figures.answer.baseline:
+        tuned = [(part.label, part.after) for part in made.parts]
+        bars += _step_bar("tuned", made.after, tuned, most)
+    return f"{_head(section)}{bars}{_tables(section)}"
+
+
+def _step_bar(name: str, whole: float, parts: Iterable[tuple[str, float]], most: float) -> str:
+    """Return the parts of a step to scale; `most`: milliseconds of the widest bar."""
+    segments = "".join(
+        f'<div class="seg p{place % 8}" style="width:{100 * ms / most:.2f}%" '
+        f'title="{escaped(label)}: {quantity(ms)} ms">'
+        f"{f'<span>{quantity(ms)}</span>' if ms > 0.06 * most else ''}</div>"
+        for place, (label, ms) in enumerate(parts)
     )
-    total = f'<tr class="sum"><td>a step</td>{_ms_cells(made.before, made.after, kept=kept)}</tr>'
-    heads = "" if kept else "<th class=n>tuned</th><th class=n>change</th>"
     return (
-        "<h2>Where a step's time goes</h2>"
-        f"{bars}<table class='list'><thead><tr><th>ms of a step</th><th class=n>yours</th>{heads}</tr>"
-        f"</thead><tbody>{rows}{total}</tbody></table>"
-        f"<p class='note'>{step_note(made, figures.job, kept=kept)}</p>"
+        f'<div class="job"><span>{name}</span><div class="track stack">{segments}</div>'
+        f"<b>{quantity(whole)} ms</b></div>"
     )
-
-
-def _ms_cells(before: float, after: float, *, kept: bool) -> str:
-    cells = f"<td class=n>{quantity(before)}</td>"
-    if not kept:
-        change = after - before
-        sign = "−" if change < 0 else "+"
-        cells += f"<td class=n>{quantity(after)}</td><td class=n>{sign}{quantity(abs(change))}</td>"
-    return cells
 
 
 def _contributions(figures: StudyFigures) -> str:
-    if not figures.answer.better:
-        return ""
-    gains = figures.contributions
-    if not gains:
-        return f"<h2>What each change brings</h2><p>{_marked(why_no_contributions(figures))}</p>"
+    section = sections.contributions(figures)
+    if not section.tables:
+        return "" if section.empty else _head(section)
     rows = "".join(
         f'<div class="wrow{css}"><div class="wl"><span>{escaped(name)}</span>'
         f"<span>{escaped(text)}</span></div>{bar}</div>"
         for name, text, css, bar in charts.contribution_rows(figures)
     )
-    open_ = [one.knob for one in gains if not one.gain.distinguishable]
-    said = "Each is told apart from nothing."
-    if len(open_) == len(gains):
-        said = "Not known: each may bring nothing, or all of it. Only the total is known."
-    elif open_:
-        said = f"Not known of {', '.join(open_)}: the interval contains 1."
-    rounds = counted(max(one.rounds for one in gains), "round")
-    return (
-        f"<h2>What each change brings</h2><p>{escaped(said)}</p>{rows}"
-        '<p class="note">The recommended configuration over itself with that one change taken back, in '
-        f"turn, in {rounds}; the intervals hold for all at once (95 %). Hatched: not distinguishable "
-        'from 1. The "importance" of a search dashboard is something else: how much trials differed, '
-        "luck included.</p>"
-    )
+    return f"{_head(section)}{rows}{_note(f'Hatched: {UNKNOWN}. {section.note}')}"
 
 
 def _search(figures: StudyFigures) -> str:
-    drawn = charts.trials_chart(figures)
-    if not drawn and not figures.trials:
+    section = sections.search(figures)
+    if section.empty:
         return ""
-    search = figures.search
-    facts = [("Space", search.space)] if search.space else []
-    facts += [("Left out", reason) for reason in search.left_out]
-    goes_on = "not yet" if figures.state == "RUNNING" else "it has not come to its end"
-    facts.append(("Ended", ended_text(search) if search.ended else goes_on))
-    if search.stopped_early.stopped:
-        facts.append(("Ended early", counted(search.stopped_early.stopped, "trial")))
-    facts += [("Failed", failed_text(one)) for one in search.failures[:_SHOWN]]
-    band = "; the band is what the recommended one came to when it was measured again"
-    complete = search.trials.get("COMPLETE", 0)
-    failed = sum(len(one.trials) for one in search.failures)
-    said = f"{counted(complete, 'trial')} completed" + (f", {failed} failed" if failed else "")
-    said += f"{band if figures.answer.better and figures.answer.confirmed else ''}."
-    return (
-        f"<h2>The search</h2><p>{escaped(said)}</p><dl class='facts'>{_facts(facts)}</dl>"
-        f"{_choices(figures)}"
-        f"{_legend(figures) if drawn else ''}{drawn}{_trial_tables(figures)}"
-    )
-
-
-def _choices(figures: StudyFigures) -> str:
-    """Return which trials were measured again, what each was expected to bring, and what it brought."""
-    if not figures.search.choices:
-        return ""
-    trials = {one.trial: one for one in figures.trials}
-    last = next((one for one in reversed(figures.rounds) if one.counts), None)
-    rows = ""
-    for one in figures.search.choices:
-        seen = trials[one.trial].ratio if one.trial in trials else None
-        fresh = last.so_far.get(one.trial) if last else None
-        cells = {
-            "expected": expected_ratio(one) or "–",
-            "seen once": short_ratio(seen) if seen else "–",
-            "by rounds": short_ratio(fresh) if fresh else "–",
-        }
-        ratios = "".join(
-            f'<td class=n data-l="{name}">{escaped(text)}</td>' for name, text in cells.items()
-        )
-        reason = _marked(reason_text(one))
-        rows += f"<tr><td class=n>{one.trial}</td>{ratios}<td>{reason}</td></tr>"
-    return (
-        "<h3>Which trials were measured again</h3><table class='list choice'><thead><tr>"
-        "<th class=n>trial</th><th class=n>expected</th><th class=n>seen once</th>"
-        f"<th class=n>by rounds</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
-        '<p class="note">All over yours. Expected: by the model of a step, from all trials, when the '
-        "search ended, with its own interval; it orders the trials. Seen once: in the trial itself, "
-        "luck included. By rounds: "
-        "the result; a dash: it had none, or they only chose. The three rest on different runs, and "
-        "need not agree.</p>"
-    )
+    chart = charts.trials_chart(figures)
+    if chart:
+        again = figures.answer.better and figures.answer.confirmed
+        band = "Band: what the recommended one came to when it was measured again."
+        chart = f"{_legend(figures)}{chart}{_note(band if again else '')}"
+    return f"{_head(section)}{_tables(section)}{chart}{_trials(figures)}"
 
 
 def _legend(figures: StudyFigures) -> str:
@@ -620,73 +477,66 @@ def _marked(text: str) -> str:
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"<dt>{escaped(name)}</dt><dd>{_marked(text)}</dd>" for name, text in facts)
-
-
-def _trial_tables(figures: StudyFigures) -> str:
-    several = best_first(figures.trials)
-    several += [one for one in figures.trials if one.rate is None]
-    rest = several[_SHOWN:_MOST]
-    more = len(several) - _MOST
-    tables = _trial_table(figures, several[:_SHOWN])
-    if rest:
-        told = counted(len(rest), "more trial")
-        if more > 0:
-            command = f"autotune export {figures.study} --trials FILE"
-            told += f"; all are in the table that <code>{escaped(command)}</code> writes"
-        tables += f"<details><summary>{told}</summary>{_trial_table(figures, rest)}</details>"
-    return tables
-
-
-def _trial_table(figures: StudyFigures, several: Sequence[TrialFigures]) -> str:
-    unit = escaped(figures.unit)
-    reasons = any(one.suggested_by not in ("", "baseline") for one in several)
-    heads = (
-        "<th class=n>trial</th><th>over yours, seen once</th><th>how</th>"
-        f"<th class=n>expected</th><th class=n>{unit}</th><th class=n>yours</th><th class=n>MiB</th>"
-        f"<th>changes</th>{'<th>tried because</th>' if reasons else ''}"
+    rows = "".join(
+        f"<dt>{_marked(name)}</dt><dd>{_marked(text)}</dd>" for name, text in facts if text
     )
-    rows = "".join(_trial_row(one, reasons=reasons) for one in several)
-    note = f"?: {UNKNOWN}. Expected: by the model of a step, from all trials together."
-    note += " Without a reason: the sampler chose it." if reasons else ""
+    return f'<dl class="facts">{rows}</dl>' if rows else ""
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{_marked(text)}</p>' if text else ""
+
+
+def _details(summary: str, body: str) -> str:
+    """Return what is shown only when it is folded out."""
+    return f"<details><summary>{_marked(summary)}</summary>{body}</details>"
+
+
+def _head(section: ReportSection) -> str:
+    """Return a section up to its tables."""
+    texts = "".join(f"<p>{_marked(text)}</p>" for text in section.texts)
+    return f"<h2>{escaped(section.title)}</h2>{texts}{_facts(section.facts)}"
+
+
+def _tables(section: ReportSection) -> str:
+    return "".join(_table(one) for one in section.tables if one.rows) + _note(section.note)
+
+
+def _table(table: ReportTable) -> str:
+    shown = table.filled
+    heads = "".join(f"<th{_css(one.css)}>{escaped(one.title)}</th>" for one in shown.columns)
+    rows = "".join(f"<tr{_css(row.css)}>{_cells(row, shown.columns)}</tr>" for row in shown.rows)
+    title = f"<h3>{escaped(table.title)}</h3>" if table.title else ""
     return (
-        f'<table class="list tried"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-        f'<p class="note">{note}</p>'
+        f'{title}<table class="list {table.css}"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>{_note(table.note)}"
     )
 
 
-def _trial_row(one: TrialFigures, *, reasons: bool) -> str:
-    css = "win" if one.recommended else "own" if one.baseline else "bad" if one.rate is None else ""
-    columns = "".join(
-        f"<td{f' class={c}' if c else ''}{f' data-l={name}' if name else ''}>{text}</td>"
-        for c, name, text in _trial_cells(one, reasons=reasons)
+def _cells(row: Row, columns: Sequence[Column]) -> str:
+    labels = [f' data-l="{one.label}"' if one.label else "" for one in columns]
+    return "".join(
+        f"<td{_css(one.css)}{label}>{_marked(text)}</td>"
+        for one, label, text in zip(columns, labels, row.cells, strict=True)
     )
-    return f"<tr{f' class={css}' if css else ''}>{columns}</tr>"
 
 
-def _trial_cells(one: TrialFigures, *, reasons: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield class, label on a narrow screen and content of each cell."""
-    yield "n", "", str(one.trial)
-    yield "ratio", "", escaped(short_ratio(one.ratio)) if one.ratio else "–"
-    if one.rate is None:
-        cause = escaped(one.cause[:_CAUSE])
-        yield "", "", f'<span class="cause">{escaped(one.state)}</span> {cause}'
-    else:
-        yield "how", "", escaped(how_text(one))
-    yield "n", "expected", times(one.expected) if one.expected is not None else ""
-    yield "n", "rate", quantity(one.rate) if one.rate is not None else ""
-    beside = None if one.baseline else one.reference_rate
-    yield "n", "yours", quantity(beside) if beside else ""
-    yield "n", "MiB", quantity(one.peak_bytes / MIB) if one.peak_bytes else ""
-    changes = ", ".join(f"{name}={written(value)}" for name, value in one.changes.items())
-    yield "", "", f"<code>{escaped(changes or 'no change')}</code>"
-    if reasons:
-        yield "why", "why:", "" if one.baseline else escaped(_first_words(one.suggested_by))
+def _css(name: str) -> str:
+    return f' class="{name}"' if name else ""
 
 
-def _first_words(reason: str) -> str:
-    """Return the first part of a reason: what follows names every knob in it."""
-    return reason.partition(";")[0].partition(":")[0]
+def _trials(figures: StudyFigures) -> str:
+    """Return the trials, those that are listed at once before those that fold out."""
+    table = sections.trials(figures)
+    listed = _table(replace(table, rows=table.rows[:_SHOWN]))
+    rest = table.rows[_SHOWN:_MOST]
+    if not rest:
+        return listed
+    told = counted(len(rest), "more trial")
+    if len(table.rows) > _MOST:
+        command = f"autotune export {figures.study} --trials FILE"
+        told += f"; all are in the table that `{command}` writes"
+    return listed + _details(told, _table(replace(table, rows=rest, title="", note="")))
 
 
 def _memory(figures: StudyFigures) -> str:
@@ -720,58 +570,19 @@ def _losses(figures: StudyFigures) -> str:
 
 
 def _how(figures: StudyFigures) -> str:
-    rows = "".join(
-        f"<tr><td>{escaped(PURPOSES.get(one.purpose, one.purpose))}</td><td class=n>{one.count}</td>"
-        f"<td class=n>{duration(one.seconds)}</td></tr>"
-        for one in figures.runs
-    )
-    total = sum(one.seconds for one in figures.runs)
-    count = sum(one.count for one in figures.runs)
-    rows += (
-        f"<tr class=sum><td>all</td><td class=n>{count}</td><td class=n>{duration(total)}</td></tr>"
-    )
-    facts = list(_machine(figures))
-    job = figures.job
-    facts.append(("Job", f"{job.workload} {job.arguments}".strip()))
-    if job.ranks:
-        facts.append(("Ranks", f"{job.ranks}{f', {job.backend}' if job.backend else ''}"))
-    if figures.noise and figures.noise.runs > 1:
-        noise = f"{figures.noise.sigma_run:.1%} (by {counted(figures.noise.runs, 'run')} of yours)"
-        facts.append(("Equal runs differ by", noise))
-    facts += [(label.capitalize(), text) for label, text in condition_rows(figures.conditions)]
-    facts += [(f"{one.name}, baseline", one.text) for one in figures.bottlenecks]
-    ran = "".join(_running_facts(figures))
+    section, ran = sections.measurement(figures), sections.running(figures)
+    held_back = [(f"{one.name}, baseline", one.text) for one in figures.bottlenecks]
+    folded = "" if ran.empty else _details(ran.title, _facts(ran.facts) + _note(ran.note))
     return (
-        "<h2>How and where it was measured</h2><div class='two'><div><table class='list'><thead><tr>"
-        f"<th>runs</th><th></th><th class=n>time</th></tr></thead><tbody>{rows}</tbody></table></div>"
-        f"<div><dl class='facts'>{_facts(facts)}</dl></div></div>{ran}"
+        f"<h2>{section.title}</h2><div class='two'><div>{_tables(section)}</div>"
+        f"<div>{_facts([*section.facts, *held_back])}</div></div>{folded}"
     )
-
-
-def _machine(figures: StudyFigures) -> Iterator[tuple[str, str]]:
-    for one in figures.environments:
-        yield "Machine", machine_name(one)
-        names = ("torch", "python", "cuda", "nccl", "driver", "kernel", "autotune")
-        known = (f"{name} {one[name]}" for name in names if one.get(name))
-        yield "Software", ", ".join(known)
-
-
-def _running_facts(figures: StudyFigures) -> Iterator[str]:
-    if figures.running is not None:
-        rows = _facts(running_rows(figures.running, figures.step))
-        which = "the recommended" if figures.answer.better else "your"
-        yield (
-            f"<details><summary>How {which} configuration ran</summary>"
-            f"<dl class='facts'>{rows}</dl></details>"
-        )
 
 
 def _all(figures: StudyFigures) -> str:
     said = "".join(f"<li>{escaped(one.text)}</li>" for one in figures.messages[-_MESSAGES:])
-    return (
-        f"{_unchanged(figures)}<details><summary>The verdict in words, and what the study said</summary>"
-        f"<p>{escaped(figures.answer.text)}</p><ul class='log'>{said}</ul></details>"
-    )
+    text = f"<p>{escaped(figures.answer.text)}</p><ul class='log'>{said}</ul>"
+    return _unchanged(figures) + _details("The verdict in words, and what the study said", text)
 
 
 def _unchanged(figures: StudyFigures) -> str:
@@ -779,15 +590,9 @@ def _unchanged(figures: StudyFigures) -> str:
     same = [one for one in figures.own_knobs if one.before == one.after]
     if not same:
         return ""
-    facts = "".join(
-        f"<dt><code>{escaped(one.knob)}</code></dt><dd>{escaped(written(one.after))}</dd>"
-        for one in same
-    )
-    return (
-        f"<details><summary>{counted(len(same), 'knob')} of this job "
-        f"{'stays' if len(same) == 1 else 'stay'} as before</summary>"
-        f"<dl class='facts'>{facts}</dl></details>"
-    )
+    stay = f"{counted(len(same), 'knob')} of this job {'stays' if len(same) == 1 else 'stay'}"
+    facts = _facts((f"`{one.knob}`", written(one.after)) for one in same)
+    return _details(f"{stay} as before", facts)
 
 
 _SECTIONS: tuple[tuple[str, str, Callable[[StudyFigures], str]], ...] = (

@@ -9,7 +9,7 @@ from autotune.analysis.wording import Terms, difference, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
 from autotune.views.figures import StudyFigures
-from autotune.views.markdown_report import tied
+from autotune.views.sections import tied
 from autotune.views.svg import (
     Axis,
     Labels,

@@ -509,11 +509,11 @@ def _outgrown(verdict: Verdict) -> str:
     return f" {refused} refused: {changed} runs out of memory with the longest samples."
 
 
-def memory_lines(memory: Memory) -> Iterator[str]:
-    """Yield the rows of the report's table about memory."""
+def memory_facts(memory: Memory) -> Iterator[tuple[str, str]]:
+    """Yield what was seen of memory with the longest samples, as labels and figures."""
     if memory.longest is not None:
-        yield f"| peak memory with the longest samples | {memory.longest / _MIB:,.0f} MiB |"
+        yield "peak memory with the longest samples", f"{memory.longest / _MIB:,.0f} MiB"
         if memory.limit is not None:
-            yield f"| memory left free by them | {1 - memory.longest / memory.limit:.1%} |"
+            yield "memory left free by them", f"{1 - memory.longest / memory.limit:.1%}"
     elif memory.untold:
-        yield f"| with the longest samples | not run: {memory.untold} |"
+        yield "with the longest samples", f"not run: {memory.untold}"

@@ -59,8 +59,8 @@ def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> Non
     text = finished.run("report", finished.name).stdout
     for heading in (
         "### What holds the baseline back",
-        "### What each knob brings",
-        "### What a step is made of",
+        "### What each change brings",
+        "### Where a step's time goes",
     ):
         assert heading in text
     traces = [line.split("`")[1] for line in text.splitlines() if "trace-0.json.gz`" in line]

@@ -35,20 +35,19 @@ from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, savin
 from autotune.views.figures import Runs, StudyFigures, as_json, figures_of
 from autotune.views.frame import COLUMNS
 from autotune.views.live import LiveView, lines
-from autotune.views.markdown_report import (
-    PURPOSES,
-    STAGES,
-    choice_text,
-    expected_ratio,
-    reason_text,
-    report_of,
-    stage_title,
-    step_note,
-)
+from autotune.views.markdown_report import report_of
 from autotune.views.notes import study_note
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.progress import ProgressLines
+from autotune.views.sections import (
+    PURPOSES,
+    STAGES,
+    expected_ratio,
+    reason_text,
+    stage_title,
+    step_note,
+)
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.views.verdict_text import text_of
@@ -117,7 +116,11 @@ def _assert_same_reasons(figures: StudyFigures, texts: dict[str, str], note: str
             assert f"| {part.label} | {before} | {after} |" in texts["report"]
             assert before in texts["page"] and after in texts["page"]
     for choice in figures.search.choices:
-        assert choice_text(choice) in texts["report"]
+        told = f"| {choice.trial} | {expected_ratio(choice)} |"
+        assert any(
+            line.startswith(told) and line.endswith(f"| {reason_text(choice)} |")
+            for line in texts["report"].splitlines()
+        )
         assert choice.expected is not None and expected_ratio(choice) in texts["page"]
         assert choice.expected_low is not None and choice.expected_high is not None
         assert choice.expected_low <= choice.expected <= choice.expected_high
@@ -415,7 +418,7 @@ def test_long_runs_are_told_in_hours(played: Replayed) -> None:
     figures = tuned(played)
     shown = dataclasses.replace(figures, runs=(Runs("search", 100, 360_000.0),))
     assert "100 4.2 days" in " ".join(words(page(shown)).split())
-    assert "- trials of the search: 100, 4.2 days" in report_of(shown)
+    assert "| trials of the search | 100 | 4.2 days |" in report_of(shown)
 
 
 def test_runs_that_never_settled_are_not_told_unless_their_speed_drifts(played: Replayed) -> None:
@@ -1101,8 +1104,8 @@ def test_large_figures_have_no_exponent(played: Replayed) -> None:
     for text in (report_of(shown), words(page(shown)), final_block(shown)):
         assert not re.findall(r"\de[+-]?\d", text.replace(key, ""))
         assert "160 device hours" in text
-    assert "| a step | 61,725 | 12,345 | -49,380 |" in report_of(shown)
-    assert "| power of all devices, mean | 11,200 W |" in report_of(shown)
+    assert "| a step | 61,725 | 12,345 | −49,380 |" in report_of(shown)
+    assert "- power of all devices, mean: 11,200 W\n" in report_of(shown)
 
 
 def test_counts_titles_and_commands_of_the_page_are_exact(played: Replayed) -> None:

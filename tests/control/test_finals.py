@@ -367,8 +367,8 @@ def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_h
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
-    assert "What each knob brings" in shown
-    gains = shown.partition("### What each knob brings")[2].partition("\n### ")[0]
+    assert "What each change brings" in shown
+    gains = shown.partition("### What each change brings")[2].partition("\n### ")[0]
     assert "| log_interval |" not in gains
     played.assert_complete(trials=4)
 

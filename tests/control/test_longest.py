@@ -36,8 +36,8 @@ def test_the_verdict_says_what_the_longest_samples_take(played: Replayed) -> Non
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
     text = report(played.repository, played.name, Verdict.from_dict(verdict))
-    assert "| peak memory with the longest samples | 13,312 MiB |" in text
-    assert "| memory left free by them | 18.8% |" in text
+    assert "- peak memory with the longest samples: 13,312 MiB" in text
+    assert "- memory left free by them: 18.8%" in text
     written = document(
         verdict=again, text="", unit="samples/s", world_size=2, environment={}, created="now"
     )

@@ -59,7 +59,7 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
         played.repository, played.name, Verdict.from_dict(played.verdict)
     )
     runs = sum(a.trial == played.verdict["trial"] for a in attempts)
-    assert f"| runs in turn with the others, block by block | {runs} |" in shown
+    assert f"- runs in turn with the others, block by block: {runs}\n" in shown
     played.assert_complete(trials=3)
 
 

@@ -165,7 +165,7 @@ def test_an_obvious_loser_ends_after_a_step_or_two(played: Replayed) -> None:
     shown = markdown_report.report(
         played.repository, played.name, Verdict.from_dict(played.verdict)
     )
-    assert "trials stopped early: 3, which saved" in shown
+    assert "- Ended early: 3 trials, which saved" in shown
 
 
 def test_nothing_is_said_to_be_saved_where_nothing_was(played: Replayed) -> None:

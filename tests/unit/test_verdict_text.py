@@ -21,7 +21,7 @@ from autotune.analysis.verdict import (
     Verdict,
 )
 from autotune.measurement.estimate import Ratio
-from autotune.views.verdict_text import memory_lines, remarks, shown, text_of
+from autotune.views.verdict_text import memory_facts, remarks, shown, text_of
 from search_spaces import defaults
 from storage import AttemptState
 
@@ -499,11 +499,11 @@ def test_text_of_version_1_is_what_was_told():
     assert shown(found)["sentence"] == "2.00x yours"
 
 
-def test_memory_lines_of_the_longest_samples():
-    assert list(memory_lines(Memory(10 * GIB, 13 * GIB, 16 * GIB))) == [
-        "| peak memory with the longest samples | 13,312 MiB |",
-        "| memory left free by them | 18.8% |",
+def test_facts_about_memory_of_the_longest_samples():
+    assert list(memory_facts(Memory(10 * GIB, 13 * GIB, 16 * GIB))) == [
+        ("peak memory with the longest samples", "13,312 MiB"),
+        ("memory left free by them", "18.8%"),
     ]
-    assert list(memory_lines(Memory(1, untold="there was no time"))) == [
-        "| with the longest samples | not run: there was no time |"
+    assert list(memory_facts(Memory(1, untold="there was no time"))) == [
+        ("with the longest samples", "not run: there was no time")
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.analysis.wording import quantity
-from autotune.views.markdown_report import _change
+from autotune.views.sections import change_text
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_quantity_has_its_meaningful_digits_without_an_exponent(value: float, te
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1e-16, "0"), (-1e-16, "0"), (-0.5, "-0.5"), (5e-5, "+0.00005")]
+    ("value", "text"), [(1e-16, "0"), (-1e-16, "0"), (-0.5, "−0.5"), (5e-5, "+0.00005")]
 )
 def test_error_of_the_arithmetic_is_no_change(value: float, text: str) -> None:
-    assert _change(value) == text
+    assert change_text(value) == text

@@ -37,7 +37,8 @@ from autotune.service.queues import (
     this_queue,
 )
 from autotune.views.waiting import waiting_now
-from autotune.worker.processes import leave_with, state, without_storage
+from autotune.worker.proc import state
+from autotune.worker.processes import leave_with, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make, written
 from storage.holders import this_host, user_name

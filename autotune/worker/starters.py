@@ -8,7 +8,6 @@ Linux only; standard library only.
 
 import contextlib
 import itertools
-import os
 import re
 import secrets
 import shutil
@@ -17,6 +16,8 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+
+from autotune.worker import proc
 
 GRACE_SECONDS = 5.0
 """Timeout for such a program to end its ranks.
@@ -189,10 +190,10 @@ def among(pids: Collection[int]) -> set[int]:
 
 
 def _is_starter(pid: int) -> bool:
-    name = _program(pid)
+    name = proc.program_of(pid)
     if name != _DEEPSPEED:
         return name in _STARTERS
-    words = _words(pid)
+    words = proc.words_of(pid)
     place = next((n for n, word in enumerate(words) if Path(word).name == name), 0)
     return _reads_others(words[place + 1 :])
 
@@ -204,39 +205,21 @@ def end(starters: Collection[int], grace: float = GRACE_SECONDS) -> None:
     """
     for pid in starters:
         for number in (signal.SIGTERM, signal.SIGCONT):
-            _signal(pid, number)
+            proc.send(pid, number)
     give_up = time.monotonic() + grace
     while (left := among(starters)) and time.monotonic() < give_up:
         time.sleep(_POLL_SECONDS)
     steps = {name for pid in left if (name := _step_of(pid))}
     for pid in left:
-        _signal(pid, signal.SIGKILL)
+        proc.kill(pid)
     if steps:
         _cancel(steps)
-
-
-def _program(pid: int) -> str:
-    """Return the name of a living process's program; empty if it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    name, _, rest = stat.partition("(")[2].rpartition(")")
-    return "" if rest.split()[0] in "ZX" else name
 
 
 def _step_of(pid: int) -> str:
     """Return the name of the step that `named` has given to an srun; empty if it has none."""
     given = f"{_STEP_NAME}autotune-"
-    return next((w.removeprefix(_STEP_NAME) for w in _words(pid) if w.startswith(given)), "")
-
-
-def _words(pid: int) -> list[str]:
-    """Return the command line of a process; none if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
+    return next((w.removeprefix(_STEP_NAME) for w in proc.words_of(pid) if w.startswith(given)), "")
 
 
 def _cancel(names: Collection[str]) -> None:
@@ -260,8 +243,3 @@ def _output(*command: str) -> str:
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SLURM_SECONDS
     ).stdout
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)

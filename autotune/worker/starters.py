@@ -70,14 +70,10 @@ Each has its one-letter options with a value, and the number of words in front o
 BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
 """Programs that run the rest of their words, and say where or within which limits."""
 _WRAPPERS = frozenset({"env", "sudo", *PASSING, *BINDING})
-_WITH_VALUE = {
-    **{name: letters for name, (letters, _) in PASSING.items()},
-    "env": "uC",
-    "sudo": "ugpCDhRrTtU",
-}
-"""One-letter options with a value of programs that run the rest of their words."""
-_OF_WRAPPER = re.compile(r"\w+=.*|[\d.]+[smhd]?")
-"""Words of these before that: a variable, or a number as of `timeout` and `nice -n`."""
+_OPTIONS = {**PASSING, "env": ("uC", 0), "sudo": ("ugpCDhRrTtU", 0), "cgexec": ("g", 0)}
+"""Likewise of all that run the rest of their words, as far as they have such options."""
+_OF_WRAPPER = re.compile(r"-.*|\w+=.*|[\d.]+")
+"""Words of these before that: options of others, with numbers, and variables."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _OF_TEXT = re.compile(r"-[a-z]*c")
 """Option of a shell before the text of a command."""
@@ -131,18 +127,23 @@ def _commands(argv: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _without_wrappers(argv: Sequence[str]) -> list[str]:
-    rest, letters = list(argv), ""
-    while rest and _goes_before(rest[0]):
-        word = rest.pop(0)
-        letters = _WITH_VALUE.get(Path(word).name, letters)
-        if len(word) == 2 and word[0] == "-" and word[1] in letters:
-            del rest[:1]
+    rest = list(argv)
+    while rest and (Path(rest[0]).name in _WRAPPERS or _OF_WRAPPER.fullmatch(rest[0])):
+        rest = rest_of(rest)
     return rest
 
 
-def _goes_before(word: str) -> bool:
-    name = Path(word).name
-    return name in _WRAPPERS or word.startswith("-") or bool(_OF_WRAPPER.fullmatch(word))
+def rest_of(words: Sequence[str]) -> list[str]:
+    """Return a command without the program that it begins with, and that program's options."""
+    letters, positional = _OPTIONS.get(Path(words[0]).name, ("", 0))
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        if len(option) == 2 and option[1] in letters:
+            del rest[:1]
+    return rest[positional:]
 
 
 def _reaching(words: Sequence[str]) -> str:

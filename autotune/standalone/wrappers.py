@@ -138,10 +138,8 @@ def _env(words: Sequence[str]) -> Passed:
     if rest and rest[0] == "--":
         del rest[0]
     elif rest and rest[0].startswith("-"):
-        raise BadInput(
-            f"env is told {rest[0]}, which trials cannot follow: type it before autotune, "
-            f"`env {rest[0]} ... autotune init -- ...`, and leave it out of the command"
-        )
+        instead = f"type it before autotune, `env {rest[0]} ... autotune init -- ...`"
+        raise _unlike_trials("env", rest[0], instead)
     return Passed(tuple(rest))
 
 
@@ -193,10 +191,14 @@ def _check_options(words: Sequence[str]) -> None:
     for word, value in itertools.pairwise([*words, ""]):
         instead = next((unlike[one] for one in unlike if word.startswith(one)), "")
         if instead and not _EXPORT_ALL.fullmatch(word if "=" in word else f"{word} {value}"):
-            raise BadInput(
-                f"{words[0]} is told {word}, which trials cannot follow: {instead}, and leave it out of "
-                "the command"
-            )
+            raise _unlike_trials(words[0], word, instead)
+
+
+def _unlike_trials(program: str, option: str, instead: str) -> BadInput:
+    return BadInput(
+        f"{program} is told {option}, which trials cannot follow: {instead}, and leave it out of the "
+        "command"
+    )
 
 
 def _srun(words: Sequence[str], *, for_trials: bool) -> Passed:

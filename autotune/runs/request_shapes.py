@@ -1,4 +1,4 @@
-"""What a run does besides a timed trial: the same request with other blocks, steps or data."""
+"""Requests of runs that are no timed trial: the same one with other blocks, steps or data."""
 
 import dataclasses
 

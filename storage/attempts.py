@@ -144,6 +144,10 @@ class AttemptRecords:
             # Sorted here: SQLite would go through all attempts of the study in the order wanted.
             return sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
 
+    def number_of_figures(self, study_id: int) -> int:
+        """Return the number of attempts of a study that have a throughput."""
+        return sum(one.result.throughput is not None for one in self.of(study_id))
+
     def summary(self, study_id: int) -> Summary:
         """Return the progress of a study, at nearly the same cost for any number of attempts."""
         own = AttemptRow.study_id == study_id

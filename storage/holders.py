@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.worker import processes
+from autotune.worker import proc
 from storage.models import LeaseRow
 
 OWNER = "AUTOTUNE_OWNER"
@@ -115,7 +115,7 @@ def started(host: str, pid: int) -> int | None:
     That tells it from a later process of the same number. None: it runs on another machine, it is
     gone, or /proc hides it.
     """
-    return processes.started(pid) if host == this_host() else None
+    return proc.started(pid) if host == this_host() else None
 
 
 def is_gone(host: str, pid: int, since: int | None) -> bool:

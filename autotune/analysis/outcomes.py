@@ -40,10 +40,6 @@ class Failure:
         """Return how an attempt ended."""
         return cls(attempt.trial, attempt.result.state, attempt.result.cause)
 
-    def __post_init__(self) -> None:
-        """Take a state from JSON."""
-        object.__setattr__(self, "state", AttemptState(self.state))
-
 
 @dataclass(frozen=True)
 class Outcomes:
@@ -68,12 +64,6 @@ class Outcomes:
         ends = collections.Counter(str(a.result.state) for a in judged)
         failed = [a for a in judged if a.result.cause and not a.result.state.ended_well]
         return cls(again, dict(sorted(ends.items())), Failure.of(failed[0]) if failed else None)
-
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        """Return the outcomes that JSON holds."""
-        first = body["first"]
-        return cls(body["again"], dict(body["ends"]), Failure(**first) if first else None)
 
 
 @dataclass(frozen=True)

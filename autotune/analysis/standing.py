@@ -16,6 +16,7 @@ from typing import Any, Self
 from autotune import __version__
 from autotune.analysis.trial_ratios import TrialRatio, leading_trial, trial_ratios
 from autotune.measurement.estimate import Ratio
+from autotune.worker.decoding import decoded
 from storage import TRIAL_RUNS, Attempts, Purpose, StoredAttempt, StoredNoise
 
 
@@ -39,27 +40,17 @@ class Standing:
     """
 
     trials: int
-    by_state: Mapping[str, int]
+    by_state: dict[str, int]
     baseline: float | None
     leading: int | None
     ratio: Ratio | None
     launched: int
     seconds: float
-    usual: Mapping[str, float]
+    usual: dict[str, float]
     usual_trial: float | None
-    finalists: Collection[int]
+    finalists: list[int]
     last: tuple[Purpose, int] | None
     moved: float | None
-
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        """Return the standing that `dataclasses.asdict` has made a dictionary of."""
-        ratio, last = body["ratio"], body["last"]
-        known = {
-            "ratio": Ratio(**ratio) if ratio else None,
-            "last": (Purpose(last[0]), last[1]) if last else None,
-        }
-        return cls(**{**body, **known})
 
 
 def standing(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> Standing:
@@ -146,7 +137,7 @@ class StoredStanding:
     standing: Standing
     basis: str
     last: int
-    running: Sequence[int]
+    running: list[int]
 
     @classmethod
     def of(cls, attempts: Attempts, baseline: Mapping[str, Any], noise: StoredNoise | None) -> Self:
@@ -164,7 +155,7 @@ class StoredStanding:
         return cls(now, basis, last.id if last else 0, running)
 
     @classmethod
-    def from_dict(cls, body: Mapping[str, Any] | None, basis: str) -> Self | None:
+    def from_dict(cls, body: dict[str, Any] | None, basis: str) -> Self | None:
         """Return what was stored; None if nothing was, or if it rests on something else.
 
         Args:
@@ -173,7 +164,7 @@ class StoredStanding:
         """
         if not body or body.get("basis") != basis:
             return None
-        return cls(**{**body, "standing": Standing.from_dict(body["standing"])})
+        return decoded(cls, body)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for the storage."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.numerics import Agreement
 from autotune.measurement.policy import PROOF
+from autotune.worker.decoding import decoded
 
 VERSION = 2
 """Version of the stored data. Version 1 had a sentence in place of the data that tell it."""
@@ -259,65 +260,9 @@ class Verdict:
         return body
 
     @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Self:
+    def from_dict(cls, body: dict[str, Any]) -> Self:
         """Return the verdict that `as_dict` wrote; one of version 1 has fewer data, and its text."""
-        parts: dict[str, Any] = {f.name: body[f.name] for f in fields(cls) if f.name in body}
-        parts["kind"] = Kind(body["kind"])
-        for name, read in _READERS.items():
-            if (part := parts.get(name)) is not None:
-                parts[name] = read(part)
-        return cls(**parts)
-
-
-def _ratio(body: Mapping[str, float | None]) -> Ratio:
-    known = {f.name: body[f.name] for f in fields(Ratio)}
-    return Ratio(**{name: math.inf if value is None else value for name, value in known.items()})
-
-
-def _search_best(body: Mapping[str, Any]) -> SearchBest:
-    """Return the fastest trial; an earlier version stored its ratio without an interval."""
-    ratio = body["ratio"]
-    if isinstance(ratio, float | int):
-        ratio = {"value": ratio, "low": 0.0, "high": None}
-    return SearchBest(**{**body, "ratio": _ratio(ratio) if ratio is not None else None})
-
-
-def _finalist(body: Mapping[str, Any]) -> Finalist:
-    ratio = body["ratio_to_recommended"]
-    known = _ratio(ratio) if ratio is not None else None
-    return Finalist(**{**body, "rates": tuple(body["rates"]), "ratio_to_recommended": known})
-
-
-def _batch(body: Mapping[str, Any]) -> BatchChange:
-    gain = body["best_gain"]
-    return BatchChange(**{**body, "best_gain": _ratio(gain) if gain is not None else None})
-
-
-_READERS: dict[str, Any] = {
-    "throughput": _ratio,
-    "speedup": _ratio,
-    "baseline": _ratio,
-    "finalists": lambda parts: tuple(map(_finalist, parts)),
-    "numerics": lambda part: Numerics(**part),
-    "refused": lambda parts: tuple(Refusal(**part) for part in parts),
-    "memory": lambda part: Memory(**part),
-    "long_run": lambda part: LongRun(part["seconds"], _ratio(part["ratio"]), _ratio(part["shift"])),
-    "contender": lambda part: Contender(**{**part, "gain": _ratio(part["gain"])}),
-    "batch": _batch,
-    "failed": tuple,
-    "touched": tuple,
-    "baseline_failure": lambda part: Failure(**part),
-    "hindrance": lambda part: Failure(**part),
-    "long_failure": lambda part: Failure(**part),
-    "outgrown": lambda part: Outgrown(**part),
-    "outcomes": lambda part: Outcomes.from_dict(part),
-    "search_best": _search_best,
-    "left_out": lambda part: Contender(**{**part, "gain": _ratio(part["gain"])}),
-    "unchecked": lambda part: Unchecked(
-        part["knobs"], _ratio(part["ratio"]), tuple(part["touched"])
-    ),
-}
-"""Field of a stored verdict -> function that restores its value from JSON."""
+        return decoded(cls, body)
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -170,6 +170,17 @@ class Ratio:
         """
         factor = math.exp(half_width) if half_width < _LARGEST_EXPONENT else math.inf
         return cls(value, value / factor, value * factor)
+
+    @classmethod
+    def from_json(cls, stored: "Mapping[str, float | None] | float") -> Self:
+        """Return the ratio that JSON holds, which has null for infinity.
+
+        An earlier version stored some as a number, without the interval.
+        """
+        if not isinstance(stored, Mapping):
+            return cls(stored, 0.0, math.inf)
+        ends = (stored[name] for name in ("value", "low", "high"))
+        return cls(*(math.inf if end is None else end for end in ends))
 
     @property
     def inverse(self) -> "Ratio":

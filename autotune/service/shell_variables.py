@@ -3,7 +3,7 @@
 import os
 import re
 
-from autotune.worker.processes import variables_of
+from autotune.worker.proc import variables_of
 from storage import Repository, StoredStudy
 from storage.holders import this_host
 

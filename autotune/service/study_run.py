@@ -73,7 +73,9 @@ class StudyRun:
         try:
             launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
         except UnfitNodes as error:
-            if study.facts is None or not self._has_figures():
+            if study.facts is None or not self._repository.attempts.number_of_figures(
+                self._study.id
+            ):
                 raise
             raise LauncherError(f"its figures are of {_ranks_on(study.facts)}: {error}") from None
         with contextlib.ExitStack() as now:
@@ -183,15 +185,11 @@ class StudyRun:
         before = {**facts, **known}
         if _ranks_on(before) == _ranks_on(facts):
             return
-        if self._has_figures():
+        if self._repository.attempts.number_of_figures(self._study.id):
             raise LauncherError(
                 f"its figures are of {_ranks_on(before)}, and here are {_ranks_on(facts)}: it goes on "
                 "where it has the same"
             )
-
-    def _has_figures(self) -> bool:
-        attempts = self._repository.attempts.of(self._study.id)
-        return any(one.result.throughput is not None for one in attempts)
 
     def _check_devices(self, launcher: Launcher) -> None:
         """Check that a study of one machine goes on with such CUDA devices as it has begun on.

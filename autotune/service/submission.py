@@ -37,7 +37,8 @@ from autotune.service.queues import (
     this_queue,
 )
 from autotune.views.waiting import waiting_now
-from autotune.worker.processes import leave_with, state, without_storage
+from autotune.worker.proc import state
+from autotune.worker.processes import leave_with, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make, written
 from storage.holders import this_host, user_name
@@ -467,7 +468,8 @@ class InProcessRunner:
             return
         self._runs_since = None
         if self._waits_since is None:
-            self._waits_since, self._figures = now, self._number_of_figures()
+            self._waits_since = now
+            self._figures = self._repository.attempts.number_of_figures(self._study.id)
         waited = now - self._waits_since
         if waited > self._longest_wait:
             self._gave_up = f"{study.name} has not run here for {duration(waited)}: {why}"
@@ -481,11 +483,7 @@ class InProcessRunner:
         """
         if study.retries == 0 or ran > _STEADY_SECONDS:
             return True
-        return self._number_of_figures() > self._figures
-
-    def _number_of_figures(self) -> int:
-        attempts = self._repository.attempts.of(self._study.id)
-        return sum(one.result.throughput is not None for one in attempts)
+        return self._repository.attempts.number_of_figures(self._study.id) > self._figures
 
     def _why_idle(self, study: StoredStudy) -> str:
         """Return why the study does not run here at present; empty if it does."""

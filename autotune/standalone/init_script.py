@@ -11,10 +11,10 @@ from typing import Any
 from autotune.analysis.wording import counted
 from autotune.config.keeping import granule
 from autotune.errors import BadInput
-from autotune.standalone.budget_section import BUDGET
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.own_options import RECOMPUTATION
 from autotune.standalone.survey import Allowed, Findings
+from autotune.standalone.written_alike import BUDGET, MAY_WRITE
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult
 from launchers.sections import for_several_nodes
@@ -139,9 +139,7 @@ def _workload(launched: Launched, found: Findings, *, may_write: bool) -> str:
     if launched.options:
         lines.append(f"  python_options: [{', '.join(map(_text, launched.options))}]")
     if may_write:
-        lines.append(
-            "  may_write: true   # trials change files as the job does: nothing is protected"
-        )
+        lines.append(MAY_WRITE)
     lines += _turned_by(found)
     if found.seen.micro_batch and not found.seen.loader:
         lines.append(

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import BadInput
-from autotune.standalone.budget_section import BUDGET
 from autotune.standalone.flags import knob_named
+from autotune.standalone.written_alike import BUDGET, MAY_WRITE
 from autotune.views.catalogue import presets_listed
 from autotune.worker import starters
 from autotune.worker.cpu_quota import usable_cpus
@@ -291,7 +291,7 @@ def _workload(words: Sequence[str], held: str | None, *, may_write: bool) -> Ite
     if held:
         yield f"  keeps_global_batch: true   # it has {held}, and accumulates as often as that asks for"
     if may_write:
-        yield "  may_write: true   # trials change files as the job does: nothing is protected"
+        yield MAY_WRITE
     yield ""
     yield "resources:"
     yield "  # Ranks that it starts, a whole number: a trial has the processors and devices of so many."

@@ -13,7 +13,7 @@ from autotune.standalone import interpreters
 from autotune.standalone.launched import COMMAND_FIELD, Launched, NoScript, by_torchrun
 from autotune.worker.protocol import PYTHON
 from autotune.worker.python_command import is_python, parsed
-from autotune.worker.starters import BINDING, PASSING
+from autotune.worker.starters import BINDING, PASSING, rest_of
 
 _MANAGERS = (
     "uv",
@@ -101,9 +101,9 @@ def taken_off(words: Sequence[str], *, for_trials: bool = True) -> Passed | None
     """
     name = Path(words[0]).name
     if name == "env":
-        return _env(words) if for_trials else _passing(words, "uC", 0)
+        return _env(words) if for_trials else Passed(tuple(rest_of(words)))
     if name in PASSING:
-        return _passing(words, *PASSING[name])
+        return Passed(tuple(rest_of(words)))
     if name in BINDING and not for_trials:
         return Passed(tuple(words[_program_place(words) :]))
     if name in BINDING:
@@ -138,22 +138,9 @@ def _env(words: Sequence[str]) -> Passed:
     if rest and rest[0] == "--":
         del rest[0]
     elif rest and rest[0].startswith("-"):
-        raise BadInput(
-            f"env is told {rest[0]}, which trials cannot follow: type it before autotune, "
-            f"`env {rest[0]} ... autotune init -- ...`, and leave it out of the command"
-        )
+        instead = f"type it before autotune, `env {rest[0]} ... autotune init -- ...`"
+        raise _unlike_trials("env", rest[0], instead)
     return Passed(tuple(rest))
-
-
-def _passing(words: Sequence[str], with_value: str, positional: int) -> Passed:
-    rest = list(words[1:])
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        if option == "--":
-            break
-        if len(option) > 1 and option[1:] in with_value:
-            del rest[:1]
-    return Passed(tuple(rest[positional:]))
 
 
 def _binding(words: Sequence[str]) -> BadInput:
@@ -204,10 +191,14 @@ def _check_options(words: Sequence[str]) -> None:
     for word, value in itertools.pairwise([*words, ""]):
         instead = next((unlike[one] for one in unlike if word.startswith(one)), "")
         if instead and not _EXPORT_ALL.fullmatch(word if "=" in word else f"{word} {value}"):
-            raise BadInput(
-                f"{words[0]} is told {word}, which trials cannot follow: {instead}, and leave it out of "
-                "the command"
-            )
+            raise _unlike_trials(words[0], word, instead)
+
+
+def _unlike_trials(program: str, option: str, instead: str) -> BadInput:
+    return BadInput(
+        f"{program} is told {option}, which trials cannot follow: {instead}, and leave it out of the "
+        "command"
+    )
 
 
 def _srun(words: Sequence[str], *, for_trials: bool) -> Passed:

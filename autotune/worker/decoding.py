@@ -21,10 +21,10 @@ def decoded(made: type[Made], value: Any) -> Made:
 def decoder(hint: Any) -> Decoder:
     """Return a function that turns decoded JSON into a value of a type.
 
-    Types are a dataclass, tuple[T, ...], list[T], dict[str, T], T | None, an enum, a TypedDict, or
-    a type that JSON has itself, whose values are returned unchanged. Unknown fields of a dataclass
-    are ignored, and fields that have a default may be missing. The keys of a TypedDict are not
-    checked.
+    Types are a dataclass, a tuple, list[T], dict[str, T], T | None, an enum, a TypedDict, or a type
+    that JSON has itself, whose values are returned unchanged. Unknown fields of a dataclass are
+    ignored, and fields that have a default may be missing. The keys of a TypedDict are not checked.
+    A class with a function `from_json` is decoded by that.
 
     The decoder raises ValueError where the JSON has another form, a field is missing, or an enum
     has no such value.
@@ -32,13 +32,13 @@ def decoder(hint: Any) -> Decoder:
     Raises:
         TypeError: a message cannot hold this type.
     """
+    if own := getattr(hint, "from_json", None):
+        return cast(Decoder, own)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _optional(hint, arguments)
     if origin is tuple:
-        if arguments[1:] != (...,):
-            raise TypeError(f"{hint}: only tuples of one type and any length can be decoded")
-        return _sequence(tuple, arguments[0])
+        return _sequence(tuple, arguments[0]) if arguments[1:] == (...,) else _row(arguments)
     if origin is list:
         return _sequence(list, arguments[0])
     if origin is dict:
@@ -71,6 +71,16 @@ def _sequence(made: type, hint: Any) -> Decoder:
     if each is _as_it_comes:
         return lambda value: made(_checked(value, list))
     return lambda value: made(map(each, _checked(value, list)))
+
+
+def _row(hints: tuple[Any, ...]) -> Decoder:
+    each = [decoder(hint) for hint in hints]
+
+    def decode(value: Any) -> Any:
+        pairs = zip(each, _checked(value, list), strict=True)
+        return tuple(known(part) for known, part in pairs)
+
+    return decode
 
 
 def _mapping(hint: Any) -> Decoder:

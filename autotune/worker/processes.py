@@ -10,10 +10,10 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from autotune.worker import starters
+from autotune.worker import proc, starters
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,10 +29,6 @@ _REMOVERS = (b"multiprocessing.resource_tracker import", b"torch_shm_manager")
 Each ends by itself once all processes that use it have ended, after it has removed what they left."""
 _REMOVAL_SECONDS = 3.0
 """Timeout for such a process to end by itself: Python's does at once, torch's after two seconds."""
-_THREADS, _START_TIME = 17, 19
-"""Indices of the number of threads and of the start time in /proc/PID/stat behind the name of the
-program; see proc_pid_stat(5)."""
-_DEAD = "ZX"
 _OOM_SCORE = 500
 """Points of 1000, on top of the share of memory that the process has."""
 _SHOWN = 60
@@ -135,7 +131,7 @@ def without_storage(environment: Mapping[str, str]) -> dict[str, str]:
 def descendants(root: int) -> set[int]:
     """Return the process ids of all living descendants of `root`, zombies included."""
     children: dict[int, list[int]] = {}
-    for pid, parent, _ in _process_table():
+    for pid, parent, _ in proc.process_table():
         children.setdefault(parent, []).append(pid)
     below: set[int] = set()
     pending = [root]
@@ -175,7 +171,7 @@ def kill_descendants(
         if remaining and time.monotonic() > give_up:
             raise Survivors(described(remaining))
         for pid in order.of(remaining):
-            kill(pid)
+            proc.kill(pid)
         # A listed process may fork and die before it is signalled. Its child is in no list yet, but the
         # process remains as a zombie: hence none is left only when no zombie had to be reaped.
         if not _reap_adopted(spare) and not remaining:
@@ -201,7 +197,7 @@ class _Order:
 
 def _removes_segments(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = proc.of_program(pid, "cmdline")
         return any(part in command for part in _REMOVERS)
     return False
 
@@ -216,7 +212,7 @@ def _end_starters(pids: Collection[int]) -> None:
         return
     below = {pid for root in elsewhere for pid in (root, *descendants(root))}
     for pid in set(pids) - below:
-        kill(pid)
+        proc.kill(pid)
     starters.end(elsewhere)
 
 
@@ -225,7 +221,7 @@ def _kept(roots: Collection[int]) -> set[int]:
     if not roots:
         return set()
     below = {pid for root in roots for pid in (root, *descendants(root))}
-    return below | {pid for pid in _pids() if _session(pid) in below}
+    return below | {pid for pid in proc.every() if _session(pid) in below}
 
 
 def _session(pid: int) -> int | None:
@@ -248,7 +244,7 @@ def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
     while quiet < 2 and time.monotonic() < give_up:
         marked = living_of(agent_id)
         for pid in order.of(marked):
-            kill(pid)
+            proc.kill(pid)
         killed += [pid for pid in marked if pid not in killed]
         quiet = 0 if marked else quiet + 1
         time.sleep(_POLL_SECONDS)
@@ -258,13 +254,13 @@ def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
 def living_of(agent_id: str) -> list[int]:
     """Return living processes with the mark of an agent, except this one."""
     mark = f"{MARKER}={agent_id}".encode()
-    return [pid for pid, _, letter in _process_table() if _living_with(mark, pid, letter)]
+    return [pid for pid, _, letter in proc.process_table() if _living_with(mark, pid, letter)]
 
 
 def new_agent_id() -> str:
     """Return a new, unique mark. It encodes which process starts the agent: this one."""
     me = os.getpid()
-    return f"{_pid_space()}-{me}-{started(me)}-{uuid.uuid4().hex}"
+    return f"{_pid_space()}-{me}-{proc.started(me)}-{uuid.uuid4().hex}"
 
 
 def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
@@ -275,7 +271,7 @@ def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
     Returns:
         What survives, in words; empty if nothing does.
     """
-    orphaned = {mark for pid, _, letter in _process_table() for mark in _orphaned(pid, letter)}
+    orphaned = {mark for pid, _, letter in proc.process_table() for mark in _orphaned(pid, letter)}
     for agent_id in orphaned:
         kill_marked(agent_id, timeout)
     return described(pid for agent_id in orphaned for pid in living_of(agent_id))
@@ -283,16 +279,16 @@ def sweep(timeout: float = _PATIENCE_SECONDS) -> str:
 
 def _orphaned(pid: int, letter: str) -> list[str]:
     """Return the mark of a process if the starter of its agent is dead, else an empty list."""
-    if pid == os.getpid() or letter in _DEAD:
+    if pid == os.getpid() or letter in proc.DEAD:
         return []
     named = f"{MARKER}=".encode()
-    marks = [v[len(named) :].decode() for v in variables_of(pid) if v.startswith(named)]
+    marks = [v[len(named) :].decode() for v in proc.variables_of(pid) if v.startswith(named)]
     return [mark for mark in marks if _starter_is_gone(mark)]
 
 
 def _starter_is_gone(mark: str) -> bool:
     pid, start = _starter_of(mark)
-    return pid is not None and str(started(pid)) != start
+    return pid is not None and str(proc.started(pid)) != start
 
 
 def _starter_of(mark: str) -> tuple[int | None, str]:
@@ -311,27 +307,6 @@ def _pid_space() -> str:
     return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
 
 
-def started(pid: int) -> int | None:
-    """Return the start time of a process in ticks since boot; None if it is gone or dead."""
-    fields = stat_of(pid)
-    return None if not fields or _letter(pid, fields) in _DEAD else int(fields[_START_TIME])
-
-
-def stat_of(process: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat behind the name of the program; none if it is gone.
-
-    The name is in parentheses, and may hold anything; see proc_pid_stat(5).
-
-    Args:
-        process: its id; PID/task/TID of a thread.
-    """
-    try:
-        stat = Path(f"/proc/{process}/stat").read_bytes()
-    except OSError:
-        return []
-    return stat[stat.rindex(b")") + 2 :].split()
-
-
 def described(pids: Iterable[int]) -> str:
     """Describe processes that do not die; return an empty text if there are none."""
     return ", ".join(_described(pid) for pid in sorted(set(pids)))
@@ -340,11 +315,11 @@ def described(pids: Iterable[int]) -> str:
 def _described(pid: int) -> str:
     """Describe one process, and why it may not die."""
     try:
-        words = _of_program(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
+        words = proc.of_program(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
         foreign = Path(f"/proc/{pid}").stat().st_uid not in (os.geteuid(),) and os.geteuid() != 0
     except OSError:
         words, foreign = "", False
-    why = "of another user" if foreign else f"state {state(pid)}"
+    why = "of another user" if foreign else f"state {proc.state(pid)}"
     return f"process {pid} ({words.strip()[:_SHOWN] or 'unknown'}, {why})"
 
 
@@ -357,7 +332,7 @@ def is_ours(pid: int) -> bool | None:
     if _starter_of(os.environ.get(MARKER, ""))[0] in _ancestors(pid):
         return True
     try:
-        variables = _of_program(pid, "environ").split(b"\0")
+        variables = proc.of_program(pid, "environ").split(b"\0")
     except OSError:
         return None if _is_of_this_user(pid) else False
     return any(variable.startswith(f"{MARKER}=".encode()) for variable in variables)
@@ -365,7 +340,7 @@ def is_ours(pid: int) -> bool | None:
 
 def _ancestors(pid: int) -> set[int]:
     above: set[int] = set()
-    while fields := stat_of(pid):
+    while fields := proc.stat_of(pid):
         pid = int(fields[1])
         above.add(pid)
     return above
@@ -378,81 +353,13 @@ def _is_of_this_user(pid: int) -> bool:
 
 
 def _living_with(mark: bytes, pid: int, letter: str) -> bool:
-    if pid == os.getpid() or letter in _DEAD:
+    if pid == os.getpid() or letter in proc.DEAD:
         return False
-    return mark in variables_of(pid)
-
-
-def variables_of(pid: int) -> list[bytes]:
-    """Return the variables a process was started with; none if it is gone or of another user."""
-    try:
-        return _of_program(pid, "environ").split(b"\0")
-    except OSError:
-        return []
-
-
-def _of_program(pid: int, name: str) -> bytes:
-    """Return a file of /proc/PID about its program. A dead main thread has none: another one tells.
-
-    Raises:
-        OSError: the process is gone, or the kernel denies the file.
-    """
-    for place in _threads(pid):
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # a thread that is dead
-            if content := (place / name).read_bytes():
-                return content
-    return b""
-
-
-def _threads(pid: int) -> Iterator[Path]:
-    """Yield the folders in /proc of a process's main thread and then of all."""
-    yield Path(f"/proc/{pid}")
-    yield from Path(f"/proc/{pid}/task").iterdir()
-
-
-def kill(pid: int) -> None:
-    """SIGKILL a process; ignore one that is gone or belongs to another user."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def state(pid: int) -> str:
-    """Return the kernel's letter for a process's state (R, S, D, T, Z), or '?' if it is gone."""
-    return next((letter for number, _, letter in _process_table([pid]) if number == pid), "?")
-
-
-def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
-    """Return (pid, parent pid, state) of all processes, or of the given ones."""
-    pids = _pids() if pids is None else pids
-    table = []
-    for pid in pids:
-        if fields := stat_of(pid):
-            table.append((pid, int(fields[1]), _letter(pid, fields)))
-    return table
-
-
-def _letter(pid: int, fields: Sequence[bytes]) -> str:
-    """Return the kernel's letter for a process's state: of a living thread if the main one is dead.
-
-    Args:
-        pid: process.
-        fields: of its /proc/PID/stat.
-    """
-    letter = fields[0].decode()
-    if letter in _DEAD and int(fields[_THREADS]) > 1:
-        with contextlib.suppress(OSError):  # it has just ended
-            threads = [stat_of(f"{pid}/task/{thread.name}") for thread in _threads(pid)]
-            letters = [thread[0].decode() for thread in threads if thread]
-            return next((one for one in letters if one not in _DEAD), letter)
-    return letter
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    return mark in proc.variables_of(pid)
 
 
 def _living(pids: set[int]) -> set[int]:
-    return {pid for pid, _, letter in _process_table(sorted(pids)) if letter not in _DEAD}
+    return {pid for pid, _, letter in proc.process_table(sorted(pids)) if letter not in proc.DEAD}
 
 
 def _reap_adopted(spare: set[int]) -> bool:
@@ -460,7 +367,7 @@ def _reap_adopted(spare: set[int]) -> bool:
     me = os.getpid()
     dead = [
         pid
-        for pid, parent, letter in _process_table()
+        for pid, parent, letter in proc.process_table()
         if parent == me and letter == "Z" and pid not in spare
     ]
     for pid in dead:

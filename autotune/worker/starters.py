@@ -8,7 +8,6 @@ Linux only; standard library only.
 
 import contextlib
 import itertools
-import os
 import re
 import secrets
 import shutil
@@ -17,6 +16,8 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+
+from autotune.worker import proc
 
 GRACE_SECONDS = 5.0
 """Timeout for such a program to end its ranks.
@@ -69,14 +70,10 @@ Each has its one-letter options with a value, and the number of words in front o
 BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
 """Programs that run the rest of their words, and say where or within which limits."""
 _WRAPPERS = frozenset({"env", "sudo", *PASSING, *BINDING})
-_WITH_VALUE = {
-    **{name: letters for name, (letters, _) in PASSING.items()},
-    "env": "uC",
-    "sudo": "ugpCDhRrTtU",
-}
-"""One-letter options with a value of programs that run the rest of their words."""
-_OF_WRAPPER = re.compile(r"\w+=.*|[\d.]+[smhd]?")
-"""Words of these before that: a variable, or a number as of `timeout` and `nice -n`."""
+_OPTIONS = {**PASSING, "env": ("uC", 0), "sudo": ("ugpCDhRrTtU", 0), "cgexec": ("g", 0)}
+"""Likewise of all that run the rest of their words, as far as they have such options."""
+_OF_WRAPPER = re.compile(r"-.*|\w+=.*|[\d.]+")
+"""Words of these before that: options of others, with numbers, and variables."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _OF_TEXT = re.compile(r"-[a-z]*c")
 """Option of a shell before the text of a command."""
@@ -130,18 +127,23 @@ def _commands(argv: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _without_wrappers(argv: Sequence[str]) -> list[str]:
-    rest, letters = list(argv), ""
-    while rest and _goes_before(rest[0]):
-        word = rest.pop(0)
-        letters = _WITH_VALUE.get(Path(word).name, letters)
-        if len(word) == 2 and word[0] == "-" and word[1] in letters:
-            del rest[:1]
+    rest = list(argv)
+    while rest and (Path(rest[0]).name in _WRAPPERS or _OF_WRAPPER.fullmatch(rest[0])):
+        rest = rest_of(rest)
     return rest
 
 
-def _goes_before(word: str) -> bool:
-    name = Path(word).name
-    return name in _WRAPPERS or word.startswith("-") or bool(_OF_WRAPPER.fullmatch(word))
+def rest_of(words: Sequence[str]) -> list[str]:
+    """Return a command without the program that it begins with, and that program's options."""
+    letters, positional = _OPTIONS.get(Path(words[0]).name, ("", 0))
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        if len(option) == 2 and option[1] in letters:
+            del rest[:1]
+    return rest[positional:]
 
 
 def _reaching(words: Sequence[str]) -> str:
@@ -189,10 +191,10 @@ def among(pids: Collection[int]) -> set[int]:
 
 
 def _is_starter(pid: int) -> bool:
-    name = _program(pid)
+    name = proc.program_of(pid)
     if name != _DEEPSPEED:
         return name in _STARTERS
-    words = _words(pid)
+    words = proc.words_of(pid)
     place = next((n for n, word in enumerate(words) if Path(word).name == name), 0)
     return _reads_others(words[place + 1 :])
 
@@ -204,39 +206,21 @@ def end(starters: Collection[int], grace: float = GRACE_SECONDS) -> None:
     """
     for pid in starters:
         for number in (signal.SIGTERM, signal.SIGCONT):
-            _signal(pid, number)
+            proc.send(pid, number)
     give_up = time.monotonic() + grace
     while (left := among(starters)) and time.monotonic() < give_up:
         time.sleep(_POLL_SECONDS)
     steps = {name for pid in left if (name := _step_of(pid))}
     for pid in left:
-        _signal(pid, signal.SIGKILL)
+        proc.kill(pid)
     if steps:
         _cancel(steps)
-
-
-def _program(pid: int) -> str:
-    """Return the name of a living process's program; empty if it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    name, _, rest = stat.partition("(")[2].rpartition(")")
-    return "" if rest.split()[0] in "ZX" else name
 
 
 def _step_of(pid: int) -> str:
     """Return the name of the step that `named` has given to an srun; empty if it has none."""
     given = f"{_STEP_NAME}autotune-"
-    return next((w.removeprefix(_STEP_NAME) for w in _words(pid) if w.startswith(given)), "")
-
-
-def _words(pid: int) -> list[str]:
-    """Return the command line of a process; none if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
+    return next((w.removeprefix(_STEP_NAME) for w in proc.words_of(pid) if w.startswith(given)), "")
 
 
 def _cancel(names: Collection[str]) -> None:
@@ -260,8 +244,3 @@ def _output(*command: str) -> str:
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SLURM_SECONDS
     ).stdout
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)

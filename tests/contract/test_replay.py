@@ -11,7 +11,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, Outcome, TrialRequest
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
-from launchers.replay.behaviours import noisy, recorded, running_at, where, within_memory
+from launchers.replay.behaviours import noisy, recorded, running_at, where
 from launchers.replay.tables import (
     SECONDS,
     STATE,
@@ -22,6 +22,7 @@ from launchers.replay.tables import (
     write_table,
 )
 from search_spaces import defaults
+from tests.support.behaviours import within_memory
 from tests.support.trials import trial
 
 ENDLESS = 10**9

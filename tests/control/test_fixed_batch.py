@@ -10,9 +10,10 @@ from autotune.analysis.verdict import Verdict
 from autotune.views.markdown_report import report
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Launch
-from launchers.replay.behaviours import running_at, where, within_memory
+from launchers.replay.behaviours import running_at, where
 from tests.control.replayed import PLAIN, Replayed, configuration
 from tests.control.shown import answered
+from tests.support.behaviours import within_memory
 
 KEEP = {"global_batch": "keep"}
 SIZES = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2, 4, 8]}

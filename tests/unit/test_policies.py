@@ -1,14 +1,14 @@
 """Numbers of decisions: each has a unit and a source, and the tables in the docs are current."""
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from autotune.measurement.policy import MEASUREMENT, PROOF
-from autotune.policy import numbers, table
 from autotune.search.policy import SEARCH
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,40 @@ OF_A_LOOP = {
 """Intervals of polling, and limits that nothing real reaches."""
 DECIDING = ["search", "measurement", "analysis", "runs", "study"]
 """Packages of which every number that decides is in a policy."""
+
+
+class Number(NamedTuple):
+    """Number of a policy, as it is shown."""
+
+    name: str
+    value: Any
+    unit: str
+    meaning: str
+    source: str
+
+
+def numbers(policy: Any) -> Iterator[Number]:
+    """Yield the numbers of a policy."""
+    for one in dataclasses.fields(policy):
+        told = one.metadata
+        value = getattr(policy, one.name)
+        yield Number(one.name, value, told["unit"], told["meaning"], told["source"])
+
+
+def table(policy: Any) -> str:
+    """Return the numbers of a policy as a table of Markdown."""
+    head = ["| number | value | unit | meaning | source |", "|---|---|---|---|---|"]
+    rows = [
+        f"| `{one.name}` | {_shown(one.value)} | {one.unit} | {one.meaning} | {one.source} |"
+        for one in numbers(policy)
+    ]
+    return "\n".join([*head, *rows])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def page() -> str:

@@ -14,13 +14,13 @@ import time
 
 import pytest
 
-from autotune.worker import processes
+from autotune.worker import proc, processes
 from tests.support.waiting import wait_for
 
 CAST = """
 import contextlib, ctypes, json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
-from autotune.worker import processes
+from autotune.worker import proc, processes
 
 processes.become_subreaper()
 
@@ -42,7 +42,7 @@ def stubborn():
     time.sleep(60)
 
 def alive(pid):
-    return processes.state(pid) not in "ZX?"
+    return proc.state(pid) not in "ZX?"
 
 def wait_until(true, seconds=120):
     give_up = time.monotonic() + seconds
@@ -118,7 +118,7 @@ def test_a_zombie_counts_and_a_stranger_does_not():
     told = play(
         """
         dead = child(lambda: None)
-        wait_until(lambda: processes.state(dead) == "Z")
+        wait_until(lambda: proc.state(dead) == "Z")
         found = processes.descendants(os.getpid())
         tell(zombie=dead in found, parent=os.getppid() in found, me=os.getpid() in found)
         """
@@ -136,7 +136,7 @@ def test_no_name_of_a_program_leads_astray(name, tmp_path):
     program.symlink_to("/bin/sleep")
     running = subprocess.Popen([program, "60"])
     try:
-        wait_for(lambda: processes.state(running.pid) == "S", "it sleeps")
+        wait_for(lambda: proc.state(running.pid) == "S", "it sleeps")
         assert running.pid in processes.descendants(os.getpid())
     finally:
         running.kill()
@@ -152,9 +152,9 @@ def test_states():
         busy, asleep, stopped, dead = child(run), child(sleep), child(sleep), child(lambda: None)
         os.kill(stopped, signal.SIGSTOP)
         expected = {busy: "R", asleep: "S", stopped: "T", dead: "Z"}
-        wait_until(lambda: {pid: processes.state(pid) for pid in expected} == expected)
+        wait_until(lambda: {pid: proc.state(pid) for pid in expected} == expected)
         processes.kill_descendants(set())
-        tell(gone=[processes.state(pid) for pid in expected])
+        tell(gone=[proc.state(pid) for pid in expected])
         """
     )
     assert told["gone"] == ["?", "?", "?", "?"]
@@ -273,7 +273,7 @@ def test_the_exit_status_of_a_helper_is_left_to_who_waits_for_it():
     told = play(
         """
         helper = child(lambda: os._exit(7))
-        wait_until(lambda: processes.state(helper) == "Z")
+        wait_until(lambda: proc.state(helper) == "Z")
         processes.kill_descendants({helper})
         tell(status=os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1]))
         """
@@ -311,9 +311,9 @@ def test_what_cannot_be_killed_in_time_is_named():
 
 HEADLESS = """
         def letter(pid):
-            return processes.stat_of(pid)[0].decode()
+            return proc.stat_of(pid)[0].decode()
         son = child(without_main_thread)
-        wait_until(lambda: letter(son) == "Z" and processes.state(son) == "S")
+        wait_until(lambda: letter(son) == "Z" and proc.state(son) == "S")
 """
 
 
@@ -321,10 +321,10 @@ def test_a_process_whose_main_thread_is_dead_lives_with_its_other_threads():
     told = play(
         HEADLESS
         + """
-        born = processes.started(son) is not None
-        before = processes.state(son)
+        born = proc.started(son) is not None
+        before = proc.state(son)
         processes.kill_descendants(set())
-        tell(born=born, before=before, after=processes.state(son))
+        tell(born=born, before=before, after=proc.state(son))
         """
     )
     assert told == {"born": True, "before": "S", "after": "?"}
@@ -334,7 +334,7 @@ def test_one_that_cannot_be_killed_is_named_also_if_its_main_thread_is_dead():
     told = play(
         HEADLESS
         + """
-        kill, processes.kill = processes.kill, lambda pid: None
+        kill, proc.kill = proc.kill, lambda pid: None
         try:
             processes.kill_descendants(set(), timeout=0.1)
             text = ""
@@ -386,7 +386,7 @@ def test_remover_of_shared_memory_that_does_not_end_is_killed():
 def test_killing_one_that_is_gone_is_no_error():
     gone = subprocess.Popen(["true"])
     gone.wait()
-    processes.kill(gone.pid)
+    proc.kill(gone.pid)
 
 
 def test_child_of_a_dead_parent_ends_though_it_still_has_the_handler_of_that_parent():
@@ -433,7 +433,7 @@ def sleeper(code: str = "import time; time.sleep(60)", **environment: str):
 
 def wait_for_environment(pid: int, environment: dict[str, str]) -> None:
     wanted = {f"{name}={value}".encode() for name, value in environment.items()}
-    wait_for(lambda: wanted <= set(processes.variables_of(pid)), "the process is started")
+    wait_for(lambda: wanted <= set(proc.variables_of(pid)), "the process is started")
 
 
 def test_the_marked_are_killed_and_nobody_else():
@@ -460,7 +460,7 @@ def test_the_mark_of_a_process_whose_main_thread_is_dead_is_found():
         "ctypes.CDLL(None).pthread_exit(None)\n"
     )
     with sleeper(code, **{processes.MARKER: mark}) as headless:
-        wait_for(lambda: processes.stat_of(headless.pid)[0] == b"Z", "its main thread is dead")
+        wait_for(lambda: proc.stat_of(headless.pid)[0] == b"Z", "its main thread is dead")
         assert processes.living_of(mark) == [headless.pid]
         assert processes.kill_marked(mark) == [headless.pid]
 

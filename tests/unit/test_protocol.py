@@ -186,7 +186,14 @@ def test_what_a_version_before_did_not_send_has_its_default():
     assert from_line(b'{"kind": "Preload", "modules": ["a"]}') == Preload(("a",))
 
 
-@pytest.mark.parametrize("hint", [set[int], tuple[int, str], int | str, complex])
+def test_tuple_of_a_fixed_length_has_a_type_for_each_place():
+    pair = decoder(tuple[Outcome, int | None])
+    assert pair(["OOM", None]) == (Outcome.OOM, None)
+    with pytest.raises(ValueError):
+        pair(["OOM"])
+
+
+@pytest.mark.parametrize("hint", [set[int], int | str, complex])
 def test_a_type_that_json_cannot_hold_is_no_field_of_a_message(hint):
     with pytest.raises(TypeError):
         decoder(hint)

@@ -1,5 +1,6 @@
 """Rows that the first steps of a training consume, as digests."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from autotune.worker.decoding import decoded
 from autotune.worker.inject import asked
 from autotune.worker.inject.rows import RankRows, Rows, row_hashes, together
 
@@ -70,7 +72,7 @@ def consumed(
             break
     mine = rows.first(wanted)
     assert mine is not None
-    return together([RankRows.from_list(mine.as_list())])
+    return together([decoded(RankRows, json.loads(json.dumps(vars(mine))))])
 
 
 def test_rows_are_the_same_whatever_the_micro_batch() -> None:

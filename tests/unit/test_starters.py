@@ -103,6 +103,7 @@ def test_only_a_step_of_slurm_gets_a_name(argv: list[str], place: int | None) ->
         (["clush", "-w", "n[1-2]", "train"], "clush"),
         (["ray", "job", "submit", "--", "python", "x.py"], "ray"),
         (["sudo", "-E", "-u", "root", "docker", "run", "image"], "docker"),
+        (["cgexec", "-g", "cpu:a", "srun", "x"], "srun"),
         (["env", "-u", "A", "timeout", "-s", "KILL", "60", "srun", "x"], "srun"),
         (["horovodrun", "-np", "2", "-H", "a:1,b:1", "python", "x.py"], "horovodrun"),
         (["horovodrun", "-np", "2", "python", "x.py", "-H", "b"], ""),

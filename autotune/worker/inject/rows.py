@@ -52,16 +52,6 @@ class RankRows:
     order: str
     counted: list[tuple[int, int, int | None]]
 
-    def as_list(self) -> list[Any]:
-        """Return the rows as a list for a message."""
-        return [self.rows, self.contents, self.indices, self.order, self.counted]
-
-    @classmethod
-    def from_list(cls, sent: Sequence[Any]) -> "RankRows":
-        """Return the rows that `as_list` gave."""
-        rows, contents, indices, order, counted = sent
-        return cls(rows, contents, indices, order, [(e, h, i) for e, h, i in counted])
-
 
 def together(ranks: Sequence[RankRows]) -> dict[str, Any]:
     """Combine the rows of all ranks.

@@ -27,7 +27,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-from autotune.worker import interpreter, processes
+from autotune.worker import interpreter, proc, processes
 from autotune.worker.files import folder_for_sockets
 from autotune.worker.imports import PRELOAD_FILE
 from autotune.worker.node.store import StoreProcess
@@ -258,7 +258,7 @@ class Agent:
 
     def _conclude(self, report: NodeReport) -> None:
         """Report how a trial went, and exit if no other trial can follow it."""
-        crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
+        crippled = any(proc.state(pid) in "Z?" for pid in self._helpers)
         leaves = crippled or bool(report.stuck)
         self._send(dataclasses.replace(report, agent_leaves=leaves))
         if leaves:

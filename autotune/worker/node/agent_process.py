@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from autotune.worker import interpreter, processes
+from autotune.worker import interpreter, proc, processes
 from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.processes import MARKER, kill_marked
 from autotune.worker.sandbox import scratch
@@ -206,7 +206,7 @@ class ActorAgent(AgentProcess):
 
     def __init__(self, *arguments: Any) -> None:
         """Start the agent; the arguments are those of AgentProcess."""
-        raylet = processes.variables_of(os.getppid())
+        raylet = proc.variables_of(os.getppid())
         if not any(variable.startswith(f"{_THREADS}=".encode()) for variable in raylet):
             os.environ.pop(_THREADS, None)
         super().__init__(*arguments)

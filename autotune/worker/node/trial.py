@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from autotune.worker import failure, processes
+from autotune.worker import failure, proc, processes
 from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.inject import settings_copies
 from autotune.worker.node.sandbox import Sandbox, Ticket, enter
@@ -298,7 +298,7 @@ class NodeTrial:
                 Outcome.HANG,
                 what,
                 at=at,
-                stopped=processes.state(rank.process.pid or 0) == "T",
+                stopped=proc.state(rank.process.pid or 0) == "T",
                 progress=self._progress[rank.number - self._placement.first_rank],
             )
             for rank in self._going()

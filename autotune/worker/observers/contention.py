@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.worker import processes
+from autotune.worker import proc, processes
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = Path("/proc/stat")
@@ -51,4 +51,4 @@ class NodeLoad:
 
 def _cpu_seconds(pid: int) -> float:
     """Return the processor time of a process and of its children that have ended."""
-    return sum(map(int, processes.stat_of(pid)[11:15])) / _TICKS
+    return sum(map(int, proc.stat_of(pid)[11:15])) / _TICKS

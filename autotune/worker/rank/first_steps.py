@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from autotune.worker.decoding import decoded
 from autotune.worker.inject.epochs import Epochs
 from autotune.worker.inject.rows import RankRows, Rows, together
 from autotune.worker.inject.script_probe import ScriptProbe
@@ -118,10 +119,10 @@ class FirstStepChecks:
         self._statistics.close()
         shared = model is not None and self._context.world_size > 1
         sums = sums_of(model.parameters()) if shared and model is not None else None
-        ranks = self._exchanged("first", [rows and rows.as_list(), sums, self._gradient])
+        ranks = self._exchanged("first", [rows and vars(rows), sums, self._gradient])
         if self._context.rank:
             return
-        known = [RankRows.from_list(of_rank) for of_rank, _, _ in ranks if of_rank]
+        known = [decoded(RankRows, of_rank) for of_rank, _, _ in ranks if of_rank]
         found = Observed(
             unused_parameters=len(self._idle),
             optimizer=type(self._probe.leader).__name__,

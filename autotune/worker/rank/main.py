@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.worker import failure, imports, interpreter, processes, workload
+from autotune.worker import failure, imports, interpreter, proc, processes, workload
 from autotune.worker.effects import precision, process
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
@@ -160,7 +160,7 @@ def _train(
     if request.stays:
         warm_worker.serve(loop, request, context, turns, report, _print_to)
     elif request.profile:
-        subject = profiling.LoopSubject(loop, request.replicas)
+        subject = profiling.LoopSubject(loop)
         loop.take(profiling.run_profile(subject, request, context, report))
     elif request.trajectory:
         with plain_autocast(request.device) if request.autocast else nullcontext():
@@ -414,7 +414,7 @@ def _redirect_output(log: Path) -> None:
 
 def _die_with_agent() -> None:
     for pid in processes.descendants(os.getpid()):
-        processes.kill(pid)
+        proc.kill(pid)
     os.killpg(0, signal.SIGKILL)
     os._exit(_AGENT_IS_GONE)
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import launchers
-from autotune.worker import processes
+from autotune.worker import proc
 from autotune.worker.protocol import PYTHON, Deadlines, Outcome
 from launchers import Resources
 from tests.contract.scripts.bench import (
@@ -84,7 +84,7 @@ print(resource_tracker._resource_tracker._pid, file=open(f"by-{os.environ['RANK'
     assert_well(bench.run(bench.write(shares + TRAINS)))
     for rank in range(RANKS):
         remover = int((tmp_path / f"by-{rank}").read_text())
-        assert processes.state(remover) == "?", "it has ended with the trial"
+        assert proc.state(remover) == "?", "it has ended with the trial"
 
 
 def test_a_script_may_choose_how_its_processes_start(bench: Bench) -> None:

@@ -1,7 +1,0 @@
-"""Section `budget` of the studies that `init` writes, for scripts and for commands alike."""
-
-BUDGET = """budget:
-  trials: 20
-  # wall_time: 30m   # a limit of the whole study, its proof included
-"""
-"""Section of a written study: how long a trial takes is not known before."""

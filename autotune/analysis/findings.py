@@ -18,7 +18,7 @@ class Finding:
     """Bottleneck of a configuration.
 
     Attributes:
-        name: of the bottleneck: a part of the step, or straggler, batch, memory, logging.
+        name: of the bottleneck: a part of the step, or straggler, batch, memory, layout, logging.
         share: of the step's time that it takes; None where it is no part of the step.
         text: for the user.
         knobs: that answer it.
@@ -138,6 +138,12 @@ def _beside(
             text += ": compute the loss on every device"
         answers = ("loss_placement", "parallelism") if alone else ()
         findings.append(Finding("memory", None, text, answers))
+    for module, move in profile.get("batch_moves", {}).items():
+        text = (
+            f"{module} permutes {move}: the batch is no longer outermost, which costs copies, and "
+            "communication under automatic parallelisation; keep it first and index further in"
+        )
+        findings.append(Finding("layout", None, text))
     if facts.device == "cuda" and int(knobs["log_interval"]) < MEASUREMENT.read_often:
         text = f"the loss is read every {knobs['log_interval']} steps; every 10 to 100 is plenty"
         findings.append(Finding("logging", None, text, ("log_interval",)))

@@ -473,6 +473,8 @@ class Observed(TypedDict, total=False):
     """
     peaks: list[int]
     """Peak bytes of each rank, or of each device of a rank that drives several; profiles only."""
+    batch_moves: dict[str, str]
+    """Module -> how it moves the batch out of the outermost dimension; profiles only."""
     look_seconds: float
     """Seconds from the end of the first step to the report; profiles only."""
     lacks: list[str]

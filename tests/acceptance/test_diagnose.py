@@ -49,7 +49,10 @@ def test_a_planted_bottleneck_is_named_first(
 
 
 @pytest.mark.errand
-def test_unequal_memory_is_found(tmp_path: Path) -> None:
+def test_a_batch_that_leaves_its_place_and_unequal_memory_are_found(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "bottlenecks:build", {"planted": "layout"}, {"micro_batch": 3})
+    texts = {finding["name"]: finding["text"] for finding in found["findings"]}
+    assert "(3, 5, 4, 8) to (4, 3, 5, 8)" in texts["layout"]
     found = diagnosed(tmp_path, "bottlenecks:build", {"planted": "memory"}, {})
     texts = {finding["name"]: finding["text"] for finding in found["findings"]}
     assert "rank 1 takes" in texts["memory"]

@@ -59,6 +59,7 @@ def study(repository: Repository, lease: Lease) -> StoredStudy:
         observed={
             "parts": {name: [shares.get(name, 0.0)] * 16 for name in PARTS},
             "peaks": [1] * 16,
+            "batch_moves": {},
         },
     )
     profile = repository.attempts.begin(lease, study.id, 0, defaults(), Purpose.PROFILE)

@@ -22,7 +22,7 @@ def profile(**shares):
     """Both ranks alike, the rest of the step computing."""
     parts = {name: [shares.get(name, 0.0)] * 2 for name in PARTS}
     parts["compute"] = [1 - sum(shares.values())] * 2
-    return {"parts": parts, "peaks": [1, 1]}
+    return {"parts": parts, "peaks": [1, 1], "batch_moves": {}}
 
 
 def test_the_answer_to_the_bottleneck_comes_first():

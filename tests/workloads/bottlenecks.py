@@ -28,6 +28,19 @@ class SlowSamples(torch.utils.data.TensorDataset):
         return super().__getitem__(index)
 
 
+class Permuted(nn.Module):
+    """Splits its input into heads, and puts the heads before the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, inputs):
+        """(batch, 5, 32) -> (batch, 5, 32)."""
+        heads = self.inner(inputs).view(-1, 5, 4, 8).permute(2, 0, 1, 3).contiguous()
+        return heads.permute(1, 2, 0, 3).reshape(-1, 5, 32)
+
+
 def squared(model, batch):
     return (model(batch[0]) - batch[1]).square().mean()
 
@@ -50,10 +63,11 @@ def build(*, planted):
     """Build it.
 
     Args:
-        planted: loader, buckets, reading, rank or memory; none leaves all well.
+        planted: loader, buckets, reading, rank, layout or memory; none leaves all well.
     """
-    width = 128 if planted == "buckets" else 64
-    data = torch.randn(512, width), torch.randn(512, width)
+    width = {"layout": 32, "buckets": 128}.get(planted, 64)
+    shape = (512, 5, width) if planted == "layout" else (512, width)
+    data = torch.randn(shape), torch.randn(shape)
     samples = SlowSamples if planted == "loader" else torch.utils.data.TensorDataset
     models = {
         "loader": lambda: stack(width, 2),
@@ -62,6 +76,7 @@ def build(*, planted):
         "rank": lambda: stack(width, 2),
         "none": lambda: stack(width, 2),
         "memory": lambda: stack(width, 2),
+        "layout": Permuted,
     }
     model = models[planted]()
     if planted == "memory" and os.environ["RANK"] == "1":

@@ -160,7 +160,7 @@ def _train(
     if request.stays:
         warm_worker.serve(loop, request, context, turns, report, _print_to)
     elif request.profile:
-        subject = profiling.LoopSubject(loop)
+        subject = profiling.LoopSubject(loop, request.replicas)
         loop.take(profiling.run_profile(subject, request, context, report))
     elif request.trajectory:
         with plain_autocast(request.device) if request.autocast else nullcontext():

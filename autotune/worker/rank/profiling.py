@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from autotune.worker.effects.apply import ATTENTION, lacking
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
+from autotune.worker.observers.batch_moves import BatchMoves
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank import trace
 from autotune.worker.rank.context import RankContext
@@ -68,6 +69,13 @@ class Subject(Protocol):
 
     training: Training
 
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """Return where the model moves the batch away from the outermost dimension."""
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Return a context for the first step, in which operators are recorded."""
+
     def marked(self) -> AbstractContextManager[Any]:
         """Return a context for the profiled steps, in which their spans are named in the trace."""
 
@@ -120,6 +128,7 @@ def run_profile(
     ranks = training.gather(_RankProfile(figures, trace.shares(events)))
     if context.rank == 0:
         observed = _observed(ranks, context) | Observed(
+            batch_moves=dict(subject.moves),
             look_seconds=time.perf_counter() - began,
             lacks=subject.lacks(events),
         )
@@ -129,7 +138,8 @@ def run_profile(
 def _first_step(subject: Subject) -> Generator[None, None, list[RankFigures]]:
     subject.training.begin_block()
     subject.training.ends_with_next()
-    yield
+    with subject.watched():
+        yield
     return subject.training.gather(subject.training.end_block())
 
 
@@ -153,9 +163,21 @@ def _observed(ranks: Sequence[_RankProfile], context: RankContext) -> Observed:
 class LoopSubject:
     """Built-in loop under the profiler, which names the spans of its steps itself."""
 
-    def __init__(self, loop: TrainingLoop) -> None:
+    def __init__(self, loop: TrainingLoop, replicas: int) -> None:
+        """Wrap a loop; each of its processes does the work of `replicas` ranks."""
         self.training: Training = loop
         self._loop = loop
+        self._moves = BatchMoves(loop.knobs["micro_batch"] * replicas)
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """Return the moves seen in the first step."""
+        return self._moves.found
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Return a context that records the batch's moves, unless operators cannot be inspected."""
+        inspectable = self._loop.applied.inspectable
+        return self._moves.watching(self._loop.workload.model) if inspectable else nullcontext()
 
     def marked(self) -> AbstractContextManager[Any]:
         """Return an empty context: the loop always names its spans."""

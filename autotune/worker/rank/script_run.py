@@ -6,7 +6,7 @@ done.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
@@ -139,6 +139,14 @@ class _ScriptSubject:
         self.training = training
         self.progressed = progressed
         self._spans = spans
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        return {}
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Return an empty context: a script may be compiled, or have dispatch modes of its own."""
+        return nullcontext()
 
     def marked(self) -> AbstractContextManager[Any]:
         return self._spans.marked()

@@ -62,7 +62,7 @@ def _profile_once(
     """Profile in one turn, and return the memory that this took."""
     context.turns.next()
     gc.freeze()  # a collection over torch's objects takes half a second
-    loop.take(run_profile(LoopSubject(loop), request, context, report))
+    loop.take(run_profile(LoopSubject(loop, request.replicas), request, context, report))
     gc.collect()  # the profiler has reference cycles, and holds a hundred megabytes
     gc.unfreeze()
 

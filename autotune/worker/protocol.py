@@ -28,7 +28,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Version of the protocol. Raise it when an older side would misunderstand a message."""
 
 

@@ -70,9 +70,18 @@ Each has its one-letter options with a value, and the number of words in front o
 BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
 """Programs that run the rest of their words, and say where or within which limits."""
 _WRAPPERS = frozenset({"env", "sudo", *PASSING, *BINDING})
-_OPTIONS = {**PASSING, "env": ("uC", 0), "sudo": ("ugpCDhRrTtU", 0), "cgexec": ("g", 0)}
+_OPTIONS = {
+    **PASSING,
+    "env": ("uC", 0),
+    "sudo": ("ugpCDhRrTtU", 0),
+    "taskset": ("", 1),
+    "numactl": ("CNmipPw", 0),
+    "chrt": ("TPD", 1),
+    "systemd-run": ("puEMH", 0),
+    "cgexec": ("g", 0),
+}
 """Likewise of all that run the rest of their words, as far as they have such options."""
-_OF_WRAPPER = re.compile(r"-.*|\w+=.*|[\d.]+")
+_OF_WRAPPER = re.compile(r"-.*|\w+=.*|[\d.]+[smhd]?")
 """Words of these before that: options of others, with numbers, and variables."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _OF_TEXT = re.compile(r"-[a-z]*c")
@@ -135,7 +144,8 @@ def _without_wrappers(argv: Sequence[str]) -> list[str]:
 
 def rest_of(words: Sequence[str]) -> list[str]:
     """Return a command without the program that it begins with, and that program's options."""
-    letters, positional = _OPTIONS.get(Path(words[0]).name, ("", 0))
+    program = "" if "=" in words[0] else Path(words[0]).name
+    letters, positional = _OPTIONS.get(program, ("", 0))
     rest = list(words[1:])
     while rest and rest[0].startswith("-"):
         option = rest.pop(0)

@@ -468,8 +468,9 @@ class InProcessRunner:
             return
         self._runs_since = None
         if self._waits_since is None:
-            self._waits_since = now
+            # The read may fail: then nothing is taken note of, and it is made again.
             self._figures = self._repository.attempts.number_of_figures(self._study.id)
+            self._waits_since = now
         waited = now - self._waits_since
         if waited > self._longest_wait:
             self._gave_up = f"{study.name} has not run here for {duration(waited)}: {why}"

@@ -76,7 +76,7 @@ def _sections(figures: StudyFigures) -> Iterator[ReportSection]:
 
 
 def _knob_table(changes: Sequence[KnobChange]) -> ReportTable:
-    columns = [Column(title) for title in ("knob", "yours", "recommended")]
+    columns = [Column(title, stays=True) for title in ("knob", "yours", "recommended")]
     return ReportTable(
         columns, [Row((one.knob, written(one.before), written(one.after))) for one in changes]
     )
@@ -105,8 +105,10 @@ def _step(figures: StudyFigures) -> ReportSection:
 
 
 def _search(figures: StudyFigures) -> ReportSection:
-    found, trials = sections.search(figures), sections.trials(figures)
-    return replace(found, tables=[*found.tables, replace(trials, rows=trials.rows[:_SHOWN])])
+    found = sections.search(figures)
+    if found.empty:
+        return found
+    return replace(found, tables=[*found.tables, sections.trials(figures, _SHOWN)])
 
 
 def _per_batch(figures: StudyFigures) -> ReportSection:
@@ -129,7 +131,7 @@ def _batch_row(one: BatchBest, figures: StudyFigures) -> Row:
 def _markdown(section: ReportSection) -> str:
     """Return a section in Markdown."""
     heading = f"### {section.title}" if section.title else ""
-    facts = "\n".join(f"- {name}: {text}" for name, text in section.facts if text)
+    facts = "\n".join(f"- {name}: {_in_a_line(text)}" for name, text in section.facts if text)
     tables = [_table(table.filled) for table in section.tables if table.rows]
     return "\n\n".join(filter(None, [heading, *section.texts, facts, *tables, section.note]))
 
@@ -143,5 +145,9 @@ def _table(table: ReportTable) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     """Return a row of a table; nothing within a cell ends it or its row."""
-    inert = (" ".join(text.split()).replace("|", r"\|") for text in cells)
+    inert = (_in_a_line(text).replace("|", r"\|") for text in cells)
     return f"| {' | '.join(inert)} |"
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(text.split())

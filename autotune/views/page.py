@@ -527,13 +527,13 @@ def _css(name: str) -> str:
 
 def _trials(figures: StudyFigures) -> str:
     """Return the trials, those that are listed at once before those that fold out."""
-    table = sections.trials(figures)
+    table = sections.trials(figures, _MOST)
     listed = _table(replace(table, rows=table.rows[:_SHOWN]))
-    rest = table.rows[_SHOWN:_MOST]
+    rest = table.rows[_SHOWN:]
     if not rest:
         return listed
     told = counted(len(rest), "more trial")
-    if len(table.rows) > _MOST:
+    if len(figures.trials) > _MOST:
         command = f"autotune export {figures.study} --trials FILE"
         told += f"; all are in the table that `{command}` writes"
     return listed + _details(told, _table(replace(table, rows=rest, title="", note="")))

@@ -41,15 +41,19 @@ _NUMBERS = 10
 _CAUSES, _CAUSE = 24, 200
 """Causes of failures that are told, and characters of one in a table."""
 _MILLI, _PER_TERA = 1e3, 1e-12
+_ENDS = {"COMPLETE": "complete", "PRUNED": "ended early"}
+"""Usual ends of trials in words."""
 _DISTURBED = 0.1
 """Share of disturbed blocks from which on a trial is said to be disturbed."""
+_SHOWN_PART = 0.001
+"""Share of a step from which on a part is shown."""
 _A_PAIR = 2
 """Members of a round with one finalist and the baseline."""
 STAGES = {
     Stage.CHOICE: "Rounds that chose among the finalists and yours",
     Stage.GAIN: "Rounds that tell by how much it is better",
     Stage.BEFORE: "Rounds that do not count: another machine, or the search went on",
-    Stage.OPEN: "Not complete",
+    Stage.OPEN: "The last round, which is not complete",
 }
 """Title of the rounds of each stage."""
 CHOICES = {
@@ -85,11 +89,13 @@ class Column:
     Attributes:
         css: class of its cells on the page; `n` is that of numbers.
         label: word before a cell on a screen that is too narrow for a row of titles.
+        stays: True if it is shown although all of its cells are empty.
     """
 
     title: str
     css: str = ""
     label: str = ""
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Table of a section; a column without any text is not shown."""
+    """Table of a section; a column without any text is not shown, unless it says that it stays."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -113,7 +119,11 @@ class ReportTable:
     @property
     def filled(self) -> "ReportTable":
         """Table without the empty columns."""
-        shown = [at for at in range(len(self.columns)) if any(row.cells[at] for row in self.rows)]
+        shown = [
+            at
+            for at, column in enumerate(self.columns)
+            if column.stays or any(row.cells[at] for row in self.rows)
+        ]
         rows = [Row([row.cells[at] for at in shown], row.css) for row in self.rows]
         return replace(self, columns=[self.columns[at] for at in shown], rows=rows)
 
@@ -144,6 +154,11 @@ NOTHING = ReportSection("")
 """Section of which a study has nothing."""
 
 
+def code(text: str) -> str:
+    """Return a text as code, which cannot hold a backtick."""
+    return f"`{text.replace('`', chr(39))}`"
+
+
 def _cell(found: Mapping[int, Any], trial: int, form: Callable[[Any], str]) -> str:
     """Return the figure of a trial; a dash if it has none."""
     return form(found[trial]) if trial in found else NONE
@@ -160,12 +175,23 @@ def rounds(figures: StudyFigures) -> ReportSection:
         "In each round all ran in turn. The pace of the machine changes, and all feel it alike: so the "
         "ratio counts, and not the rates."
     ]
-    note = (
-        f"Results so far of rounds that choose hold at any look. {NONE}: none, or too few rounds."
-    )
     if not any(table.rows for table in tables):
         return NOTHING
+    note = _rounds_note(figures.rounds)
     return ReportSection("The rounds, one by one", texts, tables=tables, note=note)
+
+
+def _rounds_note(several: Sequence[Round]) -> str:
+    """Return what the results so far are; empty where there are none."""
+    if not any(one.so_far for one in several):
+        return ""
+    chose = any(one.so_far and one.stage is Stage.CHOICE for one in several)
+    looks = (
+        "While rounds choose, the interval by those so far holds although it is looked at after each. "
+        if chose
+        else ""
+    )
+    return f"{looks}{NONE}: too few rounds so far, or another had been dropped."
 
 
 def _round_table(several: Sequence[Round], baseline: int, unit: str) -> ReportTable:
@@ -187,9 +213,16 @@ def _round_rows(several: Sequence[Round], baseline: int) -> Iterator[Row]:
                 *(str(one.number), str(trial), _cell(one.ratios, trial, times)),
                 _cell(one.so_far, trial, ratio_text) if running else "",
                 *(_cell(one.rates, member, quantity) for member in (trial, baseline)),
-                one.failed.get(trial, "disturbed" if disturbed else ""),
+                _trouble(one, trial, baseline) or ("disturbed" if disturbed else ""),
             ]
             yield Row(cells)
+
+
+def _trouble(one: Round, trial: int, baseline: int) -> str:
+    """Return why a trial or the baseline failed in a round; empty if neither did."""
+    if trial in one.failed:
+        return one.failed[trial][:_CAUSE]
+    return f"yours: {one.failed[baseline]}"[:_CAUSE] if baseline in one.failed else ""
 
 
 def stage_title(several: Sequence[Round]) -> str:
@@ -211,7 +244,7 @@ def step(figures: StudyFigures) -> ReportSection:
     parts = [
         Row(_part_cells(part.label, part.before, part.after, kept=kept), f"sw p{place % 8}")
         for place, part in enumerate(made.parts)
-        if part.before or part.after
+        if max(part.before / made.before, part.after / made.after) >= _SHOWN_PART
     ]
     total = Row(_part_cells("a step", made.before, made.after, kept=kept), "sum")
     titles = ("yours", "tuned", "change")
@@ -256,14 +289,14 @@ def contributions(figures: StudyFigures) -> ReportSection:
         return NOTHING
     if not gains:
         return ReportSection(title, [why_no_contributions(figures)])
-    columns = [Column(name) for name in ("knob", "yours", "recommended", "gain (95 % CI)")]
+    columns = [Column(name) for name in ("knob", "yours", "recommended", "gain")]
     rows = [
         Row((tied(one), written(one.before), written(one.after), ratio_text(one.gain)))
         for one in gains
     ]
     note = (
-        "The recommended configuration over itself with that one change taken back (with those that do "
-        f"not go with that), in turn, in {counted(max(one.rounds for one in gains), 'round')}; the "
+        "The recommended configuration over itself with that one change taken back, and with it what "
+        f"cannot run without it; in turn, in {counted(max(one.rounds for one in gains), 'round')}. The "
         "intervals hold for all at once (95 %). Knobs help and hinder each other, so that the gains "
         'need not multiply to the whole. The "importance" of a search dashboard is something else: how '
         "much trials differed, luck included."
@@ -279,7 +312,7 @@ def _told_apart(gains: Sequence[Contribution]) -> str:
         return "Not known: each may bring nothing, or all of it. Only the total is known."
     if unsure:
         return f"Not known of {', '.join(unsure)}: the interval contains 1."
-    return "Each is told apart from nothing."
+    return "Each alone is distinguishable from 1."
 
 
 def tied(one: Contribution) -> str:
@@ -311,7 +344,7 @@ def search(figures: StudyFigures) -> ReportSection:
     found = figures.search
     if not figures.trials:
         return NOTHING
-    states = ", ".join(f"{count:,} {state}" for state, count in found.trials.items())
+    states = ", ".join(f"{n:,} {_ENDS.get(state, state)}" for state, n in found.trials.items())
     others = sum(len(one.trials) for one in found.failures[_CAUSES:])
     facts = [
         ("Space", found.space),
@@ -393,8 +426,12 @@ def reason_text(one: FinalistChoice) -> str:
     return CHOICES[one.reason] + (f": {one.detail}" if one.detail else "")
 
 
-def trials(figures: StudyFigures) -> ReportTable:
-    """Return the trials of the search, the timed ones first."""
+def trials(figures: StudyFigures, most: int) -> ReportTable:
+    """Return the trials of the search, the timed ones first.
+
+    Args:
+        most: number of trials that are shown.
+    """
     columns = [
         Column("trial", "n"),
         Column("over yours, seen once", "ratio"),
@@ -406,15 +443,26 @@ def trials(figures: StudyFigures) -> ReportTable:
         Column("changes", "changes"),
         Column("tried because", "why", "why:"),
     ]
-    rows = [_trial_row(one) for one in best_first(figures.trials)]
-    note = (
-        f"?: {UNKNOWN}. Rates as measured; yours: of the run beside it, or the mean of yours where it "
-        "ran alone. MiB: peak memory of a rank. Expected: by the model of a step, from all trials "
-        "together."
+    shown = best_first(figures.trials)[:most]
+    cut = f", {most} of {len(figures.trials)}" if len(figures.trials) > most else ""
+    rows = [_trial_row(one) for one in shown]
+    return ReportTable(columns, rows, f"The trials{cut}", _trials_note(rows), "tried")
+
+
+def _trials_note(rows: Sequence[Row]) -> str:
+    """Return what those columns of the trials mean that are not empty."""
+    _, ratios, _, expected, rates, yours, memory, _, reasons = zip(
+        *(row.cells for row in rows), strict=True
     )
-    if any(row.cells[-1] for row in rows):
-        note += " Without a reason: the sampler chose it."
-    return ReportTable(columns, rows, "The trials", note, "tried")
+    told = [
+        (any(ratio.startswith("?") for ratio in ratios), f"?: {UNKNOWN}."),
+        (any(rates), "Rates as measured."),
+        (any(yours), "Yours: of the run beside it, or the mean of yours where it ran alone."),
+        (any(memory), "MiB: peak memory of a rank."),
+        (any(expected), "Expected: by the model of a step, from all trials together."),
+        (any(reasons), "Without a reason: the sampler chose it."),
+    ]
+    return " ".join(text for holds, text in told if holds)
 
 
 def best_first(several: Sequence[TrialFigures]) -> list[TrialFigures]:
@@ -438,7 +486,7 @@ def _trial_row(one: TrialFigures) -> Row:
         quantity(one.rate) if one.rate is not None else "",
         quantity(beside) if beside else "",
         quantity(one.peak_bytes / MIB) if one.peak_bytes else "",
-        f"`{difference(one.changes, {})}`",
+        code(difference(one.changes, {})),
         "" if one.suggested_by == "baseline" else _first_words(one.suggested_by),
     ]
     return Row(cells, css)
@@ -528,12 +576,12 @@ def measurement(figures: StudyFigures) -> ReportSection:
     ranks = ", ".join(filter(None, [job.ranks, job.ranks and job.backend]))
     facts = [
         *_machines(figures),
-        ("Job", f"{job.workload} {job.arguments}".strip()),
+        ("Job", code(f"{job.workload} {job.arguments}".strip())),
         ("Ranks", ranks),
         *(_noise(figures.noise) if figures.noise and figures.noise.runs > 1 else ()),
         *_conditions(figures.conditions),
     ]
-    columns = [Column("runs"), Column("", "n"), Column("time", "n")]
+    columns = [Column("runs"), Column("count", "n"), Column("time", "n")]
     title = "How and where it was measured"
     return ReportSection(title, facts=facts, tables=[ReportTable(columns, rows)])
 

@@ -191,7 +191,7 @@ def _rounds_note(several: Sequence[Round]) -> str:
         if chose
         else ""
     )
-    return f"{looks}{NONE}: too few rounds so far, or another had been dropped."
+    return f"{looks}{NONE}: too few rounds so far."
 
 
 def _round_table(several: Sequence[Round], baseline: int, unit: str) -> ReportTable:

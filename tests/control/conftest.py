@@ -15,6 +15,7 @@ from tests.control.replayed import Replayed
 
 _MEMORY = Path("/dev/shm")
 """No test here is about power cuts, so no commit needs to wait for a disk."""
+_LOOKS, _JOIN_SECONDS = 30, 3.0
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +34,7 @@ def database() -> Iterator[Database]:
 def played(tmp_path: Path, database: Database) -> Replayed:
     """A study over a launcher that replays."""
     _empty(database)
-    if _await_daemons():
-        _empty(database)  # one of them may have connected meanwhile
+    _await_daemons(database)
     return Replayed(tmp_path, database)
 
 
@@ -54,22 +54,27 @@ def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _empty(database: Database) -> None:
     _close(database)
     path = Path(str(database.url.database))
-    for left in path.parent.glob("autotune.db*"):
+    fresh = path.with_suffix(".fresh")
+    shutil.copy(path.with_suffix(".empty"), fresh)
+    # A daemon in a thread of an earlier test finds one file or the other, and never one without tables.
+    fresh.replace(path)
+    for left in path.parent.glob("autotune.db-*"):
         left.unlink()
-    shutil.copy(path.with_suffix(".empty"), path)
 
 
-def _await_daemons() -> bool:
+def _await_daemons(database: Database) -> None:
     """Wait until the daemons in threads of an earlier test have seen that nothing is left to run.
 
-    One that still looks for its study would take that of the next test, which has the same id. Return
-    whether there was one.
+    One that still looks for its study would take that of the next test, which has the same id. One that
+    has connected while the file was emptied may see what is no more there: it is emptied once more.
     """
-    found = [thread for thread in threading.enumerate() if thread.name == "daemon"]
-    for thread in found:
-        thread.join(60.0)
-        assert not thread.is_alive()
-    return bool(found)
+    for _ in range(_LOOKS):
+        found = [thread for thread in threading.enumerate() if thread.name == "daemon"]
+        if not found:
+            return
+        found[0].join(_JOIN_SECONDS)
+        _empty(database)
+    raise AssertionError(f"daemons of an earlier test run on: {found}")
 
 
 def _close(database: Database) -> None:

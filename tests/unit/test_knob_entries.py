@@ -106,6 +106,10 @@ def test_entry_says_where_it_acts_and_so_what_a_warm_worker_can_swap(knob: Knob)
     assert all(other.acts_on == STEP or other.reversible for other in others)
 
 
+def test_knobs_that_a_warm_worker_undoes_on_the_model_are_those_that_it_looks_at() -> None:
+    assert {*apply.ON_FORWARD} == {name for name, knob in CATALOGUE.items() if knob.reversible}
+
+
 def test_conflicts_of_the_catalogue_are_those_of_its_entries() -> None:
     told = sum(len(knob.only_with) + len(knob.conflicts) for knob in CATALOGUE.values())
     assert len(CONFLICTS) == told

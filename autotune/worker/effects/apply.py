@@ -27,11 +27,11 @@ from autotune.worker.effects.parallel import Loss, blocks
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Workload, optimizers_of
 
-_ON_FORWARD = (
+ON_FORWARD = (
     *("activation_checkpointing", "channels_last", "compile", "compile_scope"),
     *("loss_chunks", "qkv_streams"),
 )
-"""Knobs that act on the forward pass of the bare model."""
+"""Knobs that act on the forward pass of the bare model, which running processes can undo."""
 _IN_GRAPH = ("attention", "micro_batch", "precision")
 """Further knobs that a compiled graph is made for."""
 ATTENTION = "attention"
@@ -127,7 +127,7 @@ class Applied:
     def _leaves_model_of(self, before: "Applied") -> bool:
         """Return whether the model can stay as it is, compiled code included."""
         compiles = self._knobs["compile"] != "none"
-        names = _ON_FORWARD + (_IN_GRAPH if compiles else ())
+        names = ON_FORWARD + (_IN_GRAPH if compiles else ())
         return all(self._knobs[name] == before._knobs[name] for name in names)
 
     def _act_anew(self, before: "Applied") -> None:

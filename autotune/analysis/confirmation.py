@@ -45,7 +45,7 @@ class Confirmation:
         baseline: trial of the baseline; None if it is no candidate.
         processes: spread between the processes of each configuration; None where it is not told.
         choosing: rounds of all finalists that were still in.
-        alone: rounds of the choice and the baseline; None while rounds choose.
+        telling: rounds of the choice and the baseline; None while rounds choose.
         taken_back: changes of the choice that bring nothing, with the values that they had in it; it
             is measured alone without them.
         reduced: True if fresh rounds measure the choice without some of its changes.
@@ -65,7 +65,7 @@ class Confirmation:
         self.candidates = {candidate.trial: candidate for candidate in candidates}
         self.baseline = baseline
         self.choosing = ChoiceRounds(self.candidates, baseline, most_rounds, processes)
-        self.alone: GainRounds | None = None
+        self.telling: GainRounds | None = None
         self.taken_back: dict[str, Any] = {}
         self.reduced = False
         self.failed: list[int] = []
@@ -75,26 +75,32 @@ class Confirmation:
         self._first_round = first_round
         rivals = self.choosing.rivals()
         if processes is not None and baseline is not None and len(rivals) == 1:
-            self.alone = self._alone_with(rivals[0], baseline, least=1)
+            self.telling = self._plan_telling(rivals[0], baseline, least=1)
 
     @property
     def chosen(self) -> int | None:
         """Trial that is measured against the baseline alone; None while rounds choose."""
-        return self.alone.chosen if self.alone else None
+        return self.telling.chosen if self.telling else None
 
     @property
     def rounds(self) -> Rounds:
         """Rounds that choose; all of them, where nothing is to be chosen."""
-        return self.alone.rounds if self.alone and self.nothing_to_choose else self.choosing.rounds
+        return (
+            self.telling.rounds if self.telling and self.nothing_to_choose else self.choosing.rounds
+        )
 
     @property
     def fresh(self) -> Rounds:
         """Rounds of the choice and the baseline alone."""
-        return self.alone.rounds if self.alone else {}
+        return self.telling.rounds if self.telling else {}
 
     def members(self) -> list[int]:
         """Return the trials that the next round measures."""
-        return [self.alone.baseline, self.alone.chosen] if self.alone else self.choosing.members()
+        return (
+            [self.telling.baseline, self.telling.chosen]
+            if self.telling
+            else self.choosing.members()
+        )
 
     def knobs_of(self, trials: Iterable[int]) -> list[dict[str, Any]]:
         """Return the configurations of some candidates."""
@@ -111,19 +117,19 @@ class Confirmation:
         Args:
             good_rounds: number of rounds that are worth more than longer runs.
         """
-        if self.alone:
-            planned = max(good_rounds, len(self.alone.rounds) + 2)
-            return 2 * max(0, min(planned, self.alone.wanted) - len(self.alone.rounds) - 1)
+        if self.telling:
+            planned = max(good_rounds, len(self.telling.rounds) + 2)
+            return 2 * max(0, min(planned, self.telling.wanted) - len(self.telling.rounds) - 1)
         alone = 2 * PROOF.fewest_rounds if self.baseline is not None else 0
         return max(0, good_rounds - len(self.rounds) - 1) * len(self.members()) + alone
 
     @property
     def to_prove(self) -> int:
         """Number of rounds still missing for a proof, the next one included."""
-        if self.alone and self.processes is not None:
-            return max(0, self.alone.wanted - len(self.alone.rounds))
-        if self.alone:
-            return self.alone.to_tell
+        if self.telling and self.processes is not None:
+            return max(0, self.telling.wanted - len(self.telling.rounds))
+        if self.telling:
+            return self.telling.to_tell
         return max(0, PROOF.fewest_rounds - len(self.choosing.rounds))
 
     @property
@@ -136,7 +142,7 @@ class Confirmation:
     @property
     def _like_next(self) -> Rounds:
         """Rounds of the same members as the next one."""
-        return self.alone.rounds if self.alone else self.choosing.rounds
+        return self.telling.rounds if self.telling else self.choosing.rounds
 
     def recorded(self, attempts: Attempts, epoch: int | None = None) -> dict[int, float | None]:
         """Return what is recorded of the next round: throughput by trial, None where it failed.
@@ -163,14 +169,14 @@ class Confirmation:
         self._closed += 1
         rates = {trial: rate for trial, rate in results.items() if rate is not None}
         failed = [trial for trial in results if trial not in rates]
-        if self.alone is None or not failed:
+        if self.telling is None or not failed:
             self._like_next[len(self._like_next) + 1] = rates
-        if self.alone and not failed:
+        if self.telling and not failed:
             return
         for trial in failed:
             self.choosing.dropped[trial] = self._closed
         self.failed += failed
-        if self.alone:
+        if self.telling:
             self._reopen()
         self.choosing.drop_hopeless(self._closed)
         if self.members() and self.choosing.over():
@@ -180,18 +186,18 @@ class Confirmation:
         """Look at all finalists once more: a choice that fails when it is measured alone is none."""
         self.choosing.rounds = self.rounds
         self.choosing.chosen_after = 0
-        self.alone = None
+        self.telling = None
 
     def _choose(self) -> None:
         best, baseline = self.choosing.best(), self.baseline
         if baseline is None or best == baseline or baseline in self.choosing.dropped:
             return
-        self.alone = self._alone_with(best, baseline, least=PROOF.fewest_rounds)
+        self.telling = self._plan_telling(best, baseline, least=PROOF.fewest_rounds)
         self.choosing.chosen_after = len(self.choosing.rounds)
         if self.candidates.keys() == {best, baseline}:
-            self.alone.earlier = self.choosing.rounds
+            self.telling.earlier = self.choosing.rounds
 
-    def _alone_with(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
+    def _plan_telling(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
         """Plan rounds of a choice and the baseline alone, which tell from so many on."""
         most = self._most_rounds
         if self.processes is not None:
@@ -222,12 +228,12 @@ class Confirmation:
         Those before measured another configuration then.
         """
         self.reduced = reduced
-        if reduced and self.alone:
-            self.alone.earlier = {}
+        if reduced and self.telling:
+            self.telling.earlier = {}
 
     def decided(self) -> bool:
         """Return whether another round would change nothing that matters, or is not allowed."""
-        return self.alone.decided() if self.alone else self.choosing.over()
+        return self.telling.decided() if self.telling else self.choosing.over()
 
     @property
     def waits(self) -> bool:
@@ -242,7 +248,7 @@ class Confirmation:
     @property
     def settled(self) -> bool:
         """True if the gain is known as exactly as is wanted, or too small to be worth more runs."""
-        return self.alone is not None and (self.alone.precise or self.alone.vain)
+        return self.telling is not None and (self.telling.precise or self.telling.vain)
 
     @property
     def rounds_left(self) -> int:
@@ -254,13 +260,13 @@ class Confirmation:
 
         It is that of the choice by the rounds that tell it, if there are enough.
         """
-        if self.alone and self.alone.has_enough_rounds:
-            return math.log(self.gain(self.alone.chosen).high)
+        if self.telling and self.telling.has_enough_rounds:
+            return math.log(self.gain(self.telling.chosen).high)
         return self.choosing.most_gain()
 
     def contender(self) -> int | None:
         """Return the finalist that may gain most over the baseline; None if none is left."""
-        return self.alone.chosen if self.alone else self.choosing.contender()
+        return self.telling.chosen if self.telling else self.choosing.contender()
 
     def leads_baseline(self, trial: int) -> bool:
         """Return whether a trial is faster than the baseline in the mean of the rounds so far."""
@@ -273,9 +279,9 @@ class Confirmation:
         """Kind of the rounds that figures are taken from."""
         if self.joint_gain:
             return Basis.ALL
-        if self.alone is None or not self.alone.has_enough_rounds:
+        if self.telling is None or not self.telling.has_enough_rounds:
             return Basis.CHOICE
-        return Basis.ALL if self.alone.earlier_tell else Basis.FRESH
+        return Basis.ALL if self.telling.earlier_tell else Basis.FRESH
 
     @property
     def basis_rounds(self) -> Rounds:
@@ -293,21 +299,21 @@ class Confirmation:
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
         looks of the same test. None: the rounds that count by themselves show a gain, or nothing does.
         """
-        if not self.alone or self.nothing_to_choose or self.alone.earlier_tell or self.reduced:
+        if not self.telling or self.nothing_to_choose or self.telling.earlier_tell or self.reduced:
             return None
         if not self._doubted:
             return None
-        gain = self.choosing.gain(self.alone.chosen, self._all_rounds)
+        gain = self.choosing.gain(self.telling.chosen, self._all_rounds)
         return gain if gain.faster else None
 
     @property
     def _doubted(self) -> bool:
         """True if rounds after the choice contradict it, or those of a single finalist do not tell."""
-        alone = self.alone
-        if alone is None:
+        told = self.telling
+        if told is None:
             return False
-        few = bool(alone.earlier and alone.rounds) and not alone.has_enough_rounds
-        return few or alone.contradicted
+        few = bool(told.earlier and told.rounds) and not told.has_enough_rounds
+        return few or told.contradicted
 
     @property
     def _all_rounds(self) -> Rounds:
@@ -315,9 +321,9 @@ class Confirmation:
         return dict(enumerate((*self.choosing.rounds.values(), *self.fresh.values()), 1))
 
     @property
-    def measured_alone(self) -> bool:
+    def gain_is_measured(self) -> bool:
         """True if rounds tell by how much the choice is faster, at least one of them a fresh one."""
-        return self.alone is not None and self.alone.has_enough_rounds
+        return self.telling is not None and self.telling.has_enough_rounds
 
     @property
     def proven(self) -> bool:
@@ -331,7 +337,7 @@ class Confirmation:
     @property
     def nothing_to_choose(self) -> bool:
         """True if there was a single finalist from the beginning: all rounds tell by how much."""
-        return self.alone is not None and not self.choosing.rounds
+        return self.telling is not None and not self.choosing.rounds
 
     def rates(self, trial: int) -> list[float]:
         """Return a trial's throughput, round by round; fresh rounds come last, if they count."""
@@ -350,11 +356,11 @@ class Confirmation:
 
         Fresh rounds, if there are enough, tell that of the choice.
         """
-        if self.alone and trial == self.alone.chosen:
+        if self.telling and trial == self.telling.chosen:
             if joint := self.joint_gain:
                 return joint
-            if self.alone.has_enough_rounds:
-                return self.alone.gain()
+            if self.telling.has_enough_rounds:
+                return self.telling.gain()
         return self.choosing.gain(trial)
 
     def choice(self) -> int:
@@ -362,7 +368,7 @@ class Confirmation:
 
         It is the baseline if no finalist beats it, or if later rounds contradict the choice.
         """
-        if self.alone:
+        if self.telling:
             refuted = self._doubted and not self.joint_gain
-            return self.alone.baseline if refuted else self.alone.chosen
+            return self.telling.baseline if refuted else self.telling.chosen
         return self.choosing.best()

@@ -12,10 +12,10 @@ _SAME = Ratio(1.0, 1.0, 1.0)
 
 def result_of(confirmation: Confirmation) -> ConfirmationResult:
     """Return what the rounds say; at least one candidate must have finished one."""
-    choice, baseline, alone = confirmation.choice(), confirmation.baseline, confirmation.alone
+    choice, baseline, told = confirmation.choice(), confirmation.baseline, confirmation.telling
     fails = _baseline_fails(confirmation)
     stays = choice == baseline and not fails
-    contradicts = stays and alone is not None and not alone.has_enough_rounds
+    contradicts = stays and told is not None and not told.has_enough_rounds
     fresh = confirmation.basis is Basis.FRESH
     return ConfirmationResult(
         choice=choice,
@@ -80,8 +80,8 @@ def _gain(confirmation: Confirmation, trial: int) -> Ratio:
 
 def _ratio(confirmation: Confirmation, trial: int, choice: int) -> Ratio:
     """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
-    if confirmation.alone and confirmation.basis is not Basis.CHOICE:
-        both = confirmation.alone.chosen, confirmation.alone.baseline
+    if confirmation.telling and confirmation.basis is not Basis.CHOICE:
+        both = confirmation.telling.chosen, confirmation.telling.baseline
         if (trial, choice) == both:
             return confirmation.gain(trial)
         if (choice, trial) == both:

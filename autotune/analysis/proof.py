@@ -329,7 +329,7 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
     if confirmation.baseline is None:
         return PROOF.fewest_rounds
     # Once one of several is chosen only rounds after that tell by how much.
-    alone = None if confirmation.measured_alone else confirmation.alone
+    alone = None if confirmation.gain_is_measured else confirmation.telling
     done = len(alone.counted if alone else confirmation.basis_rounds)
     # Its changes may yet be reverted, so that the rounds before do not count.
     least = max(1, confirmation.to_prove_reduced) if alone else 1

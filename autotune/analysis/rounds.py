@@ -99,7 +99,11 @@ def rounds_of(
         confirmation.end()
         standings[max(standings)] = _standing(confirmation)
     stages = _STAGES[confirmation.basis]
-    if confirmation.basis is Basis.ALL and confirmation.alone and confirmation.alone.earlier_tell:
+    if (
+        confirmation.basis is Basis.ALL
+        and confirmation.telling
+        and confirmation.telling.earlier_tell
+    ):
         # Those of a single finalist chose nothing; their intervals were those of looks.
         told = {
             n: found.so_far if found.stage is Stage.GAIN else {} for n, found in standings.items()
@@ -124,11 +128,11 @@ def rounds_of(
 
 
 def _standing(confirmation: Confirmation) -> _Standing:
-    alone = confirmation.chosen is not None and bool(confirmation.fresh)
-    stage = Stage.GAIN if alone else Stage.CHOICE
+    fresh = confirmation.chosen is not None and bool(confirmation.fresh)
+    stage = Stage.GAIN if fresh else Stage.CHOICE
     baseline = confirmation.baseline
     waits = (
-        alone and confirmation.basis is Basis.CHOICE
+        fresh and confirmation.basis is Basis.CHOICE
     )  # its result is still that of earlier rounds
     if waits or baseline is None or not confirmation.rates(baseline):
         return _Standing(stage, counts=True)
@@ -254,26 +258,26 @@ def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[in
             confirmation.void.add(number)
         elif len(results) == len(members):
             confirmation.close_round(results)
-            alone, chosen = confirmed_alone(confirmation, attempts), confirmation.chosen
-            if alone is not None and chosen is not None:
-                reduced = alone.knobs != confirmation.candidates[chosen].knobs
+            latest, chosen = latest_gain_run(confirmation, attempts), confirmation.chosen
+            if latest is not None and chosen is not None:
+                reduced = latest.knobs != confirmation.candidates[chosen].knobs
                 confirmation.measure_reduced(reduced=reduced)
             yield number
         else:
             break
-    alone = confirmed_alone(confirmation, attempts)
-    if alone is not None and confirmation.measured_alone:
-        confirmation.take_back(alone.knobs)
+    latest = latest_gain_run(confirmation, attempts)
+    if latest is not None and confirmation.gain_is_measured:
+        confirmation.take_back(latest.knobs)
 
 
-def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
+def latest_gain_run(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
     """Return the last run of the choice in fresh rounds; None if there is none."""
     if confirmation.chosen is None:
         return None
     runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.chosen).recorded()
     since = confirmation.next_round - len(confirmation.fresh)
-    alone = [run for run in runs if run.round >= since]
-    return alone[-1] if alone else None
+    fresh = [run for run in runs if run.round >= since]
+    return fresh[-1] if fresh else None
 
 
 def first_round(attempts: Attempts) -> int:

@@ -8,7 +8,7 @@ from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contributions import Step, ablation_rounds, spared
 from autotune.analysis.round_results import runs_that_compare
-from autotune.analysis.rounds import confirmed_alone
+from autotune.analysis.rounds import latest_gain_run
 from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
 from autotune.study.run_planner import PlannedAttempt
@@ -34,9 +34,9 @@ class Ablation:
         if confirmation.chosen is None or rounds < 2:
             return False
         attempts = self._context.attempts()
-        if alone := confirmed_alone(confirmation, attempts):
-            if not confirmation.measured_alone:
-                confirmation.take_back(alone.knobs)
+        if latest := latest_gain_run(confirmation, attempts):
+            if not confirmation.gain_is_measured:
+                confirmation.take_back(latest.knobs)
             return False
         found = spared(
             attempts.of_trial(confirmation.chosen),

@@ -122,7 +122,7 @@ class Finals:
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
         """Return the confirmation of the reduced winner, where that was measured alone."""
-        if not confirmation.taken_back or confirmation.measured_alone:
+        if not confirmation.taken_back or confirmation.gain_is_measured:
             return confirmation
         return self._replay() or confirmation
 

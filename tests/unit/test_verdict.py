@@ -681,7 +681,7 @@ def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
     for rate in (102.0, 102.1, 102.05, 101.1, 98.7, 100.6):
         close(confirmation, rate)
     lacking = Shortfall(75.0)
-    assert confirmation.measured_alone
+    assert confirmation.gain_is_measured
     found = concluded(confirmation, lacking=lacking)
     assert (found.kind, found.trial, found.speedup.value) == ("undecided", 0, 1.0)
     assert found.missing_seconds is None, "all rounds are over"
@@ -692,8 +692,8 @@ def test_gain_that_restless_fresh_rounds_do_not_show_is_told_by_all_rounds():
     confirmation = of_two_finalists(3)
     for rate in (118.0, 122.0, 120.0, 102.0, 140.0, 115.0):
         close(confirmation, rate)
-    assert confirmation.measured_alone
-    assert confirmation.alone.gain().low < 1
+    assert confirmation.gain_is_measured
+    assert confirmation.telling.gain().low < 1
     found = concluded(confirmation)
     assert (found.kind, found.trial, found.rounds, found.chosen_in) == ("better", 1, 6, 0)
     assert found.speedup.value == pytest.approx(1.19, abs=0.01)
@@ -723,7 +723,7 @@ def test_all_rounds_of_a_single_finalist_tell_by_how_much():
     assert rounds_missing(confirmation) == 3, "its changes may be reverted"
     for rate in rates[3:]:
         confirmation.close_round({0: 100.0, 1: rate})
-        assert confirmation.measured_alone
+        assert confirmation.gain_is_measured
     found = concluded(confirmation)
     assert (found.kind, found.rounds, found.chosen_in) == ("better", 6, 0)
     assert found.speedup == paired_ratio(rates, [100.0] * 6)
@@ -761,7 +761,7 @@ def test_slow_round_after_the_choice_of_a_single_finalist_does_not_vanish(later,
     rates = (120.0, 121.0, 119.0, *later)
     for rate in rates:
         confirmation.close_round({0: 100.0, 1: rate})
-    assert not confirmation.measured_alone
+    assert not confirmation.gain_is_measured
     confirmation.end()
     found = concluded(confirmation)
     assert (found.kind, found.rounds) == (kind, len(rates))
@@ -808,8 +808,8 @@ def test_rounds_of_a_single_finalist_before_its_changes_were_reverted_do_not_cou
     fresh = {**configurations, 1: {**both, "freeze_gc": not reduced}}
     attempts += runs_of_a_round(4, {0: 100.0, 1: 119.0}, fresh)
     confirmation = replay(Attempts(attempts, defaults()), Selection(3), 10)
-    assert confirmation.measured_alone is not reduced
-    assert len(confirmation.alone.counted) == (1 if reduced else 4)
+    assert confirmation.gain_is_measured is not reduced
+    assert len(confirmation.telling.counted) == (1 if reduced else 4)
     assert confirmation.to_prove == (2 if reduced else 0)
     spec = StudySpec.model_validate({"name": "one", "workload": {"name": "gpt"}})
     told = rounds.rounds_of(Attempts(attempts, defaults()), spec, lambda _: [])
@@ -849,7 +849,7 @@ def test_fresh_rounds_of_a_reduced_choice_do_not_join_those_that_chose(reduced):
     fresh = {**configurations, 1: {**both, "freeze_gc": not reduced}}
     attempts += runs_of_a_round(6, {0: 100.0, 1: 99.9}, fresh)
     confirmation = replay(Attempts(attempts, defaults()), Selection(3), 15)
-    assert not confirmation.measured_alone
+    assert not confirmation.gain_is_measured
     assert confirmation.choice() == (0 if reduced else 1)
 
 
@@ -868,6 +868,6 @@ def test_few_fresh_rounds_that_contradict_the_choice_are_not_passed_over():
     for rate in (104.0, 104.1, 104.05, 97.5, 97.2):
         close(confirmation, rate)
     assert confirmation.chosen == 1
-    assert not confirmation.measured_alone
+    assert not confirmation.gain_is_measured
     found = concluded(confirmation, lacking=Shortfall(75.0))
     assert (found.trial, found.missing_seconds) == (0, 75.0)

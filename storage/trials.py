@@ -13,9 +13,9 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.errors import StaleLease, TrialsGone
+from storage.dashboard_notes import save_note
 from storage.database import Database
 from storage.fence import fencing
-from storage.notes import save_note
 from storage.records import AttemptResult, AttemptState, Lease
 
 OUT_OF_MEMORY = "out_of_memory"

@@ -131,7 +131,7 @@ def _find_first(attempts: Attempts) -> tuple[int, float]:
 
 
 class DashboardTexts(Protocol):
-    """Texts for optuna-dashboard; the module `autotune.views.notes` has them."""
+    """Texts for optuna-dashboard; the module `autotune.views.dashboard_notes` has them."""
 
     def trial_note(
         self,

@@ -8,9 +8,9 @@ from autotune.analysis.findings import listed
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
 from autotune.views import sections
+from autotune.views.dashboard_notes import finalists_and_refused
 from autotune.views.figure_text import period_text, ratio_text, saving_facts
 from autotune.views.figures import KnobChange, StudyFigures, figures_of
-from autotune.views.notes import finalists_and_refused
 from autotune.views.sections import TRUST, Column, ReportSection, ReportTable, Row
 from autotune.views.trust import Point
 from search_spaces.knob import written

@@ -21,8 +21,8 @@ from autotune.service.daemon import Daemon
 from autotune.service.follow import conclusion
 from autotune.service.queues import this_queue
 from autotune.study import dashboard_sync
+from autotune.views.dashboard_notes import study_note
 from autotune.views.figure_text import range_text
-from autotune.views.notes import study_note
 from autotune.views.recompute import current_verdict, recomputed_verdict
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome

@@ -31,12 +31,12 @@ from autotune.measurement.bottleneck import STRAGGLER
 from autotune.measurement.estimate import Ratio
 from autotune.views.answer import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
+from autotune.views.dashboard_notes import study_note
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
 from autotune.views.figures import Runs, StudyFigures, as_json, figures_of
 from autotune.views.frame import COLUMNS
 from autotune.views.live import LiveView, lines
 from autotune.views.markdown_report import report_of
-from autotune.views.notes import study_note
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.progress import ProgressLines

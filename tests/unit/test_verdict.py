@@ -23,7 +23,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.views.notes import study_note
+from autotune.views.dashboard_notes import study_note
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 

@@ -21,7 +21,9 @@ def result_of(confirmation: Confirmation) -> ConfirmationResult:
         choice=choice,
         baseline=baseline,
         baseline_fails=fails,
-        finalists={t: _finalist(confirmation, t, choice) for t in confirmation.candidates},
+        finalists={
+            t: _finalist(confirmation, t, choice, fails=fails) for t in confirmation.candidates
+        },
         rounds=len(confirmation.basis_rounds),
         chosen_in=len(confirmation.choosing.rounds) if fresh else 0,
         contender=confirmation.contender() if stays else None,
@@ -58,9 +60,10 @@ def _reverted(confirmation: Confirmation) -> dict[str, Any]:
     return {name: now[name] for name in confirmation.taken_back}
 
 
-def _finalist(confirmation: Confirmation, trial: int, choice: int) -> FinalistResult:
+def _finalist(
+    confirmation: Confirmation, trial: int, choice: int, *, fails: bool
+) -> FinalistResult:
     rates = confirmation.rates(trial)
-    fails = _baseline_fails(confirmation)
     compared = rates and not fails and trial not in confirmation.failed
     return FinalistResult(
         trial=trial,

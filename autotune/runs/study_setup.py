@@ -19,11 +19,7 @@ from autotune.paths import compiled
 from autotune.search.space import Space
 from autotune.worker import interpreter
 from autotune.worker.files import COMPILER_CACHES
-from autotune.worker.protocol import (
-    BlockPlan,
-    Deadlines,
-    TrialRequest,
-)
+from autotune.worker.protocol import BlockPlan, Deadlines, TrialRequest
 from launchers import Busy, Launcher, Resources, Site, Slot, Tenant, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import has_tf32, runs_slowly

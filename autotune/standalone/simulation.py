@@ -228,8 +228,7 @@ def _run(
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
     context = StudyContext(study, StudySetup(spec, launcher), lease, repository, environment)
-    tuner = Tuner(context, Signals(), dashboard_notes)
-    verdict = tuner.run()
+    verdict = Tuner(context, Signals(), dashboard_notes).run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(
         trials=sum(repository.attempts.summary(study.id).searched.values()),
@@ -241,5 +240,5 @@ def _run(
         recommended=difference(verdict.knobs, spec.full_baseline()) if verdict.knobs else None,
         throughput=row[THROUGHPUT] if row else None,
         best=table.best,
-        unit=tuner.unit,
+        unit=spec.unit,
     )

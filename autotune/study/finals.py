@@ -278,8 +278,8 @@ class Finals:
         if confirmation.settled or again >= PROOF.most_repeats:
             return False
         rounds_first = again >= PROOF.repeats_if_unsteady and not confirmation.decided()
-        times = self._round_time(confirmation)
-        if rounds_first and times.enough(confirmation.members()):
+        members = confirmation.members()
+        if rounds_first and self._round_time(confirmation).enough(members):
             return False
         knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
         if self._time.left < costs.brief(knobs):

@@ -143,11 +143,6 @@ class Tuner:
             at_once=proof.at_once,
         )
 
-    @property
-    def unit(self) -> str:
-        """Unit of the objective."""
-        return self._spec.unit
-
     def _check_baseline(self) -> None:
         setup = self._context.setup
         fixed = setup.facts.global_batch

@@ -80,6 +80,14 @@ PURPOSES = {
     "longest": "longest samples",
 }
 """Name of each purpose of attempts in words."""
+_TRIAL_NOTES = {
+    "rate": "Rates as measured.",
+    "yours": "Yours: of the run beside it, or the mean of yours where it ran alone.",
+    "MiB": "MiB: peak memory of a rank.",
+    "expected": "Expected: by the model of a step, from all trials together.",
+    "why:": "Without a reason: the sampler chose it.",
+}
+"""Label of a column of the trials -> what it means."""
 
 
 @dataclass(frozen=True)
@@ -446,23 +454,16 @@ def trials(figures: StudyFigures, most: int) -> ReportTable:
     shown = best_first(figures.trials)[:most]
     cut = f", {most} of {len(figures.trials)}" if len(figures.trials) > most else ""
     rows = [_trial_row(one) for one in shown]
-    return ReportTable(columns, rows, f"The trials{cut}", _trials_note(rows), "tried")
+    table = ReportTable(columns, rows, f"The trials{cut}", css="tried")
+    return replace(table, note=_trials_note(table))
 
 
-def _trials_note(rows: Sequence[Row]) -> str:
-    """Return what those columns of the trials mean that are not empty."""
-    _, ratios, _, expected, rates, yours, memory, _, reasons = zip(
-        *(row.cells for row in rows), strict=True
-    )
-    told = [
-        (any(ratio.startswith("?") for ratio in ratios), f"?: {UNKNOWN}."),
-        (any(rates), "Rates as measured."),
-        (any(yours), "Yours: of the run beside it, or the mean of yours where it ran alone."),
-        (any(memory), "MiB: peak memory of a rank."),
-        (any(expected), "Expected: by the model of a step, from all trials together."),
-        (any(reasons), "Without a reason: the sampler chose it."),
-    ]
-    return " ".join(text for holds, text in told if holds)
+def _trials_note(table: ReportTable) -> str:
+    """Return what those columns of the trials mean that are shown."""
+    labels = {column.label for column in table.filled.columns}
+    notes = [text for label, text in _TRIAL_NOTES.items() if label in labels]
+    doubted = any(row.cells[1].startswith("?") for row in table.rows)
+    return " ".join([f"?: {UNKNOWN}.", *notes] if doubted else notes)
 
 
 def best_first(several: Sequence[TrialFigures]) -> list[TrialFigures]:

@@ -19,14 +19,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import yaml
+
 import autotune
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, section_of
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "train.py"
-SIZE = {"layers": 2, "d_model": 256, "heads": 4, "length": 64}
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SIZE = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text())["workload"]["args"]
 SECONDS = 6.0
 
 
@@ -106,7 +108,7 @@ def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
 def run_job(config: str, world_size: int) -> float:
     """Return samples per second of the plain script."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(world_size), str(EXAMPLE)]
+    command += ["--nproc-per-node", str(world_size), str(EXAMPLES / "train.py")]
     command += ["--config", config, "--seconds", str(SECONDS), "--json"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     found = subprocess.run(command, check=True, capture_output=True, text=True, env=env)

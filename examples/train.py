@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import autotune
 from autotune.workloads import gpt
 
-SIZE = {"layers": 2, "d_model": 256, "heads": 4, "length": 64}  # as in quickstart.yaml
+SIZE = {"layers": 2, "d_model": 128, "heads": 4, "length": 64}  # as in quickstart.yaml
 APPLIED = (
     "micro_batch",
     "accumulation_steps",

@@ -38,6 +38,16 @@ def test_the_template_is_the_quickstart():
     assert template.read_text() == (ROOT / "examples" / "quickstart.yaml").read_text()
 
 
+def test_the_example_job_trains_the_model_of_the_quickstart():
+    job = ast.parse((ROOT / "examples" / "train.py").read_text())
+    [size] = [
+        ast.literal_eval(node.value)
+        for node in job.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SIZE"
+    ]
+    assert size == load(ROOT / "examples" / "quickstart.yaml").workload.args
+
+
 def anchors(page):
     """Return the anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)

@@ -33,8 +33,6 @@ def interleaved(
 ) -> TrialRequest:
     """Return the trial as a member of an interleaved group, with short blocks.
 
-    On the CPU all ranks stay on processors of their own, where they disturb each other less.
-
     Args:
         asked: timed trial.
         turn_seconds: longest block.
@@ -43,8 +41,7 @@ def interleaved(
     seconds = min(turn_seconds, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = replace(plan, seconds=seconds, min_steps=1, max_blocks=most)
-    knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
-    return replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
+    return replace(asked, blocks=blocks, takes_turns=True)
 
 
 class InterleavedSchedule:

@@ -44,8 +44,6 @@ class Residency:
             return f"a {workload.noun} that starts its own ranks cannot be paused"
         if len(knobs) < 2:
             return "there is only one"
-        if not self._context.on_device and len({one["cpu_affinity"] for one in knobs}) > 1:
-            return "they differ in cpu_affinity, and each run in turn has processors of its own"
         longest = max(map(self._context.costs().step, knobs))
         if longest > MEASUREMENT.longest_turn_step:
             return f"a step of {longest:.1f} s is too long for turns"
@@ -176,11 +174,8 @@ class PairingPolicy:
         ]
         both = own.result.peak_bytes + max(peaks, default=own.result.peak_bytes)
         # Time as if both were the baseline: the step of a new trial is not known.
-        beside = dict(self._baseline)
-        if not self._context.on_device:
-            beside["cpu_affinity"] = knobs["cpu_affinity"]
         slots = len(self._context.setup.launcher.slots)
-        return not self._obstacle([self._baseline, beside], both, limit.soft, slots)
+        return not self._obstacle([self._baseline, self._baseline], both, limit.soft, slots)
 
     def _obstacle(
         self,

@@ -266,15 +266,6 @@ def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     assert of_baseline.rates == (own,)
 
 
-def test_who_differs_in_its_processors_runs_by_itself(played: Replayed) -> None:
-    space = {"micro_batch": [2, 4, 8], "cpu_affinity": ["none", "share"]}
-    restless(played).run(**ASKED | {"search_space": space, "budget": {"trials": 6}})
-    paired = {a.round for a in played.attempts("paired")}
-    assert paired
-    for one in played.attempts("search")[BY_THEMSELVES:]:
-        assert (one.trial in paired) == (one.knobs["cpu_affinity"] == "none")
-
-
 def test_where_there_is_no_memory_for_two_each_runs_by_itself(played: Replayed) -> None:
     large = where(PLAIN, lambda _: True, peak_bytes=5 * 2**30)
     restless(played, behaviour=large).run(**ASKED)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autotune.analysis.finalists import Candidate
-from autotune.analysis.processes import Processes
+from autotune.analysis.process_spread import ProcessSpread
 from autotune.measurement.contrasts import (
     ONE_SIDED,
     Contrast,
@@ -42,7 +42,7 @@ class ChoiceRounds:
         candidates: Mapping[int, Candidate],
         baseline: int | None,
         most_rounds: int,
-        processes: Processes | None,
+        spread: ProcessSpread | None,
     ) -> None:
         self.candidates = candidates
         self.baseline = baseline
@@ -51,7 +51,7 @@ class ChoiceRounds:
         self.last_look = False
         self.chosen_after = 0
         self._most_rounds = most_rounds
-        self._processes = processes
+        self._spread = spread
 
     def members(self) -> list[int]:
         """Return the trials that are still in."""
@@ -157,10 +157,10 @@ class ChoiceRounds:
             rounds: rounds to look at; None: those that choose.
         """
         rounds = self.rounds if rounds is None else rounds
-        if self._processes is None:
+        if self._spread is None:
             return contrast(rounds, trial, other)
         both = ((t, _rates(rounds, t)) for t in (trial, other))
-        return welch_contrast(*(self._processes.arm(t, rates, self.baseline) for t, rates in both))
+        return welch_contrast(*(self._spread.arm(t, rates, self.baseline) for t, rates in both))
 
     def level(self, rounds: int) -> float:
         """Return the one-sided level of one finalist's look after so many rounds."""

@@ -16,7 +16,7 @@ from typing import Any
 from autotune.analysis.choice_rounds import ChoiceRounds, Rounds
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.gain_rounds import GainRounds, rounds_wanted
-from autotune.analysis.processes import Processes
+from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.round_results import round_results, runs_that_compare
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
@@ -43,9 +43,9 @@ class Confirmation:
     Attributes:
         candidates: candidate by trial, the baseline among them.
         baseline: trial of the baseline; None if it is no candidate.
-        processes: spread between the processes of each configuration; None where it is not told.
-        choosing: rounds of all finalists that were still in.
-        telling: rounds of the choice and the baseline; None while rounds choose.
+        spread: spread between the processes of each configuration; None where it is not told.
+        choice_rounds: rounds of all finalists that were still in.
+        gain_rounds: rounds of the choice and the baseline; None while rounds choose.
         taken_back: changes of the choice that bring nothing, with the values that they had in it; it
             is measured alone without them.
         reduced: True if fresh rounds measure the choice without some of its changes.
@@ -59,13 +59,13 @@ class Confirmation:
         baseline: int | None,
         most_rounds: int,
         first_round: int = 1,
-        processes: Processes | None = None,
+        spread: ProcessSpread | None = None,
     ) -> None:
-        self.processes = processes
+        self.spread = spread
         self.candidates = {candidate.trial: candidate for candidate in candidates}
         self.baseline = baseline
-        self.choosing = ChoiceRounds(self.candidates, baseline, most_rounds, processes)
-        self.telling: GainRounds | None = None
+        self.choice_rounds = ChoiceRounds(self.candidates, baseline, most_rounds, spread)
+        self.gain_rounds: GainRounds | None = None
         self.taken_back: dict[str, Any] = {}
         self.reduced = False
         self.failed: list[int] = []
@@ -73,33 +73,35 @@ class Confirmation:
         self._closed = 0
         self._most_rounds = most_rounds
         self._first_round = first_round
-        rivals = self.choosing.rivals()
-        if processes is not None and baseline is not None and len(rivals) == 1:
-            self.telling = self._plan_telling(rivals[0], baseline, least=1)
+        rivals = self.choice_rounds.rivals()
+        if spread is not None and baseline is not None and len(rivals) == 1:
+            self.gain_rounds = self._plan_gain_rounds(rivals[0], baseline, least=1)
 
     @property
     def chosen(self) -> int | None:
         """Trial that is measured against the baseline alone; None while rounds choose."""
-        return self.telling.chosen if self.telling else None
+        return self.gain_rounds.chosen if self.gain_rounds else None
 
     @property
     def rounds(self) -> Rounds:
         """Rounds that choose; all of them, where nothing is to be chosen."""
         return (
-            self.telling.rounds if self.telling and self.nothing_to_choose else self.choosing.rounds
+            self.gain_rounds.rounds
+            if self.gain_rounds and self.nothing_to_choose
+            else self.choice_rounds.rounds
         )
 
     @property
     def fresh(self) -> Rounds:
         """Rounds of the choice and the baseline alone."""
-        return self.telling.rounds if self.telling else {}
+        return self.gain_rounds.rounds if self.gain_rounds else {}
 
     def members(self) -> list[int]:
         """Return the trials that the next round measures."""
         return (
-            [self.telling.baseline, self.telling.chosen]
-            if self.telling
-            else self.choosing.members()
+            [self.gain_rounds.baseline, self.gain_rounds.chosen]
+            if self.gain_rounds
+            else self.choice_rounds.members()
         )
 
     def knobs_of(self, trials: Iterable[int]) -> list[dict[str, Any]]:
@@ -117,32 +119,34 @@ class Confirmation:
         Args:
             good_rounds: number of rounds that are worth more than longer runs.
         """
-        if self.telling:
-            planned = max(good_rounds, len(self.telling.rounds) + 2)
-            return 2 * max(0, min(planned, self.telling.wanted) - len(self.telling.rounds) - 1)
+        if self.gain_rounds:
+            planned = max(good_rounds, len(self.gain_rounds.rounds) + 2)
+            return 2 * max(
+                0, min(planned, self.gain_rounds.wanted) - len(self.gain_rounds.rounds) - 1
+            )
         alone = 2 * PROOF.fewest_rounds if self.baseline is not None else 0
         return max(0, good_rounds - len(self.rounds) - 1) * len(self.members()) + alone
 
     @property
     def to_prove(self) -> int:
         """Number of rounds still missing for a proof, the next one included."""
-        if self.telling and self.processes is not None:
-            return max(0, self.telling.wanted - len(self.telling.rounds))
-        if self.telling:
-            return self.telling.to_tell
-        return max(0, PROOF.fewest_rounds - len(self.choosing.rounds))
+        if self.gain_rounds and self.spread is not None:
+            return max(0, self.gain_rounds.wanted - len(self.gain_rounds.rounds))
+        if self.gain_rounds:
+            return self.gain_rounds.to_tell
+        return max(0, PROOF.fewest_rounds - len(self.choice_rounds.rounds))
 
     @property
     def to_prove_reduced(self) -> int:
         """Rounds without which the choice proves nothing if some of its changes are left out."""
-        if self.processes is not None:
+        if self.spread is not None:
             return self.to_prove
         return max(0, PROOF.fewest_rounds - len(self._like_next))
 
     @property
     def _like_next(self) -> Rounds:
         """Rounds of the same members as the next one."""
-        return self.telling.rounds if self.telling else self.choosing.rounds
+        return self.gain_rounds.rounds if self.gain_rounds else self.choice_rounds.rounds
 
     def recorded(self, attempts: Attempts, epoch: int | None = None) -> dict[int, float | None]:
         """Return what is recorded of the next round: throughput by trial, None where it failed.
@@ -169,50 +173,50 @@ class Confirmation:
         self._closed += 1
         rates = {trial: rate for trial, rate in results.items() if rate is not None}
         failed = [trial for trial in results if trial not in rates]
-        if self.telling is None or not failed:
+        if self.gain_rounds is None or not failed:
             self._like_next[len(self._like_next) + 1] = rates
-        if self.telling and not failed:
+        if self.gain_rounds and not failed:
             return
         for trial in failed:
-            self.choosing.dropped[trial] = self._closed
+            self.choice_rounds.dropped[trial] = self._closed
         self.failed += failed
-        if self.telling:
+        if self.gain_rounds:
             self._reopen()
-        self.choosing.drop_hopeless(self._closed)
-        if self.members() and self.choosing.over():
+        self.choice_rounds.drop_hopeless(self._closed)
+        if self.members() and self.choice_rounds.over():
             self._choose()
 
     def _reopen(self) -> None:
         """Look at all finalists once more: a choice that fails when it is measured alone is none."""
-        self.choosing.rounds = self.rounds
-        self.choosing.chosen_after = 0
-        self.telling = None
+        self.choice_rounds.rounds = self.rounds
+        self.choice_rounds.chosen_after = 0
+        self.gain_rounds = None
 
     def _choose(self) -> None:
-        best, baseline = self.choosing.best(), self.baseline
-        if baseline is None or best == baseline or baseline in self.choosing.dropped:
+        best, baseline = self.choice_rounds.best(), self.baseline
+        if baseline is None or best == baseline or baseline in self.choice_rounds.dropped:
             return
-        self.telling = self._plan_telling(best, baseline, least=PROOF.fewest_rounds)
-        self.choosing.chosen_after = len(self.choosing.rounds)
+        self.gain_rounds = self._plan_gain_rounds(best, baseline, least=PROOF.fewest_rounds)
+        self.choice_rounds.chosen_after = len(self.choice_rounds.rounds)
         if self.candidates.keys() == {best, baseline}:
-            self.telling.earlier = self.choosing.rounds
+            self.gain_rounds.earlier = self.choice_rounds.rounds
 
-    def _plan_telling(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
+    def _plan_gain_rounds(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
         """Plan rounds of a choice and the baseline alone, which tell from so many on."""
         most = self._most_rounds
-        if self.processes is not None:
+        if self.spread is not None:
             wanted = min(PROOF.fewest_alone, most)
         else:
-            seen = self.choosing.contrast(chosen, baseline)
-            wanted = rounds_wanted(seen, len(self.choosing.rounds), most)
-        return GainRounds(chosen, baseline, most, wanted, least, self.processes)
+            seen = self.choice_rounds.contrast(chosen, baseline)
+            wanted = rounds_wanted(seen, len(self.choice_rounds.rounds), most)
+        return GainRounds(chosen, baseline, most, wanted, least, self.spread)
 
     def end(self) -> None:
         """Take the rounds so far for all that there are, where the time for more is over.
 
         Rounds that ended because they were decided have had their last look.
         """
-        self.choosing.last_look = not self.decided()
+        self.choice_rounds.last_look = not self.decided()
 
     def take_back(self, knobs: Mapping[str, Any]) -> None:
         """Have the choice measured alone without the changes that bring nothing."""
@@ -228,27 +232,23 @@ class Confirmation:
         Those before measured another configuration then.
         """
         self.reduced = reduced
-        if reduced and self.telling:
-            self.telling.earlier = {}
+        if reduced and self.gain_rounds:
+            self.gain_rounds.earlier = {}
 
     def decided(self) -> bool:
         """Return whether another round would change nothing that matters, or is not allowed."""
-        return self.telling.decided() if self.telling else self.choosing.over()
+        return self.gain_rounds.decided() if self.gain_rounds else self.choice_rounds.over()
 
     @property
     def waits(self) -> bool:
         """Return whether more processes of the baseline would tell more than more rounds."""
         baseline = self.baseline
-        return (
-            self.processes is not None
-            and baseline is not None
-            and self.processes.unsteady(baseline)
-        )
+        return self.spread is not None and baseline is not None and self.spread.unsteady(baseline)
 
     @property
     def settled(self) -> bool:
         """True if the gain is known as exactly as is wanted, or too small to be worth more runs."""
-        return self.telling is not None and (self.telling.precise or self.telling.vain)
+        return self.gain_rounds is not None and (self.gain_rounds.precise or self.gain_rounds.vain)
 
     @property
     def rounds_left(self) -> int:
@@ -260,13 +260,13 @@ class Confirmation:
 
         It is that of the choice by the rounds that tell it, if there are enough.
         """
-        if self.telling and self.telling.has_enough_rounds:
-            return math.log(self.gain(self.telling.chosen).high)
-        return self.choosing.most_gain()
+        if self.gain_rounds and self.gain_rounds.has_enough_rounds:
+            return math.log(self.gain(self.gain_rounds.chosen).high)
+        return self.choice_rounds.most_gain()
 
     def contender(self) -> int | None:
         """Return the finalist that may gain most over the baseline; None if none is left."""
-        return self.telling.chosen if self.telling else self.choosing.contender()
+        return self.gain_rounds.chosen if self.gain_rounds else self.choice_rounds.contender()
 
     def leads_baseline(self, trial: int) -> bool:
         """Return whether a trial is faster than the baseline in the mean of the rounds so far."""
@@ -279,9 +279,9 @@ class Confirmation:
         """Kind of the rounds that figures are taken from."""
         if self.joint_gain:
             return Basis.ALL
-        if self.telling is None or not self.telling.has_enough_rounds:
+        if self.gain_rounds is None or not self.gain_rounds.has_enough_rounds:
             return Basis.CHOICE
-        return Basis.ALL if self.telling.earlier_tell else Basis.FRESH
+        return Basis.ALL if self.gain_rounds.earlier_tell else Basis.FRESH
 
     @property
     def basis_rounds(self) -> Rounds:
@@ -289,7 +289,7 @@ class Confirmation:
         basis = self.basis
         if basis is Basis.ALL:
             return self._all_rounds
-        return self.fresh if basis is Basis.FRESH else self.choosing.rounds
+        return self.fresh if basis is Basis.FRESH else self.choice_rounds.rounds
 
     @property
     def joint_gain(self) -> Ratio | None:
@@ -299,17 +299,22 @@ class Confirmation:
         to show one, the evidence of the rounds that chose is not lost: those that follow are further
         looks of the same test. None: the rounds that count by themselves show a gain, or nothing does.
         """
-        if not self.telling or self.nothing_to_choose or self.telling.earlier_tell or self.reduced:
+        if (
+            not self.gain_rounds
+            or self.nothing_to_choose
+            or self.gain_rounds.earlier_tell
+            or self.reduced
+        ):
             return None
         if not self._doubted:
             return None
-        gain = self.choosing.gain(self.telling.chosen, self._all_rounds)
+        gain = self.choice_rounds.gain(self.gain_rounds.chosen, self._all_rounds)
         return gain if gain.faster else None
 
     @property
     def _doubted(self) -> bool:
         """True if rounds after the choice contradict it, or those of a single finalist do not tell."""
-        told = self.telling
+        told = self.gain_rounds
         if told is None:
             return False
         few = bool(told.earlier and told.rounds) and not told.has_enough_rounds
@@ -318,18 +323,18 @@ class Confirmation:
     @property
     def _all_rounds(self) -> Rounds:
         """Rounds that chose and fresh ones, in order."""
-        return dict(enumerate((*self.choosing.rounds.values(), *self.fresh.values()), 1))
+        return dict(enumerate((*self.choice_rounds.rounds.values(), *self.fresh.values()), 1))
 
     @property
     def gain_is_measured(self) -> bool:
         """True if rounds tell by how much the choice is faster, at least one of them a fresh one."""
-        return self.telling is not None and self.telling.has_enough_rounds
+        return self.gain_rounds is not None and self.gain_rounds.has_enough_rounds
 
     @property
     def proven(self) -> bool:
         """True if as many rounds as are needed show that the choice is faster than the baseline."""
         baseline = self.baseline
-        if self.to_prove or baseline is None or baseline in self.choosing.dropped:
+        if self.to_prove or baseline is None or baseline in self.choice_rounds.dropped:
             return False
         choice = self.choice()
         return choice != baseline and self.gain(choice).faster
@@ -337,13 +342,15 @@ class Confirmation:
     @property
     def nothing_to_choose(self) -> bool:
         """True if there was a single finalist from the beginning: all rounds tell by how much."""
-        return self.telling is not None and not self.choosing.rounds
+        return self.gain_rounds is not None and not self.choice_rounds.rounds
 
     def rates(self, trial: int) -> list[float]:
         """Return a trial's throughput, round by round; fresh rounds come last, if they count."""
         fresh = () if self.basis is Basis.CHOICE else self.fresh.values()
         return [
-            rates[trial] for rates in (*self.choosing.rounds.values(), *fresh) if trial in rates
+            rates[trial]
+            for rates in (*self.choice_rounds.rounds.values(), *fresh)
+            if trial in rates
         ]
 
     def basis_rates(self, trial: int) -> list[float]:
@@ -356,19 +363,19 @@ class Confirmation:
 
         Fresh rounds, if there are enough, tell that of the choice.
         """
-        if self.telling and trial == self.telling.chosen:
+        if self.gain_rounds and trial == self.gain_rounds.chosen:
             if joint := self.joint_gain:
                 return joint
-            if self.telling.has_enough_rounds:
-                return self.telling.gain()
-        return self.choosing.gain(trial)
+            if self.gain_rounds.has_enough_rounds:
+                return self.gain_rounds.gain()
+        return self.choice_rounds.gain(trial)
 
     def choice(self) -> int:
         """Return the trial to recommend.
 
         It is the baseline if no finalist beats it, or if later rounds contradict the choice.
         """
-        if self.telling:
+        if self.gain_rounds:
             refuted = self._doubted and not self.joint_gain
-            return self.telling.baseline if refuted else self.telling.chosen
-        return self.choosing.best()
+            return self.gain_rounds.baseline if refuted else self.gain_rounds.chosen
+        return self.choice_rounds.best()

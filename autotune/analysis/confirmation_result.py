@@ -12,7 +12,7 @@ _SAME = Ratio(1.0, 1.0, 1.0)
 
 def result_of(confirmation: Confirmation) -> ConfirmationResult:
     """Return what the rounds say; at least one candidate must have finished one."""
-    choice, baseline, told = confirmation.choice(), confirmation.baseline, confirmation.telling
+    choice, baseline, told = confirmation.choice(), confirmation.baseline, confirmation.gain_rounds
     fails = _baseline_fails(confirmation)
     stays = choice == baseline and not fails
     contradicts = stays and told is not None and not told.has_enough_rounds
@@ -25,7 +25,7 @@ def result_of(confirmation: Confirmation) -> ConfirmationResult:
             t: _finalist(confirmation, t, choice, fails=fails) for t in confirmation.candidates
         },
         rounds=len(confirmation.basis_rounds),
-        chosen_in=len(confirmation.choosing.rounds) if fresh else 0,
+        chosen_in=len(confirmation.choice_rounds.rounds) if fresh else 0,
         contender=confirmation.contender() if stays else None,
         most_gain=math.expm1(confirmation.most_gain()) if stays else None,
         behind=None if stays or fails else _distance(confirmation, choice),
@@ -41,14 +41,14 @@ def own_rate(confirmation: Confirmation, trial: int) -> Ratio | None:
 
     None where no spread between processes is known, or the trial has not run.
     """
-    processes, rates = confirmation.processes, confirmation.basis_rates(trial)
-    if processes is None or not rates:
+    spread, rates = confirmation.spread, confirmation.basis_rates(trial)
+    if spread is None or not rates:
         return None
-    return processes.arm(trial, rates, confirmation.baseline).rate
+    return spread.arm(trial, rates, confirmation.baseline).rate
 
 
 def _baseline_fails(confirmation: Confirmation) -> bool:
-    baseline, dropped = confirmation.baseline, confirmation.choosing.dropped
+    baseline, dropped = confirmation.baseline, confirmation.choice_rounds.dropped
     return baseline is None or baseline in dropped or not confirmation.rates(baseline)
 
 
@@ -73,7 +73,7 @@ def _finalist(
         own_rate=own_rate(confirmation, trial),
         gain=_gain(confirmation, trial) if compared else None,
         ratio_to_choice=_ratio(confirmation, trial, choice) if rates else None,
-        dropped_after_round=confirmation.choosing.dropped.get(trial),
+        dropped_after_round=confirmation.choice_rounds.dropped.get(trial),
     )
 
 
@@ -83,18 +83,18 @@ def _gain(confirmation: Confirmation, trial: int) -> Ratio:
 
 def _ratio(confirmation: Confirmation, trial: int, choice: int) -> Ratio:
     """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
-    if confirmation.telling and confirmation.basis is not Basis.CHOICE:
-        both = confirmation.telling.chosen, confirmation.telling.baseline
+    if confirmation.gain_rounds and confirmation.basis is not Basis.CHOICE:
+        both = confirmation.gain_rounds.chosen, confirmation.gain_rounds.baseline
         if (trial, choice) == both:
             return confirmation.gain(trial)
         if (choice, trial) == both:
             return confirmation.gain(choice).inverse
-    return confirmation.choosing.ratio(trial, choice)
+    return confirmation.choice_rounds.ratio(trial, choice)
 
 
 def _distance(confirmation: Confirmation, trial: int) -> float | None:
     """Return by how much a trial may be behind another finalist, as a share; None if there is none."""
     if len(confirmation.candidates) <= 2:
         return None
-    behind = confirmation.choosing.behind(trial)
+    behind = confirmation.choice_rounds.behind(trial)
     return -math.expm1(-behind) if math.isfinite(behind) else None

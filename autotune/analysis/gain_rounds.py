@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.choice_rounds import Rounds
-from autotune.analysis.processes import Processes
+from autotune.analysis.process_spread import ProcessSpread
 from autotune.measurement.contrasts import ONE_SIDED, Contrast, welch_contrast
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of, paired_ratio
 from autotune.measurement.policy import PROOF
@@ -28,7 +28,7 @@ class GainRounds:
         most: most rounds that are allowed.
         wanted: number of rounds that are planned at least.
         least: number of rounds from which on they tell.
-        processes: spread between the processes of each configuration; None: it is not known.
+        spread: spread between the processes of each configuration; None: it is not known.
         earlier: rounds before these, if the choice was the only finalist.
         rounds: complete rounds.
     """
@@ -38,7 +38,7 @@ class GainRounds:
     most: int
     wanted: int
     least: int
-    processes: Processes | None
+    spread: ProcessSpread | None
     earlier: Rounds = field(default_factory=dict)
     rounds: Rounds = field(default_factory=dict)
 
@@ -88,9 +88,9 @@ class GainRounds:
 
     def gain(self) -> Ratio:
         """Return the speed-up of the choice over the baseline, with Student's or Welch's interval."""
-        if self.processes is not None:
+        if self.spread is not None:
             both = self.chosen, self.baseline
-            arms = (self.processes.arm(t, self.rates(t), self.baseline) for t in both)
+            arms = (self.spread.arm(t, self.rates(t), self.baseline) for t in both)
             return welch_contrast(*arms).ratio(ONE_SIDED)
         return paired_ratio(self.rates(self.chosen), self.rates(self.baseline))
 
@@ -104,7 +104,7 @@ class GainRounds:
             return False
         if len(self.rounds) >= self.most:
             return True
-        if self.processes is None:
+        if self.spread is None:
             return not self.gain().vague
         return (self.vain or self._knows_rate) if self.waits else self.precise
 
@@ -121,12 +121,12 @@ class GainRounds:
     @property
     def waits(self) -> bool:
         """Return whether more processes of the baseline would tell more than more rounds."""
-        return self.processes is not None and self.processes.unsteady(self.baseline)
+        return self.spread is not None and self.spread.unsteady(self.baseline)
 
     @property
     def precise(self) -> bool:
         """Return whether the gain is known as exactly as is wanted where each arm has a variance."""
-        if self.processes is None or not self.has_enough_rounds:
+        if self.spread is None or not self.has_enough_rounds:
             return False
         gain = self.gain()
         most = PROOF.coarsest if self.waits else PROOF.finest
@@ -144,11 +144,11 @@ class GainRounds:
 
         It is known as exactly as is wanted, or its processes lie apart and the gain is shown anyway.
         """
-        if self.processes is None:
+        if self.spread is None:
             return True
-        if self.processes.unsteady(self.chosen):
+        if self.spread.unsteady(self.chosen):
             return clearly_faster(self.gain())
-        rate = self.processes.arm(self.chosen, self.rates(self.chosen), self.baseline).rate
+        rate = self.spread.arm(self.chosen, self.rates(self.chosen), self.baseline).rate
         return rate.half_width <= PROOF.own_rate
 
 

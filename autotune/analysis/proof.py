@@ -329,7 +329,7 @@ def rounds_missing(confirmation: Confirmation) -> int | None:
     if confirmation.baseline is None:
         return PROOF.fewest_rounds
     # Once one of several is chosen only rounds after that tell by how much.
-    alone = None if confirmation.gain_is_measured else confirmation.telling
+    alone = None if confirmation.gain_is_measured else confirmation.gain_rounds
     done = len(alone.counted if alone else confirmation.basis_rounds)
     # Its changes may yet be reverted, so that the rounds before do not count.
     least = max(1, confirmation.to_prove_reduced) if alone else 1
@@ -362,7 +362,7 @@ class _Seen(NamedTuple):
 def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
     """Return whether so many rounds would tell, by the test that is to decide."""
     if confirmation.chosen is None:
-        level = confirmation.choosing.level(rounds)
+        level = confirmation.choice_rounds.level(rounds)
         beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)
         if seen.mean + beyond <= math.log1p(PROOF.alike):
             return True

@@ -14,7 +14,7 @@ from autotune.analysis.finalists import (
     Selection,
     candidates,
 )
-from autotune.analysis.processes import Processes
+from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.round_results import runs_that_compare
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
@@ -101,8 +101,8 @@ def rounds_of(
     stages = _STAGES[confirmation.basis]
     if (
         confirmation.basis is Basis.ALL
-        and confirmation.telling
-        and confirmation.telling.earlier_tell
+        and confirmation.gain_rounds
+        and confirmation.gain_rounds.earlier_tell
     ):
         # Those of a single finalist chose nothing; their intervals were those of looks.
         told = {
@@ -246,8 +246,8 @@ def begin_confirmation(
     several, baseline_trial = candidates(attempts, barred, selection, first)
     if not several:
         return None
-    processes = blocks and Processes.of(attempts, blocks, [one.trial for one in several])
-    return Confirmation(several, baseline_trial, most_rounds, first, processes or None)
+    spread = blocks and ProcessSpread.of(attempts, blocks, [one.trial for one in several])
+    return Confirmation(several, baseline_trial, most_rounds, first, spread or None)
 
 
 def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[int]:

@@ -62,7 +62,7 @@ class Ablation:
         kept += repeats * prices.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._is_measured(chosen, knobs, step.round)]
-        rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.processes else 1
+        rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.spread else 1
         # That many variants seldom fit in memory together: then each is launched by itself.
         one_by_one = replace(prices, at_once=False)
         if self._time.left < kept + rounds * one_by_one.round(missing):

@@ -14,7 +14,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
 from autotune.analysis.memory import tells_longest
-from autotune.analysis.processes import repeats_made
+from autotune.analysis.process_spread import repeats_made
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
@@ -197,7 +197,7 @@ class Finals:
         """
         attempts = self._context.attempts()
         own, its = attempts.baseline(), attempts.searched().of_trial(trial).measured().first
-        if confirmation.processes is None or own is None or its is None:
+        if confirmation.spread is None or own is None or its is None:
             return True
         return may_be_faster(its, own)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.analysis.costs import Costs
 from autotune.analysis.levels import unrest
-from autotune.analysis.processes import UNSTEADY
+from autotune.analysis.process_spread import UNSTEADY
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
 from autotune.measurement.policy import MEASUREMENT

@@ -15,7 +15,7 @@ from autotune.analysis.compilation import graph
 from autotune.analysis.finalists import (
     may_be_faster,
 )
-from autotune.analysis.processes import Processes
+from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.proof import RESERVED, Proof, WallTime
 from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
@@ -53,7 +53,7 @@ class TimeBudget:
         on_device = self._on_device = context.on_device
         self._residency = Residency(context)
         self._proof: Proof | None = None
-        self._processes_of: dict[int, Processes | None] = {}
+        self._processes_of: dict[int, ProcessSpread | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = (
             SEARCH.calibration_on_device if on_device else SEARCH.calibration_share
@@ -290,14 +290,14 @@ class TimeBudget:
         peak_bytes = own.result.peak_bytes + first.result.peak_bytes
         return not self._residency.obstacle([own.knobs, first.knobs], peak_bytes)
 
-    def _processes(self, attempts: Attempts) -> Processes | None:
+    def _processes(self, attempts: Attempts) -> ProcessSpread | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""
         own = attempts.baseline()
         blocks = Measure.of(self._context.setup.spec).step_blocks(self._context.blocks)
         if own is None or blocks is None:
             return None
         if own.id not in self._processes_of:
-            self._processes_of[own.id] = Processes.of(attempts, blocks, ())
+            self._processes_of[own.id] = ProcessSpread.of(attempts, blocks, ())
         return self._processes_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:

@@ -10,7 +10,7 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.confirmation_result import own_rate
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gain_rounds import GainRounds
-from autotune.analysis.processes import Processes, repeats_made
+from autotune.analysis.process_spread import ProcessSpread, repeats_made
 from autotune.analysis.rounds import replay
 from autotune.measurement.contrasts import ONE_SIDED, Arm, Variance, welch_contrast
 from autotune.worker.observers.moments import StepMoments
@@ -64,8 +64,8 @@ def test_interval_of_unsteady_and_steady_arm_holds_the_truth(runs: int) -> None:
 def test_unsteady_baseline_hides_no_difference_between_finalists() -> None:
     """Its three processes lie 40 % apart, and the two finalists are alike."""
     candidates = [Candidate(trial, {"micro_batch": trial}, 1) for trial in range(3)]
-    processes = Processes((100.0,), {0: 0.2, 1: 0.005, 2: 0.005})
-    confirmation = Confirmation(candidates, 0, 10, processes=processes)
+    processes = ProcessSpread((100.0,), {0: 0.2, 1: 0.005, 2: 0.005})
+    confirmation = Confirmation(candidates, 0, 10, spread=processes)
     rounds = [(80.0, 300.0, 301.0), (120.0, 301.0, 300.0), (100.0, 300.0, 300.5)]
     for rates in rounds:
         assert confirmation.chosen is None
@@ -75,7 +75,7 @@ def test_unsteady_baseline_hides_no_difference_between_finalists() -> None:
 
 def test_nothing_is_proven_over_a_baseline_that_failed() -> None:
     candidates = [Candidate(trial, {"micro_batch": trial}, 1) for trial in range(3)]
-    confirmation = Confirmation(candidates, 0, 12, processes=Processes((), {}))
+    confirmation = Confirmation(candidates, 0, 12, spread=ProcessSpread((), {}))
     assert not confirmation.proven
     confirmation.close_round({0: None, 1: 110.0, 2: 100.0})
     for rates in ((100.0, 111.0), (108.0, 101.0)):
@@ -133,7 +133,7 @@ def gain_by_rounds(draw: random.Random, earlier: float, runs: int) -> GainRounds
         return math.exp(around + draw.gauss(0, math.hypot(0.005, math.sqrt(STEPS.value))))
 
     before = tuple(drawn(earlier) for _ in range(runs))
-    processes = Processes(before, {0: 0.005, 1: 0.005}, {0: STEPS, 1: STEPS})
+    processes = ProcessSpread(before, {0: 0.005, 1: 0.005}, {0: STEPS, 1: STEPS})
     rounds = GainRounds(1, 0, 10, 2, 1, processes)
     while not rounds.decided():
         rounds.rounds[len(rounds.rounds) + 1] = {0: drawn(), 1: drawn()}
@@ -157,7 +157,7 @@ def test_runs_of_the_search_tell_how_far_processes_lie_apart() -> None:
 
 
 def test_rounds_of_two_unsteady_configurations_go_on_until_they_show_the_gain() -> None:
-    processes = Processes((), {0: 0.2, 1: 0.2}, {0: STEPS, 1: STEPS})
+    processes = ProcessSpread((), {0: 0.2, 1: 0.2}, {0: STEPS, 1: STEPS})
     rounds = GainRounds(1, 0, 10, 2, 1, processes)
     draw = random.Random(1)
     while not rounds.decided():
@@ -194,8 +194,8 @@ class Records:
     def attempts(self) -> Attempts:
         return Attempts(self._runs, BASELINE)
 
-    def processes(self) -> Processes:
-        found = Processes.of(self.attempts(), steps_of, [0, 1])
+    def processes(self) -> ProcessSpread:
+        found = ProcessSpread.of(self.attempts(), steps_of, [0, 1])
         assert found is not None
         return found
 

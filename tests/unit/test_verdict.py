@@ -305,7 +305,7 @@ def test_a_slower_finalist_drops_out_after_three_rounds():
     for number in range(3):
         rates = {0: 100 + number, 1: 150 + number, 2: 120 + number}
         confirmation.close_round({t: rates[t] for t in confirmation.members()})
-    assert confirmation.choosing.dropped == {2: 3}
+    assert confirmation.choice_rounds.dropped == {2: 3}
 
 
 def test_a_finalist_that_fails_when_run_again_is_not_recommended():
@@ -345,7 +345,7 @@ def test_who_is_looked_at_early_is_further_behind_at_most():
         confirmation = Confirmation(candidates, None, most)
         for rates in ((100, 101, 99.5), (102, 100, 101), (99, 102, 100)):
             confirmation.close_round(dict(enumerate(map(float, rates))))
-        behind.append(confirmation.choosing.behind(confirmation.choosing.leader()))
+        behind.append(confirmation.choice_rounds.behind(confirmation.choice_rounds.leader()))
     assert 1.2 * behind[0] < behind[1]
 
 
@@ -372,7 +372,7 @@ def test_the_leader_is_taken_where_that_loses_next_to_nothing_on_average():
     """It may be more than 2 % slower than the other one, but hardly is."""
     confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))
     assert confirmation.chosen == 1
-    assert confirmation.choosing.behind(1) > 0.02
+    assert confirmation.choice_rounds.behind(1) > 0.02
 
 
 def test_two_that_may_each_be_the_faster_one_run_on():
@@ -693,7 +693,7 @@ def test_gain_that_restless_fresh_rounds_do_not_show_is_told_by_all_rounds():
     for rate in (118.0, 122.0, 120.0, 102.0, 140.0, 115.0):
         close(confirmation, rate)
     assert confirmation.gain_is_measured
-    assert confirmation.telling.gain().low < 1
+    assert confirmation.gain_rounds.gain().low < 1
     found = concluded(confirmation)
     assert (found.kind, found.trial, found.rounds, found.chosen_in) == ("better", 1, 6, 0)
     assert found.speedup.value == pytest.approx(1.19, abs=0.01)
@@ -794,7 +794,7 @@ def test_failure_in_a_round_after_the_choice_of_a_single_finalist_reopens_it(fai
         confirmation.close_round({0: 100.0, 1: rate})
     confirmation.close_round({0: 100.0, 1: 120.0, failing: None})
     assert confirmation.chosen is None
-    assert len(confirmation.choosing.rounds) == 3
+    assert len(confirmation.choice_rounds.rounds) == 3
     assert confirmation.choice() == 1 - failing
 
 
@@ -809,7 +809,7 @@ def test_rounds_of_a_single_finalist_before_its_changes_were_reverted_do_not_cou
     attempts += runs_of_a_round(4, {0: 100.0, 1: 119.0}, fresh)
     confirmation = replay(Attempts(attempts, defaults()), Selection(3), 10)
     assert confirmation.gain_is_measured is not reduced
-    assert len(confirmation.telling.counted) == (1 if reduced else 4)
+    assert len(confirmation.gain_rounds.counted) == (1 if reduced else 4)
     assert confirmation.to_prove == (2 if reduced else 0)
     spec = StudySpec.model_validate({"name": "one", "workload": {"name": "gpt"}})
     told = rounds.rounds_of(Attempts(attempts, defaults()), spec, lambda _: [])

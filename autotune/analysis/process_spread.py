@@ -17,7 +17,7 @@ UNSTEADY = MEASUREMENT.unsteady
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessSpread:
     """Spread between the processes of configurations, and the scatter of the steps of their runs.
 
     Attributes:

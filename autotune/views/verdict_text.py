@@ -1,4 +1,4 @@
-"""Text of a verdict: all prose that tells users what a study answers."""
+"""Sentences of a verdict; the line with a speed-up on a terminal is `views.answer.headline`."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

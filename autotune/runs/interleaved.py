@@ -5,6 +5,7 @@ follow each other do not compare; a trial's ratio to the baseline beside it canc
 meanwhile. The recorded rate is that ratio times the rate of the baseline's own trial.
 """
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -78,6 +79,8 @@ class InterleavedSchedule:
         self._latest: int | None = None
         """Member whose block has just come."""
         self._failed = False
+        self._waiting_cpu: dict[int, list[float]] = {}
+        """Shares of a processor that threads of a member used, by wait."""
         self._order: list[int] = []
         self._spent = self._at_cycle = 0.0
         """Seconds of all blocks until now, and until the present cycle began."""
@@ -107,9 +110,21 @@ class InterleavedSchedule:
             rule(block)
         elif not rule.take(block):
             self._repeat(member, block)
-        if rule.problem or rule.hopeless:
+        if "waiting_cpu" in block.observed:
+            self._waiting_cpu.setdefault(member, []).append(block.observed["waiting_cpu"])
+        self._failed |= self.works_while_waiting
+        if rule.problem or rule.hopeless or self.works_while_waiting:
             self.drop(member)
         self._latest = member
+
+    @property
+    def works_while_waiting(self) -> bool:
+        """True if threads of a member go on while it waits for its turn, as those that load do."""
+        return any(
+            len(shares) >= MEASUREMENT.fewest_turns
+            and statistics.median(shares) > MEASUREMENT.waiting_cpu
+            for shares in self._waiting_cpu.values()
+        )
 
     def _repeat(self, member: int, block: BlockReport) -> None:
         """Let a member train a block again that does not count, or end all if there is no time."""
@@ -246,17 +261,20 @@ class MemberMonitor(TimedMonitor):
         """Return the result of the run, with the rate that its ratios to the others give.
 
         A failure may be caused by the other members: the run is to be repeated alone. So are the
-        others then, as runs in turn have other blocks and processors than one alone.
+        others then, as runs in turn have other blocks than one alone.
         """
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
             fault = result.fault if result.state is AttemptState.LOST else Fault.TURNS
             return replace(result, state=AttemptState.LOST, cause=cause, fault=fault)
-        if self._group.spoils(self._number, result):
+        if self._group.works_while_waiting or self._group.spoils(self._number, result):
+            cause = "a run that took turns with it failed or had no time"
+            if self._group.works_while_waiting:
+                cause = "threads load or compute while their run waits for its turn"
             return AttemptResult(
                 AttemptState.LOST,
-                "a run that took turns with it failed or had no time (it is measured again alone)",
+                f"{cause} (it is measured again alone)",
                 result.log_tail,
                 peak_bytes=result.peak_bytes,
                 wall_seconds=result.wall_seconds,

@@ -217,7 +217,7 @@ def lost_in_turn(attempts: Attempts) -> bool:
     """Return whether a run of a round has failed beside others that took turns with it.
 
     All rounds are measured one by one from then on: the others of that round as well, as they might
-    fail again, and a run alone has other blocks and processors than one in turn.
+    fail again, and a run alone has other blocks than one in turn.
     """
     rounds = attempts.of(Purpose.CONFIRM, Purpose.ABLATION)
     return any(one.result.fault is Fault.TURNS for one in rounds.ended_in(AttemptState.LOST))

@@ -427,6 +427,8 @@ class Observed(TypedDict, total=False):
     """Number of the block's turn in interleaved trials, in the order of time."""
     left_out_seconds: float
     """Time of the untimed steps at the beginning of that turn."""
+    waiting_cpu: float
+    """Share of a processor that other threads of the first rank used while it waited for that turn."""
     consumed: dict[str, Any]
     """Rows of a script's first CHECKED_STEPS over all ranks, as sums and digests of hashes.
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,11 +16,21 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from autotune.worker.observers.threads import other_threads_cpu
 from autotune.worker.protocol import Configure, Outcome, TrialRequest, Turn, Waiting, from_line
+
+_SHORTEST_WAIT = 0.001
+"""Seconds of a wait that tells what threads use."""
 
 
 class Turns(Protocol):
-    """Source of turns, which `run_blocks` asks before each block."""
+    """Source of turns, which `run_blocks` asks before each block.
+
+    Attributes:
+        waiting_cpu: share of a processor that other threads of the rank used in the latest wait.
+    """
+
+    waiting_cpu: float
 
     def next(self) -> Turn | None:
         """Wait for permission to train a block; return None if another configuration has come."""
@@ -30,6 +41,8 @@ class Turns(Protocol):
 
 class _Alone:
     """Source of turns for a trial that has its devices to itself."""
+
+    waiting_cpu = 0.0
 
     def next(self) -> Turn:
         return Turn("", 0)
@@ -45,7 +58,8 @@ class TakenTurns:
     """Source of turns that the agent passes on.
 
     A waiting rank takes no processor time, and its loader's workers are stopped: batches that they
-    prepared meanwhile would cost its steps no waiting.
+    prepared meanwhile would cost its steps no waiting. Threads cannot be stopped, so what they use is
+    told.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -55,6 +69,7 @@ class TakenTurns:
         self._following: TrialRequest | None = None
         self._last = 0
         self._silent = False
+        self.waiting_cpu = 0.0
 
     def listen(self, gone: Callable[[], None]) -> None:
         """Receive turns until the agent is gone, then call `gone`. For a thread of its own."""
@@ -69,7 +84,10 @@ class TakenTurns:
         """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
         self.silence()
         self._connection.send_bytes(Waiting(self._last).to_line())
+        began, used = time.monotonic(), other_threads_cpu()
         given = self._given.get()
+        waited = max(time.monotonic() - began, _SHORTEST_WAIT)
+        self.waiting_cpu = max(0.0, other_threads_cpu() - used) / waited  # a thread may have ended
         self._wake()
         if isinstance(given, Configure):
             self._following = given.request
@@ -101,6 +119,8 @@ class OwnTurns:
 
     A turn only lets it go on, and nothing that is timed depends on it.
     """
+
+    waiting_cpu = 0.0
 
     def __init__(self, turns: TakenTurns) -> None:
         self._turns = turns

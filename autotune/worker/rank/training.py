@@ -230,7 +230,8 @@ def run_blocks(
         before = _Before.of(ranks, index)
         length.learn(index, before.seconds, rested=turn.rested, compiled=before.compiled)
         if context.rank == 0:
-            seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
+            seen = together([rank.seen for rank in ranks])
+            seen |= _of_turn(turn, left_out_seconds, context.turns.waiting_cpu)
             report(training.block(request.trial, index, figures, seen))
 
 
@@ -254,7 +255,10 @@ def _observers(training: Training, context: RankContext) -> BlockObservers:
     )
 
 
-def _of_turn(turn: Turn, left_out_seconds: float) -> Observed:
+def _of_turn(turn: Turn, left_out_seconds: float, waiting_cpu: float) -> Observed:
     if not turn.number:
         return Observed(left_out_seconds=left_out_seconds) if left_out_seconds else Observed()
-    return Observed(turn=turn.number, left_out_seconds=left_out_seconds)
+    observed = Observed(turn=turn.number, left_out_seconds=left_out_seconds)
+    if turn.rested:
+        observed["waiting_cpu"] = waiting_cpu
+    return observed

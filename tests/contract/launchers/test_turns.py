@@ -1,5 +1,6 @@
 """Trials that are resident at once and train in turn, block by block."""
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.measurement.policy import MEASUREMENT
 from autotune.worker.protocol import (
     BlockPlan,
     BlockReport,
@@ -204,6 +206,30 @@ def test_a_script_that_nobody_changed_is_paused_at_a_step(site: Site) -> None:
     for report in (reports[0], reports[2]):
         assert all(block.samples == 8 * block.steps * site.world_size for block in report.blocks)
     assert site.strays() == []
+
+
+@sites("local")
+def test_threads_that_work_while_their_run_waits_are_seen(site: Site) -> None:
+    (site.folder / "plain.py").write_text((SCRIPTS / "plain_ddp.py").read_text())
+    (site.folder / "threads.py").write_text(f"{BUSY_THREAD}\n{OWN_BATCHES}")
+    scripts = [Script("plain.py", samples=8), Script("threads.py", samples=4, draws_none=True)]
+    asked = [{"factory": "", "import_paths": (), "script": script} for script in scripts]
+    shares = [
+        [block.observed["waiting_cpu"] for block in report.blocks[1:]]
+        for report in run(site, Forth(2, 6), *asked)
+    ]
+    assert max(shares[0]) < MEASUREMENT.waiting_cpu < statistics.median(shares[1])
+
+
+BUSY_THREAD = """
+import threading
+
+def prepare():
+    while True:
+        sum(range(10_000))
+
+threading.Thread(target=prepare, daemon=True).start()
+"""
 
 
 @sites("local", slow=["pair"])

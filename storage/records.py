@@ -331,7 +331,7 @@ class StoredNoise:
     """Run-to-run noise as a study found it.
 
     Attributes:
-        sigma_run: relative standard deviation between runs in new processes, without the scatter of
+        sigma_run: relative standard deviation between runs, without the scatter of
             blocks.
         runs: number of runs that it rests on.
         drift_per_hour: relative change of the throughput of equal runs; None if unknown.

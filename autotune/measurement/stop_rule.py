@@ -79,7 +79,7 @@ class Limits:
         settling: bound on later steps from the first ones.
         measure: quantity of the rate.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
-        sigma_run: relative standard deviation between runs in new processes.
+        sigma_run: relative standard deviation between runs.
         run_df: degrees of freedom of `sigma_run`.
         fewest: number of blocks that must count before their interval ends the trial, unless steps
             that were timed one by one tell enough before; infinite: no interval ends it.

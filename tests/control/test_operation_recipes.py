@@ -96,6 +96,15 @@ def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
         ({'autotune_failed{study="s"}': "1x9"}, "1m", "AutotuneStudyFailed"),
         (
             {
+                'autotune_waiting{storage="a",study="s"}': "1x30",
+                'autotune_progress_seconds{storage="b",study="s"}': "1700+60x30",
+                'autotune_longest_silence_seconds{storage="b",study="s"}': "900x30",
+            },
+            "10m",
+            "AutotuneNoProgress",
+        ),
+        (
+            {
                 'autotune_slots{study="s",kind="alive"}': "2x9",
                 'autotune_slots{study="s",kind="planned"}': "3x9",
             },

@@ -114,8 +114,9 @@ def struck_on_ray(name: str, ranks: int) -> Recovery:
 def struck_on_slurm(name: str, ranks: int) -> Recovery:
     """Return what a fault of Slurm costs; each has a cluster of its own."""
     with tempfile.TemporaryDirectory() as folder, slurm_nodes(Path(folder) / "nodes") as nodes:
-        study = SlurmStudy(nodes, Path(folder) / "project", ranks=ranks)
-        return slurm.survive(study, slurm.STRIKES[name])
+        partition = slurm.PREEMPTIONS.get(name, slurm.UNDISTURBED)
+        study = SlurmStudy(nodes, Path(folder) / "project", ranks=ranks, partition=partition)
+        return slurm.survive(study, slurm.STRIKES.get(name, slurm.preempted))
 
 
 def shares(weight: float) -> dict[str, object]:
@@ -153,7 +154,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, object]]:
     elif given.shares:
         yield shares(given.shares)
     else:
-        strikes = slurm.STRIKES if given.slurm else STRIKES
+        strikes = {**slurm.STRIKES, **slurm.PREEMPTIONS} if given.slurm else STRIKES
         struck = struck_on_slurm if given.slurm else struck_on_ray
         for name in given.names or strikes:
             cost = dataclasses.asdict(struck(name, given.ranks))

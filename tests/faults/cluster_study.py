@@ -111,6 +111,11 @@ class ClusterStudy(Records):
         ends = [a.ended for a in self.recorded() if a.ended and a.ended > since]
         return max(later - earlier for earlier, later in itertools.pairwise([since, *sorted(ends)]))
 
+    def longest_block(self) -> float:
+        """Seconds of the longest timed block that a figure is made of."""
+        blocks = (b for a in self.recorded() for b in self.repository.attempts.blocks(a.id))
+        return max(block.seconds for block in blocks if block.kept)
+
     @property
     def said(self) -> str:
         """All messages."""

@@ -21,6 +21,18 @@ from tests.support.waiting import wait_for
 _NET = "10.78.0"
 _CONTROL = f"{_NET}.9"
 _WORKERS = {"n1": f"{_NET}.1", "n2": f"{_NET}.2", "n3": f"{_NET}.3"}
+UNDISTURBED = "main"
+"""Partition of jobs that nothing preempts."""
+PREEMPTED = {
+    "requeue": "PreemptMode=REQUEUE",
+    "requeue-later": "PreemptMode=REQUEUE GraceTime=20",
+    "cancel": "PreemptMode=CANCEL",
+    "cancel-later": "PreemptMode=CANCEL GraceTime=20",
+    "suspend": "PreemptMode=SUSPEND OverSubscribe=FORCE:1",
+}
+"""Further partitions, by what happens to their jobs when an urgent one wants the nodes."""
+URGENT_SECONDS = 20
+"""Time for which an urgent job keeps the nodes: longer than a lease."""
 _LIFE = """
 mount --bind {hosts} /etc/hosts
 {beside}
@@ -69,6 +81,7 @@ class SlurmNodes(Network):
         super().__init__()
         nodes = {n: f"NodeAddr={a} CPUs={cpus} State=UNKNOWN" for n, a in _WORKERS.items()}
         self.files = SlurmFolder(folder, f"n0({_CONTROL})", nodes)
+        self.files.add_preemption(PREEMPTED)
         lines = [f"{a} {n}" for n, a in {"n0": _CONTROL, **_WORKERS}.items()]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
         env = {**os.environ, **self.files.environment, "OMP_NUM_THREADS": "1"}
@@ -89,7 +102,12 @@ class SlurmNodes(Network):
 
     def states(self) -> list[str]:
         """The state of each node."""
-        return self.told("sinfo", "--noheader", "--Node", "--format=%T").split()
+        asked = ("sinfo", "--noheader", "--Node", f"--partition={UNDISTURBED}", "--format=%T")
+        return self.told(*asked).split()
+
+    def state(self, job: str) -> str:
+        """Return the state of a job; empty once Slurm has forgotten it."""
+        return self.told("squeue", "--noheader", "--format=%T", f"--job={job}")
 
     def wait_all_free(self, timeout: float = 120) -> None:
         """All nodes are there, and no job holds any."""
@@ -125,15 +143,24 @@ class SlurmStudy(ClusterStudy):
     ours = ("autotune.worker", "autotune start", "srun")
 
     def __init__(
-        self, nodes: SlurmNodes, folder: Path, *, ranks: int, launcher: str = "slurm"
+        self,
+        nodes: SlurmNodes,
+        folder: Path,
+        *,
+        ranks: int,
+        launcher: str = "slurm",
+        partition: str = UNDISTURBED,
+        trials: int = 12,
     ) -> None:
-        super().__init__(nodes.nodes, nodes.control, folder, launcher, ranks=ranks, trials=12)
+        super().__init__(nodes.nodes, nodes.control, folder, launcher, ranks=ranks, trials=trials)
         self.nodes = nodes
+        self.partition = partition
         self.job = ""
 
     def submit(self, *options: str, wait: bool = True) -> None:
         """Hand it to Slurm; unless told otherwise, wait until its job has begun."""
-        told = self.command("submit", "study.yaml", "--", *options)
+        partition = f"--partition={self.partition}"
+        told = self.command("submit", "study.yaml", "--", partition, *options)
         found = re.search(r"^Submitted batch job (\d+)$", told, re.MULTILINE)
         assert found, told
         self.job = found[1]
@@ -149,7 +176,7 @@ class SlurmStudy(ClusterStudy):
     @property
     def state(self) -> str:
         """State of its job; empty once Slurm has forgotten it."""
-        return self.nodes.told("squeue", "--noheader", "--format=%T", f"--job={self.job}")
+        return self.nodes.state(self.job)
 
     @property
     def output(self) -> str:
@@ -169,7 +196,7 @@ class SlurmStudy(ClusterStudy):
         return next(node for node in self.nodes.workers if node is not self.first)
 
     def signal(self, name: str) -> None:
-        """Have Slurm signal its batch script, as before a preemption or at its time limit."""
+        """Have Slurm signal its batch script, as before its end."""
         self.nodes.control.must("scancel", f"--signal={name}", "--batch", self.job)
 
     def check_nothing_is_left(self) -> None:
@@ -220,9 +247,21 @@ def requeued(study: SlurmStudy) -> None:
     study.nodes.control.must("scontrol", "requeue", study.job)
 
 
-def preempted(study: SlurmStudy) -> None:
-    """Slurm signals the batch script, as 60 s before the end or a preemption."""
+def told_to_leave(study: SlurmStudy) -> None:
+    """Slurm signals the batch script, as 60 s before the end of its time or of a GraceTime."""
     study.signal("TERM")
+
+
+def preempted(study: SlurmStudy) -> None:
+    """An urgent job takes all nodes for 20 s; the study's job yields as its partition says."""
+    nodes, ended = study.nodes, study.folder / "urgent.ended"
+    asked = ("--partition=urgent", f"--nodes={len(nodes.workers)}", "--exclusive")
+    wrapped = ("--output=/dev/null", f"--wrap=sleep {URGENT_SECONDS} && touch {ended}")
+    urgent = nodes.control.must("sbatch", "--parsable", *asked, *wrapped).strip()
+    wait_for(lambda: nodes.state(urgent) == "RUNNING", f"the urgent job runs: {study.output}")
+    yielded = "SUSPENDED" if study.partition == "suspend" else "PENDING"
+    assert study.state == yielded, study.output
+    wait_for(ended.exists, "the urgent job ends")
 
 
 def steps_told(study: SlurmStudy) -> None:
@@ -246,7 +285,7 @@ def daemon_killed(study: SlurmStudy) -> None:
 
 
 STRIKES: dict[str, Callable[[SlurmStudy], None]] = {
-    "batch script told to leave (SIGTERM), as before a preemption": preempted,
+    "batch script told to leave (SIGTERM), as before a preemption": told_to_leave,
     "job requeued": requeued,
     "job cancelled amid a trial, submitted again": cancelled,
     "slurmd and steps of another node killed, back after 5 s": node_killed,
@@ -257,6 +296,8 @@ STRIKES: dict[str, Callable[[SlurmStudy], None]] = {
     "daemon killed, submitted again": daemon_killed,
     "slurmctld killed, back after 20 s": controller_restarted,
 }
+PREEMPTIONS = {f"preempted, {how}": partition for partition, how in PREEMPTED.items()}
+"""Partition of a study's job, by what then happens to it."""
 
 
 def survive(study: SlurmStudy, strike: Callable[[SlurmStudy], None]) -> Recovery:

@@ -1,5 +1,6 @@
 """A study in an allocation of a real Slurm, whose parts die or are taken, goes on and loses nothing."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from storage import EVERY_OWNER, Quota
 from tests.faults import slurm_nodes
 from tests.faults.slurm_nodes import SlurmNodes, SlurmStudy
 from tests.support import nodes, slurm
+from tests.support.steering import quick_measurement
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.fault(34)]
@@ -27,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
     ("strike", "ranks"),
     [
         (slurm_nodes.cancelled, 2),
-        (slurm_nodes.preempted, 1),
+        (slurm_nodes.told_to_leave, 1),
         (slurm_nodes.requeued, 2),
         (slurm_nodes.node_killed, 1),
         (slurm_nodes.node_killed, 2),
@@ -47,6 +49,47 @@ def test_study_in_an_allocation_outlives_it(
     recovery = slurm_nodes.survive(study, strike)
     print(strike.__doc__, recovery)
     assert (recovery.missing, recovery.repeated, recovery.blamed) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("partition", "ranks"),
+    [
+        ("requeue", 2),
+        ("requeue-later", 1),
+        ("cancel", 2),
+        ("cancel-later", 2),
+        ("suspend", 1),
+    ],
+)
+def test_study_goes_on_after_a_job_that_preempts_it(
+    cluster: SlurmNodes, partition: str, ranks: int, tmp_path: Path
+) -> None:
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=ranks, partition=partition)
+    recovery = slurm_nodes.survive(study, slurm_nodes.preempted)
+    print(slurm_nodes.PREEMPTED[partition], recovery)
+    assert (recovery.missing, recovery.repeated, recovery.blamed) == (0, 0, 0)
+
+
+def test_no_figure_spans_a_suspension(cluster: SlurmNodes, tmp_path: Path) -> None:
+    """Blocks are longer than the 2 s that Slurm leaves the ranks after it has stopped the daemon."""
+    study = SlurmStudy(cluster, tmp_path / "project", ranks=2, partition="suspend", trials=3)
+    study.write(
+        measurement=quick_measurement(
+            warmup=0.5, longest=15, search_precision=1e-3, block_seconds=5, step_deadline=60
+        )
+    )
+    study.submit(f"--nodes={len(cluster.workers)}")
+    study.wait_for_trials(1)
+    wait_for(
+        lambda: any(time.time() - a.started > 8 for a in study.attempts("search") if a.running),
+        "a trial is in the midst of its blocks",
+    )
+    slurm_nodes.preempted(study)
+    study.wait_done()
+    study.check_nothing_is_left()
+    assert study.losses(study.wanted) == (0, 0)
+    assert all(a.result.state in ("COMPLETE", "PRUNED") for a in study.recorded())
+    assert study.longest_block() < slurm_nodes.URGENT_SECONDS - 3
 
 
 def test_study_waits_for_nodes_that_another_job_has(cluster: SlurmNodes, tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_PREEMPTION = """
+PreemptType=preempt/partition_prio
+PreemptMode=SUSPEND,GANG
+PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF OverSubscribe=FORCE:1
+"""
+"""A job is suspended only where partitions share nodes; FORCE:1 lets no two jobs of one do so."""
 
 
 def refusal() -> str:
@@ -95,6 +101,16 @@ class SlurmFolder:
             (self.folder / f"gpu{number}").touch()
         listed = f"AutoDetect=off\nName=gpu File={self.folder}/gpu[0-{count - 1}]\n"
         (self.folder / "gres.conf").write_text(listed)
+
+    def add_preemption(self, partitions: Mapping[str, str]) -> None:
+        """Let jobs of a partition `urgent` preempt those of these partitions.
+
+        Args:
+            partitions: the rest of the line of each.
+        """
+        lines = [_PREEMPTION]
+        lines += [f"PartitionName={name} Nodes=ALL {rest}" for name, rest in partitions.items()]
+        self.conf.write_text("\n".join([self.conf.read_text(), *lines, ""]))
 
     @property
     def environment(self) -> dict[str, str]:

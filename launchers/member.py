@@ -1,6 +1,7 @@
 """A trial of a session, message by message, in new ranks or in those of a warm worker."""
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,9 +11,11 @@ from autotune.worker.protocol import (
     BlockReport,
     Configure,
     EndTrial,
+    Heartbeat,
     Knobs,
     Message,
     NodeReport,
+    Observed,
     Outcome,
     RankEnd,
     TrialReport,
@@ -59,6 +62,8 @@ class Member:
         self.loss = ""
         self.not_its_own = ""
         """Reason why the result says nothing about the configuration; empty if there is none."""
+        self._woke_at, self._stood_still = -math.inf, 0.0
+        """Monotonic time at which a node went on after its latest suspension, and seconds of that."""
 
     def start(self) -> None:
         """Launch the ranks, and end them at once if the trial was ended meanwhile."""
@@ -99,6 +104,8 @@ class Member:
             self.not_its_own = stalled
         if message is None:
             self._lose(node)
+        elif isinstance(message, Heartbeat) and message.still:
+            self._woke_at, self._stood_still = time.monotonic(), message.still
         elif isinstance(message, BlockReport) and message.trial == self.request.trial:
             self._take(message)
         elif isinstance(message, WorkloadBuilt) and message.trial == self.name:
@@ -128,6 +135,9 @@ class Member:
     def _take(self, block: BlockReport) -> None:
         if self._ending:
             return
+        if time.monotonic() - block.taken_seconds < self._woke_at:
+            observed = Observed(**{**block.observed, "stood_still": self._stood_still})
+            block = dataclasses.replace(block, observed=observed)
         self.blocks.append(block)
         self._on_block(block)
 

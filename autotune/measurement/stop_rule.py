@@ -32,6 +32,7 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     They did in each of these cases:
 
     - A device was throttled, or had other processes on it.
+    - A node was suspended, as a batch system does it to run another job.
     - The processors of a node were at least 90 % busy, and other processes took more than 10 % of them.
     - One rank lags behind the others half as much again as it did before.
 
@@ -40,7 +41,7 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
         before: earlier blocks of the same trial that count.
     """
     seen = block.observed
-    if seen.get("throttled") or seen.get("foreign_processes"):
+    if seen.get("throttled") or seen.get("foreign_processes") or seen.get("stood_still"):
         return True
     busy = 1 - seen.get("idle_cpu", 1.0)
     if busy >= MEASUREMENT.busy and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign:

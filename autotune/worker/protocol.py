@@ -427,6 +427,8 @@ class Observed(TypedDict, total=False):
     """Number of the block's turn in interleaved trials, in the order of time."""
     left_out_seconds: float
     """Time of the untimed steps at the beginning of that turn."""
+    stood_still: float
+    """Seconds for which a node of the trial was suspended in the block."""
     waiting_cpu: float
     """Share of a processor that other threads of the first rank used while it waited for that turn."""
     consumed: dict[str, Any]
@@ -562,7 +564,7 @@ class Heartbeat(Message):
 
     trial: str
     still: float = 0.0
-    """Longest time in seconds, by the agent's clock, for which the node was suspended."""
+    """Seconds, by the agent's clock, for which the node was suspended; 0: it was not."""
 
 
 @dataclass(frozen=True)

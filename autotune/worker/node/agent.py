@@ -190,12 +190,13 @@ class Agent:
         gap, self._checked_at = now - self._checked_at, now
         if not self._busy:
             return
-        for trial in self._trials.values():
-            if gap > _GAP_SECONDS:
-                trial.forgive(gap)
-        if now - self._beat_at >= HEARTBEAT_SECONDS or gap > _GAP_SECONDS:
+        still = gap if gap > _GAP_SECONDS else 0.0
+        if still:
+            for trial in self._trials.values():
+                trial.forgive(still)
+        if now - self._beat_at >= HEARTBEAT_SECONDS or still:
             self._beat_at = now
-            self._send(Heartbeat(next(iter(self._trials)), gap))
+            self._send(Heartbeat(next(iter(self._trials)), still))
 
     def _first_command_file(self) -> str:
         """Return the path of a file in memory with the first command, which says what to preload."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from autotune.worker.protocol import Outcome
+from autotune.measurement.stop_rule import contended
+from autotune.worker.protocol import BlockPlan, BlockReport, Outcome
 from tests.contract.launchers.sites import HASTY, Site, sites
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,6 +34,29 @@ def waking_agents(site: Site, after: float) -> Iterator[None]:
     finally:
         over.set()
         waker.join()
+
+
+@sites("local")
+def test_block_in_which_a_node_was_suspended_says_so(site: Site) -> None:
+    told: list[float] = []
+
+    def suspend(block: BlockReport) -> bool:
+        told.append(block.observed.get("stood_still", 0.0))
+        if block.index == 1:
+            stopped = [one for agent in site.agents() for one in (agent, *agent.children(True))]
+            for one in stopped:
+                one.suspend()
+            time.sleep(4.0)
+            for one in reversed(stopped):
+                one.resume()
+        return block.index == 4
+
+    asked = site.request(args={"sleep": 0.2}, blocks=BlockPlan(0.4, 1, 5))
+    report = site.slot.run_solo(asked, suspend)
+    assert (report.outcome, report.cause) == (None, "")
+    assert told[2] >= 4.0
+    assert told[:2] + told[3:] == [0.0] * 4
+    assert contended(report.blocks[2], [])
 
 
 @pytest.mark.fault(7)

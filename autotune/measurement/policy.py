@@ -151,11 +151,11 @@ class MeasurementPolicy:
     longest_turn_step: float = judgement(
         1.0, "seconds", "of a step above which two blocks are no neighbours any more"
     )
-    waiting_cpu: float = judgement(
+    work_while_waiting: float = judgement(
         0.02,
-        "share of a processor",
-        "that threads of a run may use while it waits for its turn",
-        "what they load meanwhile costs its steps no waiting, and can make up as much of a block",
+        "share of a block",
+        "that threads of a run may compute while it waits for its turn",
+        "what they load meanwhile costs its steps no waiting",
     )
     fewest_turns: int = judgement(
         4, "blocks", "fewest of an interleaved run", "two cycles show how far runs differ"

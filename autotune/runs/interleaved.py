@@ -79,8 +79,8 @@ class InterleavedSchedule:
         self._latest: int | None = None
         """Member whose block has just come."""
         self._failed = False
-        self._waiting_cpu: dict[int, list[float]] = {}
-        """Shares of a processor that threads of a member used, by wait."""
+        self._work_while_waiting: dict[int, list[float]] = {}
+        """Processor time of a member's threads in each wait, in units of the block that followed."""
         self._order: list[int] = []
         self._spent = self._at_cycle = 0.0
         """Seconds of all blocks until now, and until the present cycle began."""
@@ -111,7 +111,8 @@ class InterleavedSchedule:
         elif not rule.take(block):
             self._repeat(member, block)
         if "waiting_cpu" in block.observed:
-            self._waiting_cpu.setdefault(member, []).append(block.observed["waiting_cpu"])
+            share = block.observed["waiting_cpu"] / block.seconds
+            self._work_while_waiting.setdefault(member, []).append(share)
         self._failed |= self.works_while_waiting
         if rule.problem or rule.hopeless or self.works_while_waiting:
             self.drop(member)
@@ -119,11 +120,13 @@ class InterleavedSchedule:
 
     @property
     def works_while_waiting(self) -> bool:
-        """True if threads of a member go on while it waits for its turn, as those that load do."""
+        """True if threads of a member go on while it waits for its turn, as those that load do.
+
+        A single wait does not tell: what they did before it may come to its end then.
+        """
         return any(
-            len(shares) >= MEASUREMENT.fewest_turns
-            and statistics.median(shares) > MEASUREMENT.waiting_cpu
-            for shares in self._waiting_cpu.values()
+            len(shares) > 1 and statistics.median_low(shares) > MEASUREMENT.work_while_waiting
+            for shares in self._work_while_waiting.values()
         )
 
     def _repeat(self, member: int, block: BlockReport) -> None:

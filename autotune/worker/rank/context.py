@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,15 +18,12 @@ import torch
 from autotune.worker.observers.threads import other_threads_cpu
 from autotune.worker.protocol import Configure, Outcome, TrialRequest, Turn, Waiting, from_line
 
-_SHORTEST_WAIT = 0.001
-"""Seconds of a wait that tells what threads use."""
-
 
 class Turns(Protocol):
     """Source of turns, which `run_blocks` asks before each block.
 
     Attributes:
-        waiting_cpu: share of a processor that other threads of the rank used in the latest wait.
+        waiting_cpu: seconds of processor time that other threads of the rank used in the latest wait.
     """
 
     waiting_cpu: float
@@ -84,10 +80,9 @@ class TakenTurns:
         """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
         self.silence()
         self._connection.send_bytes(Waiting(self._last).to_line())
-        began, used = time.monotonic(), other_threads_cpu()
+        used = other_threads_cpu()
         given = self._given.get()
-        waited = max(time.monotonic() - began, _SHORTEST_WAIT)
-        self.waiting_cpu = max(0.0, other_threads_cpu() - used) / waited  # a thread may have ended
+        self.waiting_cpu = max(0.0, other_threads_cpu() - used)  # a thread may have ended
         self._wake()
         if isinstance(given, Configure):
             self._following = given.request

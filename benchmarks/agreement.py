@@ -28,7 +28,7 @@ from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, section_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SIZE = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text())["workload"]["args"]
+QUICKSTART = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text())
 SECONDS = 6.0
 
 
@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     config = autotune.load(arguments.config)
+    if config.provenance["study"] != QUICKSTART["name"]:
+        parser.error(f"{arguments.config} is of another study than that of make quickstart")
     job, trial, again = [], [], []
     resources = Resources(config.world_size, None, 1, 1)
     with (
@@ -85,7 +87,7 @@ def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
     request = TrialRequest(
         trial=log_dir,
         factory="autotune.workloads.gpt:build",
-        args=SIZE,
+        args=QUICKSTART["workload"]["args"],
         knobs=config.knobs,
         world_size=config.world_size,
         seed=0,

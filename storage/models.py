@@ -240,7 +240,7 @@ class BlockRow(Base):
 
 
 class NoiseRow(Base):
-    """Run-to-run noise of one configuration in new processes, as a study found it."""
+    """Run-to-run noise of one configuration, as a study found it."""
 
     __tablename__ = "autotune_noise"
 

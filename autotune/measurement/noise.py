@@ -1,4 +1,4 @@
-"""Run-to-run noise: differences between runs of one configuration in new processes. Pure.
+"""Run-to-run noise: differences between runs of one configuration. Pure.
 
 The interval of one run says nothing about the next: memory lies elsewhere, threads land on other
 cores, clocks differ. Repeated runs of the baseline tell how much that is.

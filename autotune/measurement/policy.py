@@ -152,10 +152,10 @@ class MeasurementPolicy:
         1.0, "seconds", "of a step above which two blocks are no neighbours any more"
     )
     work_while_waiting: float = judgement(
-        0.02,
+        0.1,
         "share of a block",
         "that threads of a run may compute while it waits for its turn",
-        "what they load meanwhile costs its steps no waiting",
+        "what they load meanwhile costs its steps no waiting; other threads, of monitors, take less",
     )
     fewest_turns: int = judgement(
         4, "blocks", "fewest of an interleaved run", "two cycles show how far runs differ"

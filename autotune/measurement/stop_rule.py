@@ -32,7 +32,6 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     They did in each of these cases:
 
     - A device was throttled, or had other processes on it.
-    - A node was suspended, as a batch system does it to run another job.
     - The processors of a node were at least 90 % busy, and other processes took more than 10 % of them.
     - One rank lags behind the others half as much again as it did before.
 
@@ -41,7 +40,7 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
         before: earlier blocks of the same trial that count.
     """
     seen = block.observed
-    if seen.get("throttled") or seen.get("foreign_processes") or seen.get("stood_still"):
+    if seen.get("throttled") or seen.get("foreign_processes"):
         return True
     busy = 1 - seen.get("idle_cpu", 1.0)
     if busy >= MEASUREMENT.busy and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign:
@@ -162,6 +161,8 @@ class StopRule:
         return any(seen.kept and seen.contended for seen in self.seen)
 
     def __call__(self, block: BlockReport) -> bool:
+        if self.passes_over(block):
+            return False
         self.problem = self.problem or unusable(block)
         if self.problem:
             return True
@@ -217,6 +218,13 @@ class StopRule:
         """Number of steps that count; None where they were not timed one by one."""
         series = self._series
         return None if series is None else series.count
+
+    def passes_over(self, block: BlockReport) -> bool:
+        """Return whether nothing of a block counts, its time neither, as a node was suspended in it.
+
+        The first block is not timed, and tells what others do not.
+        """
+        return bool(self.seen) and "stood_still" in block.observed
 
     def take(self, block: BlockReport) -> bool:
         """Take in a block after the warm-up, whose end an outer schedule decides.

@@ -79,7 +79,9 @@ class InterleavedSchedule:
         self._latest: int | None = None
         """Member whose block has just come."""
         self._failed = False
-        self._work_while_waiting: dict[int, list[float]] = {}
+        self.works_while_waiting = False
+        """True if threads of a member have gone on while it waited."""
+        self._work_in_waits: dict[int, list[float]] = {}
         """Processor time of a member's threads in each wait, in units of the block that followed."""
         self._order: list[int] = []
         self._spent = self._at_cycle = 0.0
@@ -105,29 +107,32 @@ class InterleavedSchedule:
     def trained(self, member: int, block: BlockReport) -> None:
         """Take in the block of a turn."""
         rule = self._rules[member]
+        self._latest = member
+        if rule.passes_over(block):
+            if not rule.warming_up:
+                self._order.insert(0, member)
+            return
         self._spent += self._charged(block) + block.observed.get("left_out_seconds", 0.0)
         if rule.warming_up:
             rule(block)
         elif not rule.take(block):
             self._repeat(member, block)
-        if "waiting_cpu" in block.observed:
-            share = block.observed["waiting_cpu"] / block.seconds
-            self._work_while_waiting.setdefault(member, []).append(share)
-        self._failed |= self.works_while_waiting
-        if rule.problem or rule.hopeless or self.works_while_waiting:
+        if rule.problem or rule.hopeless:
             self.drop(member)
-        self._latest = member
+        elif self._works_while_waiting(member, block):
+            self.works_while_waiting = self._failed = True
+            self.drop(member)
 
-    @property
-    def works_while_waiting(self) -> bool:
-        """True if threads of a member go on while it waits for its turn, as those that load do.
+    def _works_while_waiting(self, member: int, block: BlockReport) -> bool:
+        """Return whether threads of a member go on while it waits for its turn, as those that load do.
 
         A single wait does not tell: what they did before it may come to its end then.
         """
-        return any(
-            len(shares) > 1 and statistics.median_low(shares) > MEASUREMENT.work_while_waiting
-            for shares in self._work_while_waiting.values()
-        )
+        if (seconds := block.observed.get("waiting_cpu")) is None:
+            return False
+        shares = self._work_in_waits.setdefault(member, [])
+        shares.append(seconds / block.seconds)
+        return len(shares) > 1 and statistics.median_low(shares) > MEASUREMENT.work_while_waiting
 
     def _repeat(self, member: int, block: BlockReport) -> None:
         """Let a member train a block again that does not count, or end all if there is no time."""
@@ -271,7 +276,7 @@ class MemberMonitor(TimedMonitor):
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
             fault = result.fault if result.state is AttemptState.LOST else Fault.TURNS
             return replace(result, state=AttemptState.LOST, cause=cause, fault=fault)
-        if self._group.works_while_waiting or self._group.spoils(self._number, result):
+        if self._group.spoils(self._number, result):
             cause = "a run that took turns with it failed or had no time"
             if self._group.works_while_waiting:
                 cause = "threads load or compute while their run waits for its turn"
@@ -374,6 +379,10 @@ class PairedSchedule(InterleavedSchedule):
 
     def spoils(self, member: int, result: AttemptResult) -> bool:
         """Return False: the monitors of a pair judge what the end of either is for the other."""
+        return False
+
+    def _works_while_waiting(self, member: int, block: BlockReport) -> bool:
+        """Return False: what a pair promises too much, the rounds find out."""
         return False
 
     def trained(self, member: int, block: BlockReport) -> None:

@@ -144,7 +144,7 @@ class PairingPolicy:
         restless = not self._context.on_device and unrest(noise, self._context.attempts())
         seconds = limit.hard if restless else limit.soft
         if lost_in_turn(self._context.attempts()):
-            obstacle = "a run failed beside others, and none in turn compares with one by itself"
+            obstacle = "a run in turn was lost, and none in turn compares with one by itself"
         else:
             obstacle = self._obstacle(knobs, peak_bytes, seconds)
         said = (
@@ -214,7 +214,7 @@ class PairingPolicy:
 
 
 def lost_in_turn(attempts: Attempts) -> bool:
-    """Return whether a run of a round has failed beside others that took turns with it.
+    """Return whether a run of a round was lost as it took turns with others.
 
     All rounds are measured one by one from then on: the others of that round as well, as they might
     fail again, and a run alone has other blocks than one in turn.

@@ -53,7 +53,7 @@ class TimeBudget:
         on_device = self._on_device = context.on_device
         self._residency = Residency(context)
         self._proof: Proof | None = None
-        self._processes_of: dict[int, ProcessSpread | None] = {}
+        self._spread_of: dict[int, ProcessSpread | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = (
             SEARCH.calibration_on_device if on_device else SEARCH.calibration_share
@@ -275,9 +275,9 @@ class TimeBudget:
     def _proof_by(self, attempts: Attempts) -> Proof:
         out = Barred.of_study(attempts, self._context.blocks, self._context.setup.spec)
         proof = Proof(attempts, self._context.costs(), self._baseline, out)
-        if (processes := self._processes(attempts)) is None:
+        if (spread := self._spread(attempts)) is None:
             return proof
-        repeats = PROOF.repeats_if_unsteady if processes.unsteady(BASELINE) else 0
+        repeats = PROOF.repeats_if_unsteady if spread.unsteady(BASELINE) else 0
         at_once = self._may_be_resident(proof)
         return replace(proof, needed=PROOF.fewest_alone, repeats=repeats, at_once=at_once)
 
@@ -290,15 +290,15 @@ class TimeBudget:
         peak_bytes = own.result.peak_bytes + first.result.peak_bytes
         return not self._residency.obstacle([own.knobs, first.knobs], peak_bytes)
 
-    def _processes(self, attempts: Attempts) -> ProcessSpread | None:
+    def _spread(self, attempts: Attempts) -> ProcessSpread | None:
         """Return what the steps of the baseline's own trial tell, which is read once."""
         own = attempts.baseline()
         blocks = Measure.of(self._context.setup.spec).step_blocks(self._context.blocks)
         if own is None or blocks is None:
             return None
-        if own.id not in self._processes_of:
-            self._processes_of[own.id] = ProcessSpread.of(attempts, blocks, ())
-        return self._processes_of[own.id]
+        if own.id not in self._spread_of:
+            self._spread_of[own.id] = ProcessSpread.of(attempts, blocks, ())
+        return self._spread_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:
         """Return the time limit of a run of the finals.

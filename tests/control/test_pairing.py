@@ -71,7 +71,7 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
 
 @pytest.mark.long
 def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> None:
-    """Those that did would be compared with those that take turns, on processors of their own."""
+    """Those that did would be compared with those that take turns."""
     uneven = noisy(PLAIN, run=0.005, block=0.5)
     played.on(uneven, seed=2).run(**ASKED)
     played.assert_complete(trials=TRIALS)

@@ -106,12 +106,12 @@ def test_who_fails_beside_others_only_is_measured_alone(played: Replayed) -> Non
     half = len(first) // 2
     assert [a.result.state for a in first] == ["LOST"] * half + ["COMPLETE"] * half
     assert in_turn(played) == {False}, "nor does a later round mix two ways of measuring"
-    assert "because a run failed beside others" in played.said()
+    assert "because a run in turn was lost" in played.said()
     played.assert_complete(trials=10)
 
 
 def test_round_of_a_script_that_ends_early_compares_runs_alone_only(played: Replayed) -> None:
-    """Where ranks with processors of their own make yours 18 % faster."""
+    """Yours is 18 % faster in turn than alone."""
 
     def ending(launch: Launch) -> Answer:
         answer = PLAIN(launch)

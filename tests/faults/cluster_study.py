@@ -112,7 +112,7 @@ class ClusterStudy(Records):
         return max(later - earlier for earlier, later in itertools.pairwise([since, *sorted(ends)]))
 
     def longest_block(self) -> float:
-        """Seconds of the longest timed block that a figure is made of."""
+        """Return the seconds of the longest timed block that a figure is made of."""
         blocks = (b for a in self.recorded() for b in self.repository.attempts.blocks(a.id))
         return max(block.seconds for block in blocks if block.kept)
 

@@ -248,7 +248,7 @@ def requeued(study: SlurmStudy) -> None:
 
 
 def told_to_leave(study: SlurmStudy) -> None:
-    """Slurm signals the batch script, as 60 s before the end of its time or of a GraceTime."""
+    """Slurm signals the batch script, as 60 s before the end of its time."""
     study.signal("TERM")
 
 
@@ -260,7 +260,7 @@ def preempted(study: SlurmStudy) -> None:
     urgent = nodes.control.must("sbatch", "--parsable", *asked, *wrapped).strip()
     wait_for(lambda: nodes.state(urgent) == "RUNNING", f"the urgent job runs: {study.output}")
     yielded = "SUSPENDED" if study.partition == "suspend" else "PENDING"
-    assert study.state == yielded, study.output
+    wait_for(lambda: study.state == yielded, f"the job of the study is {yielded}")
     wait_for(ended.exists, "the urgent job ends")
 
 

@@ -71,17 +71,17 @@ def test_study_goes_on_after_a_job_that_preempts_it(
 
 
 def test_no_figure_spans_a_suspension(cluster: SlurmNodes, tmp_path: Path) -> None:
-    """Blocks are longer than the 2 s that Slurm leaves the ranks after it has stopped the daemon."""
+    """Blocks outlast the 2 s that Slurm leaves the ranks after it has stopped the daemon."""
     study = SlurmStudy(cluster, tmp_path / "project", ranks=2, partition="suspend", trials=3)
     study.write(
         measurement=quick_measurement(
-            warmup=0.5, longest=15, search_precision=1e-3, block_seconds=5, step_deadline=60
+            warmup=0.5, longest=30, search_precision=1e-3, block_seconds=12, step_deadline=60
         )
     )
     study.submit(f"--nodes={len(cluster.workers)}")
     study.wait_for_trials(1)
     wait_for(
-        lambda: any(time.time() - a.started > 8 for a in study.attempts("search") if a.running),
+        lambda: any(time.time() - a.started > 6 for a in study.attempts("search") if a.running),
         "a trial is in the midst of its blocks",
     )
     slurm_nodes.preempted(study)
@@ -89,6 +89,7 @@ def test_no_figure_spans_a_suspension(cluster: SlurmNodes, tmp_path: Path) -> No
     study.check_nothing_is_left()
     assert study.losses(study.wanted) == (0, 0)
     assert all(a.result.state in ("COMPLETE", "PRUNED") for a in study.recorded())
+    assert any(a.result.state == "LOST" for a in study.attempts()), "no block was cut"
     assert study.longest_block() < slurm_nodes.URGENT_SECONDS - 3
 
 

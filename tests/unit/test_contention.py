@@ -27,6 +27,15 @@ def test_a_device_that_is_throttled_or_shared_disturbs():
     assert not contended(seen(throttled=0.0, foreign_processes=0.0), [])
 
 
+def test_neither_block_nor_time_of_a_suspension_counts():
+    rule = StopRule(Limits(warmup=0.0, longest=5.0, precision=1e-9))
+    suspended = dataclasses.replace(seen(stood_still=11.0), seconds=11.5)
+    ended = [rule(block) for block in (QUIET, suspended, QUIET, suspended)]
+    assert ended == [False] * 4
+    assert suspended not in rule.kept
+    assert rule.estimate().rate == 100.0
+
+
 def test_a_rank_that_suddenly_lags_is_a_disturbance_and_one_that_always_does_is_none():
     # Step time 0.1 s: own time of the ranks 0.09 and 0.09, then 0.09 and 0.03.
     alike, lagging = seen(exposed_seconds=[0.01, 0.01]), seen(exposed_seconds=[0.01, 0.07])

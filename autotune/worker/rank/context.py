@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,7 +16,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from autotune.worker.observers.threads import other_threads_cpu
+from autotune.worker.observers.threads import ThreadsCpu
 from autotune.worker.protocol import Configure, Outcome, TrialRequest, Turn, Waiting, from_line
 
 
@@ -65,10 +66,13 @@ class TakenTurns:
         self._following: TrialRequest | None = None
         self._last = 0
         self._silent = False
+        self._own_threads = {threading.get_native_id()}
+        """Threads that take no part in the training while it waits: this one, and that which listens."""
         self.waiting_cpu = 0.0
 
     def listen(self, gone: Callable[[], None]) -> None:
         """Receive turns until the agent is gone, then call `gone`. For a thread of its own."""
+        self._own_threads.add(threading.get_native_id())
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = from_line(self._connection.recv_bytes())
@@ -80,9 +84,9 @@ class TakenTurns:
         """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
         self.silence()
         self._connection.send_bytes(Waiting(self._last).to_line())
-        used = other_threads_cpu()
+        others = ThreadsCpu(self._own_threads)
         given = self._given.get()
-        self.waiting_cpu = max(0.0, other_threads_cpu() - used)  # a thread may have ended
+        self.waiting_cpu = others.seconds()
         self._wake()
         if isinstance(given, Configure):
             self._following = given.request

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from autotune.measurement.stop_rule import contended
 from autotune.worker.protocol import BlockPlan, BlockReport, Outcome
 from tests.contract.launchers.sites import HASTY, Site, sites
 
@@ -51,12 +50,11 @@ def test_block_in_which_a_node_was_suspended_says_so(site: Site) -> None:
                 one.resume()
         return block.index == 4
 
-    asked = site.request(args={"sleep": 0.2}, blocks=BlockPlan(0.4, 1, 5))
+    asked = site.request(args={"sleep": 2.0}, blocks=BlockPlan(0.1, 1, 5))
     report = site.slot.run_solo(asked, suspend)
     assert (report.outcome, report.cause) == (None, "")
     assert told[2] >= 4.0
     assert told[:2] + told[3:] == [0.0] * 4
-    assert contended(report.blocks[2], [])
 
 
 @pytest.mark.fault(7)

@@ -107,8 +107,8 @@ class InterleavedSchedule:
     def trained(self, member: int, block: BlockReport) -> None:
         """Take in the block of a turn."""
         rule = self._rules[member]
-        self._latest = member
         if rule.passes_over(block):
+            self._latest = member
             if not rule.warming_up:
                 self._order.insert(0, member)
             return
@@ -120,8 +120,9 @@ class InterleavedSchedule:
         if rule.problem or rule.hopeless:
             self.drop(member)
         elif self._works_while_waiting(member, block):
-            self.works_while_waiting = self._failed = True
+            self.works_while_waiting = True
             self.drop(member)
+        self._latest = member
 
     def _works_while_waiting(self, member: int, block: BlockReport) -> bool:
         """Return whether threads of a member go on while it waits for its turn, as those that load do.

@@ -306,6 +306,23 @@ def test_members_whose_threads_work_while_they_wait_are_run_again(
     }
 
 
+def test_block_in_which_a_node_was_suspended_is_trained_again_and_does_not_count() -> None:
+    group = InterleavedSchedule([dataclasses.replace(LIMITS, warmup=0.0, precision=1e-9)] * 2)
+    for turn in range(1, 100):
+        member = group.next()
+        if member is None:
+            break
+        observed, seconds = Observed(turn=turn), BLOCK.seconds
+        if turn == 10:
+            observed, seconds = Observed(turn=turn, stood_still=9.0), 9.1
+            suspended = member
+        elif turn == 11:
+            assert member == suspended
+        block = dataclasses.replace(BLOCK, index=turn, observed=observed, seconds=seconds)
+        group.trained(member, block)
+    assert [group.rate(member) for member in range(2)] == pytest.approx([1000.0] * 2)
+
+
 def test_an_agent_that_dies_is_nobodys_fault() -> None:
     def deadly(launch: Launch) -> Answer:
         outcome = Outcome.CRASH if number(launch) else None

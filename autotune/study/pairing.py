@@ -143,8 +143,8 @@ class PairingPolicy:
         # the same time one by one: only what proves the result besides is left alone.
         restless = not self._context.on_device and unrest(noise, self._context.attempts())
         seconds = limit.hard if restless else limit.soft
-        if lost_in_turn(self._context.attempts()):
-            obstacle = "a run in turn was lost, and none in turn compares with one by itself"
+        if lost := lost_in_turn(self._context.attempts()):
+            obstacle = f"a run in turn was lost: {lost.result.cause}"
         else:
             obstacle = self._obstacle(knobs, peak_bytes, seconds)
         said = (
@@ -213,14 +213,15 @@ class PairingPolicy:
             self._context.say(message)
 
 
-def lost_in_turn(attempts: Attempts) -> bool:
-    """Return whether a run of a round was lost as it took turns with others.
+def lost_in_turn(attempts: Attempts) -> StoredAttempt | None:
+    """Return the first run of a round that was lost as it took turns with others; None if none was.
 
     All rounds are measured one by one from then on: the others of that round as well, as they might
     fail again, and a run alone has other blocks than one in turn.
     """
     rounds = attempts.of(Purpose.CONFIRM, Purpose.ABLATION)
-    return any(one.result.fault is Fault.TURNS for one in rounds.ended_in(AttemptState.LOST))
+    lost = rounds.ended_in(AttemptState.LOST)
+    return next((one for one in lost if one.result.fault is Fault.TURNS), None)
 
 
 def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:

@@ -64,6 +64,17 @@ def process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
     return table
 
 
+def children(pid: int) -> list[int]:
+    """Return the ids of the processes that a process has started.
+
+    Raises:
+        OSError: it or one of its threads is gone, or the kernel has no such lists
+            (CONFIG_PROC_CHILDREN).
+    """
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(number) for one in threads for number in (one / "children").read_text().split()]
+
+
 def letter_of(pid: int, fields: Sequence[bytes]) -> str:
     """Return the kernel's letter for a process's state: of a living thread if the main one is dead.
 

@@ -142,6 +142,22 @@ def descendants(root: int) -> set[int]:
     return below
 
 
+def started_by(root: int) -> set[int]:
+    """Return most living descendants of `root` at little cost, as the kernel lists them.
+
+    One that is started or orphaned meanwhile may be missing.
+    """
+    found, pending = set[int](), [root]
+    try:
+        while pending:
+            below = proc.children(pending.pop())
+            found.update(below)
+            pending += below
+    except OSError:
+        return descendants(root)
+    return found
+
+
 class Survivors(Exception):
     """Processes that could not be killed; the text says which, and why."""
 

@@ -89,11 +89,13 @@ def test_descendants_are_children_and_their_children():
         grandson = int(os.read(read, 20))
         found = processes.descendants(os.getpid())
         of_son = processes.descendants(son)
+        started = processes.started_by(os.getpid())
         processes.kill_descendants(set())
-        tell(found=sorted(found), family=[son, grandson], of_son=list(of_son))
+        family = [son, grandson]
+        tell(found=sorted(found), started=sorted(started), family=family, of_son=list(of_son))
         """
     )
-    assert told["found"] == told["family"]
+    assert told["found"] == told["started"] == told["family"]
     assert told["of_son"] == told["family"][1:]
 
 

@@ -4,19 +4,19 @@ Permission comes block by block on devices that interleaved trials share.
 """
 
 import contextlib
-import multiprocessing
 import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn, Protocol
 
 import torch
 
-from autotune.worker.observers.threads import ThreadsCpu
+from autotune.worker import proc, processes
+from autotune.worker.observers.threads import ThreadsCpu, seconds_to_rest
 from autotune.worker.protocol import Configure, Outcome, TrialRequest, Turn, Waiting, from_line
 
 
@@ -54,9 +54,9 @@ ALONE = _Alone()
 class TakenTurns:
     """Source of turns that the agent passes on.
 
-    A waiting rank takes no processor time, and its loader's workers are stopped: batches that they
-    prepared meanwhile would cost its steps no waiting. Threads cannot be stopped, so what they use is
-    told.
+    A waiting rank takes no processor time, and what it has started is stopped, such as workers of a
+    loader: batches that they prepared meanwhile would cost its steps no waiting. Threads cannot be
+    stopped, so what they use is told.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -65,6 +65,8 @@ class TakenTurns:
         self._given: queue.SimpleQueue[Turn | Configure] = queue.SimpleQueue()
         self._following: TrialRequest | None = None
         self._last = 0
+        self._stopped: set[int] = set()
+        """Processes that this one has started and stopped."""
         self._silent = False
         self._own_threads = {threading.get_native_id()}
         """Threads that take no part in the training while it waits: this one, and that which listens."""
@@ -85,7 +87,7 @@ class TakenTurns:
         self.silence()
         self._connection.send_bytes(Waiting(self._last).to_line())
         others = ThreadsCpu(self._own_threads)
-        given = self._given.get()
+        given = self._received(others)
         self.waiting_cpu = others.seconds()
         self._wake()
         if isinstance(given, Configure):
@@ -93,6 +95,13 @@ class TakenTurns:
             return None
         self._last = given.number
         return given
+
+    def _received(self, others: ThreadsCpu) -> Turn | Configure:
+        """Wait for what comes; meanwhile `others` counts native threads once they could be at rest."""
+        with contextlib.suppress(queue.Empty):
+            return self._given.get(timeout=seconds_to_rest())
+        others.count_native()
+        return self._given.get()
 
     def following(self) -> TrialRequest:
         """Return the next configuration; wait for it unless `next` has received it."""
@@ -102,15 +111,16 @@ class TakenTurns:
         return request
 
     def silence(self) -> None:
-        """Stop the processes that this one has started: a loader's workers, mostly."""
+        """Stop the processes that this one has started, and those that they have."""
         if not self._silent:
             self._silent = True
-            _signal_children(signal.SIGSTOP)
+            self._stopped = processes.started_by(os.getpid())
+            _signal(self._stopped, signal.SIGSTOP)
 
     def _wake(self) -> None:
         if self._silent:
             self._silent = False
-            _signal_children(signal.SIGCONT)
+            _signal(self._stopped, signal.SIGCONT)
 
 
 class OwnTurns:
@@ -138,18 +148,17 @@ def resting_children() -> Iterator[None]:
 
     All ranks have to be past their block: none may wait for such a process of another.
     """
-    _signal_children(signal.SIGSTOP)
+    started = processes.started_by(os.getpid())
+    _signal(started, signal.SIGSTOP)
     try:
         yield
     finally:
-        _signal_children(signal.SIGCONT)
+        _signal(started, signal.SIGCONT)
 
 
-def _signal_children(number: signal.Signals) -> None:
-    for child in multiprocessing.active_children():
-        if child.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child.pid, number)
+def _signal(pids: Collection[int], number: signal.Signals) -> None:
+    for pid in pids:
+        proc.send(pid, number)
 
 
 @dataclass(frozen=True)

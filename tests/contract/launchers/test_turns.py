@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.measurement.policy import MEASUREMENT
+from autotune.worker import proc
 from autotune.worker.protocol import (
     BlockPlan,
     BlockReport,
@@ -219,9 +220,13 @@ def test_a_script_that_nobody_changed_is_paused_at_a_step(site: Site) -> None:
 
 
 @sites("local")
-def test_threads_that_work_while_their_run_waits_are_seen(site: Site) -> None:
+@pytest.mark.parametrize(
+    "start", ["threading.Thread(target=prepare, daemon=True).start()", "NATIVE"]
+)
+def test_threads_that_work_while_their_run_waits_are_seen(site: Site, start: str) -> None:
     (site.folder / "plain.py").write_text((SCRIPTS / "plain_ddp.py").read_text())
-    (site.folder / "threads.py").write_text(f"{BUSY_THREAD}\n{OWN_BATCHES}")
+    head = BUSY_THREAD.replace("START", start.replace("NATIVE", UNKNOWN_TO_THREADING))
+    (site.folder / "threads.py").write_text(f"{head}\n{OWN_BATCHES}")
     scripts = [Script("plain.py", samples=8), Script("threads.py", samples=4, draws_none=True)]
     usual = {"factory": "", "import_paths": (), "blocks": BlockPlan(0.1, 2, ENDLESS)}
     asked = [{**usual, "script": script} for script in scripts]
@@ -240,7 +245,38 @@ def prepare():
     while True:
         sum(range(10_000))
 
-threading.Thread(target=prepare, daemon=True).start()
+START
+"""
+UNKNOWN_TO_THREADING = "import _thread; _thread.start_new_thread(prepare, ())"
+"""Like a thread of native code, it is not in `threading.enumerate`."""
+
+
+@sites("local")
+def test_processes_that_a_script_has_started_stop_while_it_waits(site: Site) -> None:
+    (site.folder / "plain.py").write_text((SCRIPTS / "plain_ddp.py").read_text())
+    (site.folder / "own.py").write_text(f"{LOADING_PROCESS}\n{OWN_BATCHES}")
+    states: dict[int, list[str]] = {0: [], 1: []}
+
+    def look(_: BlockReport) -> None:
+        loading = [pid for pid in proc.every() if "loads = 1" in " ".join(proc.words_of(pid))]
+        states[turns.trained_in[-1]] += map(proc.state, loading)
+
+    turns = Watched(2, 6, look)
+    scripts = [Script("own.py", samples=4, draws_none=True), Script("plain.py", samples=8)]
+    asked = [{"factory": "", "import_paths": (), "script": script} for script in scripts]
+    assert [report.outcome for report in run(site, turns, *asked)] == [None, None]
+    assert len(states[1]) == 6 * 2 * site.world_size, "a process and its child for each rank"
+    assert {*states[1]} == {"T"}
+    assert site.strays() == []
+
+
+LOADING_PROCESS = """
+import subprocess
+import sys
+
+WORK = "loads = 1\\nwhile True: loads += 1"
+FORKING = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}])"
+subprocess.Popen([sys.executable, "-c", FORKING])
 """
 
 

@@ -105,6 +105,7 @@ def test_another_study_has_its_own(tmp_path: Path) -> None:
     assert colours == [("red", None), (None, "round")]
 
 
+@pytest.mark.long
 def test_what_is_ours_to_set_stays_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("AUTOTUNE_STORAGE", "postgresql://me:secret@host/studies")

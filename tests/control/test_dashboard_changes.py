@@ -32,6 +32,7 @@ def assert_told(played: Replayed) -> None:
     assert "it was renamed or deleted in the dashboard" in study.error
 
 
+@pytest.mark.long
 def test_renamed_and_named_back(played: Replayed) -> None:
     played.run(**TWO)
     rename(played, played.name, "mine")

@@ -67,6 +67,7 @@ def test_ctrl_c_in_watch(played: Replayed, daemon: subprocess.Popen[bytes]) -> N
     assert "played is RUNNING, but no daemon runs it." in watching.output()
 
 
+@pytest.mark.long
 def test_the_next_daemon_does_not_wait_for_its_lease(
     played: Replayed, daemon: subprocess.Popen[bytes]
 ) -> None:

@@ -60,6 +60,7 @@ def test_one_that_happens_to_run_when_its_daemon_dies_runs_again(played: Replaye
     assert states[2] in ("COMPLETE", "PRUNED")
 
 
+@pytest.mark.long
 def test_yours_is_tried_again_if_it_only_happened_to_run_when_daemons_died(
     played: Replayed,
 ) -> None:

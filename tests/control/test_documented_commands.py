@@ -96,6 +96,7 @@ def test_documented_commands_and_options_are_those_of_the_program() -> None:
             assert not word.startswith("--") or word in known, (page, words)
 
 
+@pytest.mark.long
 def test_command_that_is_not_run_here_is_run_by_the_test_that_is_named() -> None:
     paths = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
     given = {path: [*words_given(path.read_text())] for path in paths}

@@ -247,6 +247,7 @@ def test_value_in_optuna_is_the_ratio_to_the_baseline(played: Replayed) -> None:
             assert trial.value == pytest.approx(ratios[trial.number])
 
 
+@pytest.mark.long
 def test_choice_of_the_finalists_is_recorded_with_expectation_and_reason(
     played: Replayed,
 ) -> None:
@@ -259,6 +260,7 @@ def test_choice_of_the_finalists_is_recorded_with_expectation_and_reason(
     assert others, "the most promising of the others, with the reason why not"
 
 
+@pytest.mark.long
 def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Replayed) -> None:
     figures = tuned(played)
     wide = Ratio(1.2, 1.026, 1.41)
@@ -291,6 +293,7 @@ def test_slow_rank_and_wide_interval_are_told_at_the_top_of_the_page(played: Rep
     assert final_block(shown).startswith("1.20x yours (1.02 to 1.41, 95 % CI)")
 
 
+@pytest.mark.long
 def test_disturbances_of_gpus_that_no_run_has_read_are_told_as_not_watched(
     played: Replayed,
 ) -> None:
@@ -524,6 +527,7 @@ def test_low_terminal_shows_what_the_rounds_come_to_and_what_runs(played: Replay
     assert sum(line.split()[-2:] == ["120", "100"] for line in high) == 24
 
 
+@pytest.mark.long
 def test_baseline_that_still_runs_is_not_said_to_fail(played: Replayed) -> None:
     """Beside it another trial has ended."""
     pages: dict[Kind, str] = {}

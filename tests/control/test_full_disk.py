@@ -127,6 +127,7 @@ print("complete", told())
 
 @needs_mounts
 @pytest.mark.fault(12)
+@pytest.mark.long
 def test_a_study_waits_where_no_file_can_be_made_though_there_are_free_bytes(tmp_path: Any) -> None:
     """Under a quota the file system tells of room that this user does not get."""
     (tmp_path / "disk").mkdir()

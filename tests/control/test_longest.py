@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from autotune.analysis.verdict import Verdict
 from autotune.export.writing import document
 from autotune.views.figures import figures_of
@@ -45,6 +47,7 @@ def test_the_verdict_says_what_the_longest_samples_take(played: Replayed) -> Non
     assert written["provenance"]["memory_bytes"] == wanted
 
 
+@pytest.mark.long
 def test_what_outgrows_the_memory_is_no_choice(played: Replayed) -> None:
     """The fastest fits with what it sees in its first minutes; the next one has its place."""
     outgrown = where(KNOWN, too_long, outcome=Outcome.OOM, cause="rank 1: no memory")
@@ -68,6 +71,7 @@ def test_where_nobody_knows_them_nothing_runs_and_the_report_says_so(played: Rep
     assert "not run: the workload does not say which they are" in text
 
 
+@pytest.mark.long
 def test_a_finalist_that_does_not_know_them_keeps_no_other_from_its_run(played: Replayed) -> None:
     mute = where(KNOWN, lambda launch: launch.knobs["micro_batch"] == 8, tells_longest=False)
     played.on(mute, environment=ON_GPU).run(search_space=SPACE)

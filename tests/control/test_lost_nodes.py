@@ -167,6 +167,7 @@ def test_a_slot_that_is_gone_is_replaced(played: Replayed) -> None:
 
 
 @pytest.mark.fault(23)
+@pytest.mark.long
 def test_without_another_the_cluster_is_waited_for(played: Replayed) -> None:
     played.submit(**SHORT)
     played.on(Striking(played)).serve()
@@ -176,6 +177,7 @@ def test_without_another_the_cluster_is_waited_for(played: Replayed) -> None:
 
 
 @pytest.mark.fault(25)
+@pytest.mark.long
 def test_a_slot_that_there_is_room_for_later_is_used(played: Replayed) -> None:
     def coming(launch: Launch) -> Answer:
         launcher = played.machine.opened[0]

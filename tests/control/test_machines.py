@@ -107,6 +107,7 @@ def test_runs_of_the_search_on_another_machine_are_no_part_of_the_gain(
     assert verdict["baseline"]["value"] == pytest.approx(rate(baseline["knobs"]) / 2, rel=1e-3)
 
 
+@pytest.mark.long
 def test_power_is_that_of_the_machine_that_came_last(played: Replayed) -> None:
     moving = Moving(played, 3)
 
@@ -171,6 +172,7 @@ def test_a_machine_that_changes_all_the_time_is_waited_for(
     assert played.verdict["rounds"] == 3
 
 
+@pytest.mark.long
 def test_noise_between_machines_is_no_noise_between_runs(played: Replayed) -> None:
     played.submit(
         budget={"trials": 8, "least_gain": 0},

@@ -85,6 +85,7 @@ def test_study_of_two_minutes_compiles_and_proves_a_large_gain(
     assert found.elapsed <= 126
 
 
+@pytest.mark.long
 def test_slow_step_of_a_short_trial_does_not_make_its_processes_unsteady(
     storage: EmptyStorage, device: RecordedDevice
 ) -> None:
@@ -109,6 +110,7 @@ def half_width(found: gpu_policy.Studied) -> float:
     return (found.upper - found.lower) / (found.upper + found.lower)
 
 
+@pytest.mark.long
 def test_steady_gain_of_two_minutes_is_known_to_two_percent(
     storage: EmptyStorage, device: RecordedDevice
 ) -> None:
@@ -140,6 +142,7 @@ def test_no_trial_of_two_minutes_is_cut_before_its_first_step(on_device: Replaye
     assert all(attempt.result.throughput for attempt in on_device.attempts("search"))
 
 
+@pytest.mark.long
 def test_compilation_far_longer_than_expected_is_not_cut_again_and_again(
     played: Replayed, device: RecordedDevice
 ) -> None:

@@ -51,6 +51,7 @@ def running(
     )
 
 
+@pytest.mark.long
 def test_trials_side_by_side_take_less_time(played: Replayed) -> None:
     played.on(PLAIN).run(budget={"trials": 12})
     alone, beside = (

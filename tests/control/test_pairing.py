@@ -266,6 +266,7 @@ def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     assert of_baseline.rates == (own,)
 
 
+@pytest.mark.long
 def test_where_there_is_no_memory_for_two_each_runs_by_itself(played: Replayed) -> None:
     large = where(PLAIN, lambda _: True, peak_bytes=5 * 2**30)
     restless(played, behaviour=large).run(**ASKED)

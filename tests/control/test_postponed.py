@@ -140,6 +140,7 @@ class Shrunken(Machine):
 
 
 @pytest.mark.parametrize("of_an_older_study", [False, True])
+@pytest.mark.long
 def test_a_study_waits_for_the_ranks_that_its_figures_are_of(
     played: Replayed, of_an_older_study: bool
 ) -> None:
@@ -180,6 +181,7 @@ class Exchanged(Machine):
 
 
 @pytest.mark.parametrize(("other", "named"), OTHER_DEVICES)
+@pytest.mark.long
 def test_a_study_waits_for_the_kind_of_device_that_its_figures_are_of(
     played: Replayed, other: Mapping[str, Any], named: str
 ) -> None:

@@ -102,6 +102,7 @@ def test_study_without_a_place_before_another_is_not_moved(
     assert (one.study().priority, len(repository.events.of("first", 100))) == (0, events)
 
 
+@pytest.mark.long
 def test_held_study_waits_until_it_is_released(studies: dict[str, Replayed]) -> None:
     do(studies, "hold", "first")
     row = next(row for row in queue(studies) if row["study"] == "first")

@@ -288,6 +288,7 @@ def test_clean_leaves_a_folder_of_another_database_that_has_the_same_url(
     assert clean(repository, tmp_path) == [theirs.folder]
 
 
+@pytest.mark.long
 def test_clean_removes_what_it_knows_on_a_server_that_does_not_tell_which_one_it_is(
     postgres_url: str, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_time_that_is_asked_for_goes_to_the_proof_and_is_enough(
     assert played.attempts("calibrate") == []
 
 
+@pytest.mark.long
 def test_rounds_that_had_begun_go_on_before_anything_else(played: Replayed) -> None:
     """Their study was undecided: it asks for time, and with that it decides."""
     unsteady = noisy(of_script, run=0.16, block=0.03)
@@ -134,6 +135,7 @@ def test_rounds_that_had_begun_go_on_before_anything_else(played: Replayed) -> N
     assert verdict["kind"] == "better"
 
 
+@pytest.mark.long
 def test_baseline_that_was_cut_before_its_first_step_runs_once_there_is_time(
     played: Replayed,
 ) -> None:
@@ -145,6 +147,7 @@ def test_baseline_that_was_cut_before_its_first_step_runs_once_there_is_time(
     assert verdict["speedup"]["value"] == pytest.approx(1.5, rel=0.05)
 
 
+@pytest.mark.long
 def test_search_goes_on_where_the_proof_that_comes_first_decides_nothing(played: Replayed) -> None:
     def alike(launch: Launch) -> Answer:
         return Answer(rate=40.0, startup=6.0, stays=False)
@@ -270,6 +273,7 @@ def test_members_of_a_round_have_its_seed_and_rounds_have_different_ones(
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long
 def test_at_most_the_last_round_is_much_shorter_than_those_before(
     played: Replayed, seed: int
 ) -> None:
@@ -329,6 +333,7 @@ def test_search_leaves_time_for_another_seed_where_a_gain_is_beyond_doubt(
 
 
 @pytest.mark.parametrize("wall_time", [160, 200])
+@pytest.mark.long
 def test_second_finalist_is_not_checked_in_the_time_of_the_rounds_of_the_first(
     played: Replayed, wall_time: int
 ) -> None:
@@ -355,6 +360,7 @@ def test_search_goes_on_where_checks_with_another_seed_would_take_much_of_the_ti
     assert len(played.attempts("search")) > 4
 
 
+@pytest.mark.long
 def test_time_that_a_proof_leaves_is_told_and_searched_once_it_is_raised_again(
     played: Replayed,
 ) -> None:

@@ -56,6 +56,7 @@ def test_offline_run_of_wandb_holds_the_figures_of_the_study(played: Replayed) -
     assert repr(figures.answer.speedup.value).encode() in stored
 
 
+@pytest.mark.long
 def test_server_of_mlflow_that_cannot_be_reached_is_named(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

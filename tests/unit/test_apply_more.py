@@ -323,6 +323,7 @@ def test_pure_bf16_has_no_fp32_copy():
 
 
 @pytest.mark.parametrize("factor", [1, 1e30])
+@pytest.mark.long
 def test_the_gate_sees_the_gradients_of_fused_fp16_without_their_scale(factor):
     plain = regression(nn.Linear(16, 16), width=16, rate=0.01)
 

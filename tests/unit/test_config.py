@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @THOROUGH
 @given(studies())
+@pytest.mark.long
 def test_a_study_survives_file_and_storage(folder, study):
     loaded = load_text(folder, as_yaml(study))
     stored = json.loads(json.dumps(loaded.model_dump(mode="json", exclude={"storage"})))
@@ -63,6 +64,7 @@ def test_what_the_file_says_is_what_is_loaded(folder, study):
 
 @THOROUGH
 @given(studies())
+@pytest.mark.long
 def test_json_is_yaml_too(folder, study):
     assert load_text(folder, as_json(study)) == load_text(folder, as_yaml(study))
 
@@ -116,6 +118,7 @@ def test_a_study_does_not_change(folder):
     assert 3 not in loaded.values()["micro_batch"]
 
 
+@pytest.mark.long
 def test_many_distinct_values_are_checked_in_time(folder):
     """Of CPU; if every value were compared with all before it, four times as many would take sixteen
     times as long."""

@@ -379,6 +379,7 @@ def test_launch_at_once_takes_no_longer_than_one_launch(at_once: bool, launches:
     assert slot.time // 50.0 == launches
 
 
+@pytest.mark.long
 def test_ratio_of_recorded_configurations_is_that_of_long_runs() -> None:
     device = read_device(TABLE)
     base = {**knobs(), "precision": "bf16", "log_interval": 10}

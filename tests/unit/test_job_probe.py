@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -24,6 +25,7 @@ def _batches_without_backward() -> None:
     assert probe.draws.waiting == 0
 
 
+@pytest.mark.long
 def test_batches_are_kept_no_longer_where_no_backward_pass_is_seen() -> None:
     run_apart(_batches_without_backward)
 
@@ -50,6 +52,7 @@ def _long_evaluation() -> None:
     assert not probe.problem
 
 
+@pytest.mark.long
 def test_a_long_evaluation_that_fetches_with_gradients_enabled_ends_no_watch() -> None:
     run_apart(_long_evaluation)
 

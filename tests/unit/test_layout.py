@@ -75,6 +75,7 @@ def fits(layout: Layout, cluster: list[NodeCapacity]) -> bool:
 
 @THOROUGH
 @given(st.one_of(wishes, sharing), clusters)
+@pytest.mark.long
 def test_a_layout_never_takes_more_than_the_cluster_has(wish, cluster):
     layout = planned(wish, cluster)
     assume(layout is not None)

@@ -35,6 +35,7 @@ def _other_loader() -> None:
     assert not changes.idle()
 
 
+@pytest.mark.long
 def test_loader_with_other_workers_than_the_baseline_keeps_them() -> None:
     run_apart(_other_loader)
 
@@ -127,16 +128,19 @@ def _streamed_with_state() -> None:
         assert [len([*loader]) for _ in range(3)] == [4, 4, 4]
 
 
+@pytest.mark.long
 def test_evaluation_on_a_stream_has_all_batches_each_time() -> None:
     pytest.importorskip("torchdata")
     run_apart(_streamed_with_state)
 
 
+@pytest.mark.long
 def test_state_of_a_loader_of_torchdata_is_that_of_its_iterator() -> None:
     pytest.importorskip("torchdata")
     run_apart(_with_state)
 
 
+@pytest.mark.long
 def test_stateful_loader_of_torchdata_is_changed_as_well() -> None:
     pytest.importorskip("torchdata")
     run_apart(_that_constructs_itself)
@@ -151,6 +155,7 @@ def _persistent() -> None:
         assert _workers(loader) == 1
 
 
+@pytest.mark.long
 def test_persistent_workers_of_an_evaluation_are_not_those_of_the_training() -> None:
     run_apart(_persistent)
 
@@ -163,6 +168,7 @@ def _of_another_machine() -> None:
     assert not changes.idle()
 
 
+@pytest.mark.long
 def test_loader_that_shuffles_is_changed_whatever_workers_the_machine_gives_it() -> None:
     run_apart(_of_another_machine)
 
@@ -188,6 +194,7 @@ def _has_it_already() -> None:
     assert not changes.idle()
 
 
+@pytest.mark.long
 def test_loader_that_has_the_wanted_value_already_is_one_that_has_it() -> None:
     run_apart(_has_it_already)
 
@@ -214,5 +221,6 @@ def _of_workers(given: dict[str, Any], found: int) -> None:
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, 4), ({"prefetch_factor": 3}, 3)])
+@pytest.mark.long
 def test_value_that_no_argument_gives_is_the_default(given: dict[str, Any], found: int) -> None:
     run_apart(functools.partial(_of_workers, given, found))

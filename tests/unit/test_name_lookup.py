@@ -59,6 +59,7 @@ def test_a_name_that_is_found_at_once() -> None:
 
 
 @pytest.mark.fault(33)
+@pytest.mark.long
 def test_doctor_tells_of_a_name_server_that_does_not_answer(tmp_path: Path) -> None:
     told = silent_names.run(tmp_path, "-c", _JUDGED, seconds=5)
     assert told.startswith("False the name of 10.1.2.3 is looked up in 3.00 s or more: ")
@@ -70,6 +71,7 @@ def test_doctor_tells_of_a_name_server_that_does_not_answer(tmp_path: Path) -> N
     [("10.1.2.3", _JUDGED, True), ("::ffff:10.1.2.3", _JUDGED_UNTIL_FAST, False)],
     ids=["IPv4", "IPv6"],
 )
+@pytest.mark.long
 def test_a_line_within_ipv6_answers_what_torch_asks(
     tmp_path: Path, line: str, code: str, asked: bool
 ) -> None:
@@ -91,6 +93,7 @@ asks_once = pytest.mark.skipif(
 @pytest.mark.sample
 @pytest.mark.fault(33)
 @asks_once
+@pytest.mark.long
 def test_launches_ask_no_more_once_nobody_has_answered(tmp_path: Path) -> None:
     told = silent_names.run(tmp_path, "-c", _LAUNCHES, str(tmp_path), str(_WORKLOADS), seconds=1)
     asked = set(map(int, told.split()))
@@ -99,6 +102,7 @@ def test_launches_ask_no_more_once_nobody_has_answered(tmp_path: Path) -> None:
 
 
 @asks_once
+@pytest.mark.long
 def test_torch_asks_no_more_where_whoever_found_out_got_to_run_late(tmp_path: Path) -> None:
     before, after = silent_names.run(tmp_path, "-c", _RUNS_LATE, str(tmp_path), seconds=1).split()
     assert before == after != "0"

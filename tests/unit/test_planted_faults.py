@@ -86,6 +86,7 @@ def deviation_in_bf16(fault=""):
     ]
 
 
+@pytest.mark.long
 def test_bf16_that_batch_norm_amplifies_passes_if_plain_autocast_deviates_as_far():
     by_format, by_autocast = deviation_in_bf16()
     assert "its gradient in the first step" in by_format

@@ -656,6 +656,7 @@ def _later_forward(**wanted: Any) -> None:
     [{"activation_checkpointing": 1}, {"compile": "default"}],
     ids=["checkpointed", "compiled"],
 )
+@pytest.mark.long
 def test_forward_that_the_script_sets_later_is_called(wanted: dict[str, Any]) -> None:
     run_apart(functools.partial(_later_forward, **wanted))
 

@@ -573,6 +573,7 @@ def test_ranks_without_autotune_end_where_others_may_exchange_otherwise(
 
 
 @pytest.mark.skipif(bool(find_spec("flash_attn_interface")), reason="there is FlashAttention 3")
+@pytest.mark.long
 def test_job_in_which_a_change_fails_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('ran')")
     python, names = Path(sys.executable), ["attention", "bucket_cap_mb"]
@@ -587,6 +588,7 @@ def test_job_in_which_a_change_fails_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+@pytest.mark.long
 def test_first_rank_says_for_all_what_is_idle(tmp_path: Path, rank: str, lines: int) -> None:
     step = "import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()"
     (tmp_path / "train.py").write_text(step)

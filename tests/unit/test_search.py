@@ -191,6 +191,7 @@ def test_what_goes_with_no_value_of_the_others_is_no_parameter_of_a_large_space_
     assert spread.distributions().keys() == values.keys()
 
 
+@pytest.mark.long
 def test_a_large_space_in_which_nothing_more_is_found_comes_to_its_end():
     asked = itertools.count()
 

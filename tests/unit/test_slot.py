@@ -223,6 +223,7 @@ def test_nor_while_it_did_not_run_by_its_own_clock_even_if_that_is_heard_later()
     assert report.not_its_own == "node 1 stood still, or was cut off, for 35 s"
 
 
+@pytest.mark.long
 def test_one_that_clears_away_for_long_has_not_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "STALL_SECONDS", 2.0)
     cluster = Cluster(training(), {})

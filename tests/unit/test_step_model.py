@@ -219,6 +219,7 @@ def trials_until_close(seed, profile):
     return 31
 
 
+@pytest.mark.long
 def test_who_knows_that_the_loader_takes_most_is_done_sooner():
     needed = [
         statistics.geometric_mean(trials_until_close(seed, profile) for seed in range(48))

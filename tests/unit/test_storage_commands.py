@@ -220,6 +220,7 @@ def test_restored_lease_of_a_daemon_is_over_at_once(source: Path, tmp_path: Path
 
 
 @needs_mounts
+@pytest.mark.long
 def test_restore_from_a_file_system_that_cannot_be_written_succeeds(
     source: Path, tmp_path: Path
 ) -> None:
@@ -238,6 +239,7 @@ restore(Path(source), f"sqlite:///{target}")
 
 
 @needs_mounts
+@pytest.mark.long
 def test_restore_through_a_temporary_folder_without_room_names_that(
     source: Path, tmp_path: Path
 ) -> None:
@@ -353,6 +355,7 @@ os._exit(9)
     return log
 
 
+@pytest.mark.long
 def test_new_storage_beside_the_log_of_an_earlier_one_is_refused(
     source: Path, log_without_its_file: Path
 ) -> None:

@@ -237,6 +237,7 @@ except BadInput as refused:
 """
 
 
+@pytest.mark.long
 def test_study_is_not_taken_over_where_no_daemon_of_the_user_could_write() -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)

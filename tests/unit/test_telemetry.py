@@ -166,12 +166,14 @@ def seen_from_a_namespace(neighbour: int, mark: str) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_interleaved_trials_whose_environment_the_kernel_denies_are_not_foreign() -> None:
     mark = new_agent_id()
     with rank_in_a_namespace(mark) as neighbour:
         assert seen_from_a_namespace(neighbour, mark) == "denied 0.0\n"
 
 
+@pytest.mark.long
 def test_a_process_that_the_kernel_tells_nothing_of_may_be_foreign_or_not() -> None:
     with rank_in_a_namespace(new_agent_id()) as neighbour:
         assert seen_from_a_namespace(neighbour, "of an agent elsewhere") == "denied nan\n"

@@ -56,6 +56,7 @@ def test_a_log_in_json_has_an_object_a_line() -> None:
 
 
 @pytest.mark.parametrize("studies", ["1", "2"])
+@pytest.mark.long
 def test_a_daemon_logs_in_json(tmp_path: Path, studies: str) -> None:
     command = [sys.executable, "-P", "-m", "autotune", "daemon", "--idle-exit", "0"]
     done = subprocess.run(

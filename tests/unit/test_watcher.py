@@ -239,6 +239,7 @@ print(len(steps))
 """
 
 
+@pytest.mark.long
 def test_steps_after_the_same_backward_pass_are_one_step_of_the_job() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _STEPS_BY_GROUPS], capture_output=True, text=True, check=True

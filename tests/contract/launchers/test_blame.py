@@ -36,6 +36,7 @@ def waking_agents(site: Site, after: float) -> Iterator[None]:
 
 
 @sites("local")
+@pytest.mark.long
 def test_block_in_which_a_node_was_suspended_says_so(site: Site) -> None:
     told: list[float] = []
 

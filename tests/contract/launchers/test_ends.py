@@ -96,6 +96,7 @@ def test_end_with_nothing_running_does_not_end_the_next_trial(site: Site) -> Non
 
 
 @sites("pair")
+@pytest.mark.long
 def test_end_is_not_lost_while_the_trial_is_being_started(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

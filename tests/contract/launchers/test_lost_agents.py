@@ -71,6 +71,7 @@ def test_a_trial_that_loses_the_actor_of_its_agent(site: Site) -> None:
 
 
 @sites("local")
+@pytest.mark.long
 def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
     request = site.request(
         "odd:build", args={"deed": "kill fork server"}, blocks=BlockPlan(0.01, 2, 50)

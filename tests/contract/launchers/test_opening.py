@@ -141,6 +141,7 @@ class Enough(Exception):
     """Request to stop."""
 
 
+@pytest.mark.long
 def test_local_launcher_is_not_waited_for_while_its_agents_start(tmp_path: Path) -> None:
     def busy(rival: Rival) -> bool:
         if rival == NO_RIVAL:
@@ -175,6 +176,7 @@ def test_slots_of_another_kind_are_closed_and_told(
     assert told.startswith("Left out: local-0 has small, and this study runs on big")
 
 
+@pytest.mark.long
 def test_folder_of_temporary_files_may_have_a_long_path(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     long = tmp_path / ("x" * 90)

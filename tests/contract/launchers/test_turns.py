@@ -165,6 +165,7 @@ def test_whatever_a_failed_one_has_started_ends_with_it_and_nothing_else(site: S
 
 
 @sites("local", slow=["pair"])
+@pytest.mark.long
 def test_no_deadline_holds_for_one_that_waits(site: Site) -> None:
     """It waits for far longer than a step may take."""
     turns = Forth(2, 1)
@@ -302,6 +303,7 @@ def test_samples_that_the_study_tells_are_those_of_the_steps_of_a_turn(
 
 
 @sites("local", slow=["ray", "slurm"])
+@pytest.mark.long
 def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
     turns = Watched(3, 100, killing_agents(site, after=0))
     first, *others = run(site, turns, {}, {}, {})

@@ -121,6 +121,7 @@ def test_batch_is_turned_through_the_classes_of_a_framework_that_counts_steps(
     assert found.flags == {"micro_batch": size, "accumulation_steps": accumulation}
 
 
+@pytest.mark.long
 def test_loader_whose_length_the_script_asks_for_is_no_setting() -> None:
     asking = "tiny.loader(CONSTANTS.batch_size)", "[len(b) and b for b in [tiny.loader(8)]][0]"
     found = seen("lit", asking).options
@@ -138,6 +139,7 @@ def test_option_of_the_script_is_preferred_to_the_class() -> None:
     assert [word.option.flag for word in several] == ["--half", "TrainingArguments(bf16)"]
 
 
+@pytest.mark.long
 def test_argument_of_a_class_that_is_never_constructed_ends_the_trial(slot, tmp_path: Path) -> None:
     bench = Bench(slot, tmp_path)
     for script in KINDS.glob("*.py"):

@@ -153,6 +153,7 @@ def test_batch_that_its_loader_counts_as_one_sample_has_its_rows_told() -> None:
     assert look(_FOREVER).seen.rows == 0
 
 
+@pytest.mark.long
 def test_last_batch_of_an_iterable_data_set_has_what_is_left() -> None:
     script = f"""{_SET_UP}
 class Stream(IterableDataset):
@@ -194,6 +195,7 @@ def test_batches_that_itertools_cycle_keeps_are_counted_each_time(
     assert (found.seen.varies, found.seen.reuses, found.seen.accumulation_varies) == (False,) * 3
 
 
+@pytest.mark.long
 def test_itertools_cycle_is_for_all_else_as_ever() -> None:
     script = f"""{_SET_UP}
 import itertools, pickle

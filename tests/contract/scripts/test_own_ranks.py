@@ -64,6 +64,7 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
         (SPAWNS, (), "say `launch: torch.multiprocessing.spawn`"),
     ],
 )
+@pytest.mark.long
 def test_script_that_starts_ranks_is_ended_with_what_to_type(
     bench: Bench, script: str, args: tuple[str, ...], told: str
 ) -> None:
@@ -80,6 +81,7 @@ def test_script_that_starts_ranks_is_ended_with_what_to_type(
         ("ls", "home/deepspeed"),
     ],
 )
+@pytest.mark.long
 def test_script_that_asks_about_a_launcher_runs_on(bench: Bench, args: tuple[str, ...]) -> None:
     script = bench.write(LAUNCHES + TRAINS_ALONE)
     assert_well(bench.run(script, *args, told={"launch": PYTHON}))

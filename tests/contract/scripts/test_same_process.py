@@ -210,6 +210,7 @@ def test_threads_of_a_trial_on_ray_are_those_of_the_command(
     assert in_trial["environment"].get("OMP_NUM_THREADS") == threads
 
 
+@pytest.mark.long
 def test_modules_beside_the_folder_of_the_script_shadow_nothing(folder: Path) -> None:
     for name in ("torch.py", "random.py", "autotune.py"):
         (folder / "package" / name).write_text("raise SystemExit('of the working folder')")

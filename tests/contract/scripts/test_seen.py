@@ -734,6 +734,7 @@ def sleep_for_ever():
 """
 
 
+@pytest.mark.long
 def test_a_script_that_hangs_is_sent_no_signal_that_it_has_a_use_for(
     bench: Bench, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def statements_of_deletion(repository: Repository, lease: Lease, trials: int) ->
     return len(seen)
 
 
+@pytest.mark.long
 def test_many_trials_take_no_more_statements_than_few(repository: Repository, lease: Lease) -> None:
     few = statements_of_deletion(repository, lease, 1)
     assert statements_of_deletion(repository, lease, 20) == few

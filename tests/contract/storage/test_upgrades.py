@@ -364,7 +364,13 @@ def test_no_version_is_left_out() -> None:
     assert list(FROZEN) == before
 
 
-FROM_EACH_VERSION = pytest.mark.parametrize("older", FROZEN, indirect=True)
+def _marked(version: str) -> Any:
+    """Return a version as a parameter: those between the oldest and the newest take long."""
+    outer = version in (min(FROZEN), max(FROZEN))
+    return version if outer else pytest.param(version, marks=pytest.mark.long)
+
+
+FROM_EACH_VERSION = pytest.mark.parametrize("older", [*map(_marked, FROZEN)], indirect=True)
 FROM_THE_SECOND = pytest.mark.parametrize("older", ["0002"], indirect=True)
 
 

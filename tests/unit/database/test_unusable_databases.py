@@ -105,6 +105,7 @@ for name in ("there", "new"):
 
     @pytest.mark.fault(12)
     @needs_mounts
+    @pytest.mark.long
     def test_a_disk_that_fills_up_while_it_is_opened(self, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
         script = """

@@ -192,7 +192,7 @@ def conclude(
         times = len(own.rates) if own else 0
         return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
     common |= {"baseline": own.own_rate or mean_rate(own.figures), "baseline_knobs": own.knobs}
-    missing = None if lacking is None or result.exhausted else lacking.seconds
+    missing = Shortfall() if lacking is None or result.exhausted else lacking
     if result.chosen is own:
         return _kept(result, missing, common)
     chosen, speedup = result.chosen, result.chosen.gain
@@ -200,7 +200,8 @@ def conclude(
     return Verdict(
         Kind.BETTER,
         speedup=speedup,
-        missing_seconds=missing if speedup.vague else None,
+        missing_seconds=missing.seconds if speedup.vague else None,
+        missing_rounds=missing.rounds if speedup.vague else None,
         behind=result.behind,
         reverted=result.reverted,
         batch=compared_batches(result, world_size),
@@ -227,7 +228,7 @@ def _common(result: ConfirmationResult, checks: GateRecord) -> dict[str, Any]:
     }
 
 
-def _kept(result: ConfirmationResult, missing: float | None, common: dict[str, Any]) -> Verdict:
+def _kept(result: ConfirmationResult, missing: Shortfall, common: dict[str, Any]) -> Verdict:
     """Return the verdict that keeps the baseline: nothing is faster, or the noise hides it."""
     most = result.most_gain
     assert most is not None  # it is the choice
@@ -237,7 +238,13 @@ def _kept(result: ConfirmationResult, missing: float | None, common: dict[str, A
     other = result.finalists[result.contender]
     assert other.gain is not None  # it is still in
     contender = Contender(other.trial, other.knobs, other.gain, result.contradicted_by)
-    return Verdict(Kind.UNDECIDED, contender=contender, missing_seconds=missing, **common)
+    return Verdict(
+        Kind.UNDECIDED,
+        contender=contender,
+        missing_seconds=missing.seconds,
+        missing_rounds=missing.rounds,
+        **common,
+    )
 
 
 def mean_rate(rates: Sequence[float]) -> Ratio:

@@ -187,10 +187,13 @@ class Shortfall(NamedTuple):
         seconds: wall time with which it would come to a verdict; None if no time would do, or it is
             unknown.
         hindrance: failure or reason because of which no time would help; None if none is known.
+        rounds: more rounds that would lead to a verdict, where the study may not have as many; None
+            elsewhere, and if no number of them would.
     """
 
     seconds: float | None = None
     hindrance: Failure | None = None
+    rounds: int | None = None
 
 
 def shortfall(
@@ -208,7 +211,7 @@ def shortfall(
     if wall_time is None or not proof.costs.known:
         return Shortfall()
     if confirmation is not None and confirmation.rounds and confirmation.members():
-        return Shortfall(_for_rounds(confirmation, proof, wall_time))
+        return _of_rounds(confirmation, proof, wall_time)
     if rivals := proof.rivals():
         another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
         needed = another + proof.finals([rivals[0].knobs], PROOF.fewest_rounds)
@@ -220,21 +223,18 @@ def shortfall(
     return Shortfall(_for_trials(proof, wall_time))
 
 
-def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -> float | None:
-    """Return seconds of the missing rounds.
-
-    None: more rounds are not allowed, or are not expected to tell.
-    """
+def _of_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -> Shortfall:
+    """Return the time that the missing rounds take, or their number where that is not allowed."""
     expected, allowed = rounds_missing(confirmation), confirmation.rounds_left
     if expected is None or expected > allowed:
-        return None
+        return Shortfall(rounds=expected)
     missing = min(math.ceil(PROOF.rounds_asked * expected), allowed)
     members = confirmation.knobs_of(confirmation.members())
     needed = max(
         missing * proof.recorded_round(members),
         proof.rounds(members, missing),
     )
-    return rounded_up(PROOF.time_asked * needed + _replacement(proof) - wall_time.left)
+    return Shortfall(rounded_up(PROOF.time_asked * needed + _replacement(proof) - wall_time.left))
 
 
 def _for_trials(proof: Proof, wall_time: WallTime) -> float:

@@ -155,6 +155,8 @@ class Verdict:
         provisional: True until the study has ended.
         missing_seconds: approximate time that would lead further; None if no time would, or it is
             unknown.
+        missing_rounds: approximate number of rounds that would lead further, where the study may not
+            have as many; None elsewhere, and if no number would.
         measured_on: name of the machine; empty if nothing was measured.
         memory: memory of the recommended configuration; None if it changes nothing.
         long_run: result of a pair of long runs; None if there was none.
@@ -198,6 +200,7 @@ class Verdict:
     refused: tuple[Refusal, ...] = ()
     provisional: bool = False
     missing_seconds: float | None = None
+    missing_rounds: int | None = None
     measured_on: str = ""
     memory: Memory | None = None
     long_run: LongRun | None = None

@@ -436,25 +436,36 @@ def _would_narrow(verdict: Verdict) -> str:
     better = _terms(verdict).better
     if missing := _missing(verdict):
         return f" By how much it is {better}, about {missing} more would tell ({_MORE_TIME})."
-    if not verdict.exhausted and not verdict.provisional:
-        return (
-            f" By how much it is {better}, no number of rounds that the study may have would tell: its "
-            "runs lie too far apart."
-        )
-    return _more_rounds(verdict)
+    if verdict.exhausted or verdict.provisional:
+        return _more_rounds(verdict)
+    if verdict.missing_rounds:
+        return f" By how much it is {better}, {_rounds_beyond(verdict)} would tell."
+    return (
+        f" By how much it is {better}, no number of rounds that the study may have would tell: its "
+        "runs lie too far apart."
+    )
 
 
 def _more_rounds(verdict: Verdict) -> str:
     """Return what would lead further where no time does; nothing of a study that goes on."""
     if verdict.provisional:
         return ""
-    if not verdict.exhausted:
+    if verdict.exhausted:
         return (
-            " Its runs lie too far apart: no number of rounds that the study may have would tell."
+            " All rounds that the study may have are over: one of another name with "
+            f"`measurement.rounds` above {verdict.rounds} would tell more."
         )
+    if verdict.missing_rounds:
+        return f" Its runs lie far apart: {_rounds_beyond(verdict)} would tell."
+    return " Its runs lie too far apart: no number of rounds that the study may have would tell."
+
+
+def _rounds_beyond(verdict: Verdict) -> str:
+    """Return how many more rounds than the study may have are needed, and what allows them."""
+    needed = verdict.missing_rounds or 0
     return (
-        " All rounds that the study may have are over: one of another name with "
-        f"`measurement.rounds` above {verdict.rounds} would tell more."
+        f"about {needed} more rounds, which are more than it may have (a study of another name with "
+        f"`measurement.rounds: {verdict.rounds + needed}`),"
     )
 
 

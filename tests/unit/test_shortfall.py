@@ -1,14 +1,17 @@
 """Time that a study without a verdict asks for, and what it names instead."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autotune.analysis.conclusion import left_out
+from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import CostRecords
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.outcomes import Failure
-from autotune.analysis.proof import Proof, WallTime, shortfall
+from autotune.analysis.proof import Proof, Shortfall, WallTime, shortfall
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -145,3 +148,20 @@ def test_trial_that_looked_faster_and_was_not_measured_again_is_named() -> None:
     assert named(trial(0, BASELINE), trial(1, RIVAL)) == 1
     assert named(trial(1, BASELINE), trial(0, RIVAL)) is None
     assert named(trial(0, BASELINE)) is None
+
+
+def test_rounds_that_would_tell_beyond_those_allowed_are_counted() -> None:
+    attempts = Attempts([trial(0, BASELINE), trial(1, {**BASELINE, "micro_batch": 8})], BASELINE)
+    blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True)]
+    costs = CostRecords(lambda _: blocks).by(attempts)
+
+    def lacking(gains: Sequence[float]) -> Shortfall:
+        candidates = [Candidate(one.trial, one.knobs, 0) for one in attempts]
+        confirmation = Confirmation(candidates, 0, len(gains) + 1)
+        for gain in gains:
+            confirmation.close_round({0: 100.0, 1: 100.0 * gain})
+        return shortfall(confirmation, Proof(attempts, costs, BASELINE), LEFT)
+
+    beyond, hopeless = lacking([1.02, 1.25, 1.13, 0.99]), lacking([0.6, 1.7, 0.9, 1.4])
+    assert beyond.seconds is hopeless.seconds is hopeless.rounds is None
+    assert beyond.rounds is not None and 1 < beyond.rounds < 46

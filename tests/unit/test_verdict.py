@@ -256,6 +256,7 @@ def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
     found = concluded(confirmation, lacking=lacking)
     assert (found.kind, found.trial, found.missing_seconds) == ("undecided", 0, 75.0)
     assert found.contender.gain.vague
+    assert concluded(confirmation, lacking=Shortfall(rounds=9)).missing_rounds == 9
 
 
 def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known():
@@ -269,6 +270,7 @@ def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known()
     found = concluded(confirmation, lacking=lacking)
     assert (found.kind, found.trial, found.missing_seconds) == ("better", 1, 75.0)
     assert found.speedup.vague
+    assert concluded(confirmation, lacking=Shortfall(rounds=9)).missing_rounds == 9
 
 
 def test_verdict_that_was_written_as_json_is_read_back_as_it_was():

@@ -201,8 +201,14 @@ def test_text_says_that_the_rounds_that_chose_tell_the_figure(changes, says):
             " That it is faster is sure, by how much is not. By how much it is faster, no number of "
             "rounds that the study may have would tell: its runs lie too far apart.",
         ),
+        (
+            {"missing_rounds": 7, "exhausted": False},
+            "1.50x your configuration (1.10 to 2.00, 95 % CI)",
+            f" {SURE} By how much it is faster, about 7 more rounds, which are more than it may have (a "
+            "study of another name with `measurement.rounds: 12`), would tell.",
+        ),
     ],
-    ids=["more time", "more rounds", "nothing"],
+    ids=["more time", "more rounds", "nothing", "rounds beyond"],
 )
 def test_text_of_a_vague_speed_up_begins_with_its_estimate_and_has_what_would_narrow_it(
     changes, first, last

@@ -430,7 +430,7 @@ class Observed(TypedDict, total=False):
     stood_still: float
     """Seconds for which a node of the trial was suspended in the block."""
     waiting_cpu: float
-    """Processor time that other threads of the first rank used as it waited for that turn, seconds."""
+    """Most processor time that other threads of a rank used as it waited for that turn, seconds."""
     consumed: dict[str, Any]
     """Rows of a script's first CHECKED_STEPS over all ranks, as sums and digests of hashes.
 

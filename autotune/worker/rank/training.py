@@ -161,6 +161,7 @@ class Training:
 class _RankBlock(NamedTuple):
     figures: RankFigures
     seen: RankObservation
+    waiting_cpu: float
 
 
 class _Before(NamedTuple):
@@ -224,14 +225,16 @@ def run_blocks(
         if before.loads_beside:
             training.meet()
         with resting_children() if before.loads_beside else nullcontext():
-            ranks = training.gather(_RankBlock(own, observers.stop()))
+            told = _RankBlock(own, observers.stop(), context.turns.waiting_cpu)
+            ranks = training.gather(told)
         figures = [rank.figures for rank in ranks]
         context.turns.silence()
         before = _Before.of(ranks, index)
         length.learn(index, before.seconds, rested=turn.rested, compiled=before.compiled)
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks])
-            seen |= _of_turn(turn, left_out_seconds, context.turns.waiting_cpu)
+            waiting_cpu = max(rank.waiting_cpu for rank in ranks)
+            seen |= _of_turn(turn, left_out_seconds, waiting_cpu)
             report(training.block(request.trial, index, figures, seen))
 
 

@@ -464,7 +464,7 @@ def _rounds_beyond(verdict: Verdict) -> str:
     """Return how many more rounds than the study may have are needed, and what allows them."""
     needed = verdict.missing_rounds or 0
     return (
-        f"about {needed} more rounds, which are more than it may have (a study of another name with "
+        f"about {needed} more rounds, which are more than the study may have (one of another name with "
         f"`measurement.rounds: {verdict.rounds + needed}`),"
     )
 

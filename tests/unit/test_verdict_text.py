@@ -204,8 +204,8 @@ def test_text_says_that_the_rounds_that_chose_tell_the_figure(changes, says):
         (
             {"missing_rounds": 7, "exhausted": False},
             "1.50x your configuration (1.10 to 2.00, 95 % CI)",
-            f" {SURE} By how much it is faster, about 7 more rounds, which are more than it may have (a "
-            "study of another name with `measurement.rounds: 12`), would tell.",
+            f" {SURE} By how much it is faster, about 7 more rounds, which are more than the study "
+            "may have (one of another name with `measurement.rounds: 12`), would tell.",
         ),
     ],
     ids=["more time", "more rounds", "nothing", "rounds beyond"],

@@ -6,7 +6,7 @@ Source: Documentation/scheduler/sched-stats.rst of Linux, `/proc/<pid>/schedstat
 import contextlib
 import functools
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
@@ -51,11 +51,7 @@ class ThreadsCpu:
     def seconds(self) -> float:
         """Return the seconds that the threads have used."""
         now = _spent(_all() if self._of_all else _of_python())
-        return sum(_since(self._before, now, thread) for thread in now.keys() - self._besides)
-
-
-def _since(before: Mapping[int, float], now: Mapping[int, float], thread: int) -> float:
-    return now[thread] - before.get(thread, 0.0)
+        return sum(now[one] - self._before.get(one, 0.0) for one in now.keys() - self._besides)
 
 
 def _of_python() -> list[int]:

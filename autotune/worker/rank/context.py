@@ -65,9 +65,8 @@ class TakenTurns:
         self._given: queue.SimpleQueue[Turn | Configure] = queue.SimpleQueue()
         self._following: TrialRequest | None = None
         self._last = 0
-        self._stopped: set[int] = set()
-        """Processes that this one has started and stopped."""
-        self._silent = False
+        self._stopped: set[int] | None = None
+        """Processes that this one has started and stopped; None while it trains."""
         self._own_threads = {threading.get_native_id()}
         """Threads that take no part in the training while it waits: this one, and that which listens."""
         self.waiting_cpu = 0.0
@@ -112,15 +111,12 @@ class TakenTurns:
 
     def silence(self) -> None:
         """Stop the processes that this one has started, and those that they have."""
-        if not self._silent:
-            self._silent = True
-            self._stopped = processes.started_by(os.getpid())
-            _signal(self._stopped, signal.SIGSTOP)
+        if self._stopped is None:
+            self._stopped = _stop_children()
 
     def _wake(self) -> None:
-        if self._silent:
-            self._silent = False
-            _signal(self._stopped, signal.SIGCONT)
+        _resume(self._stopped or ())
+        self._stopped = None
 
 
 class OwnTurns:
@@ -148,17 +144,24 @@ def resting_children() -> Iterator[None]:
 
     All ranks have to be past their block: none may wait for such a process of another.
     """
-    started = processes.started_by(os.getpid())
-    _signal(started, signal.SIGSTOP)
+    stopped = _stop_children()
     try:
         yield
     finally:
-        _signal(started, signal.SIGCONT)
+        _resume(stopped)
 
 
-def _signal(pids: Collection[int], number: signal.Signals) -> None:
+def _stop_children() -> set[int]:
+    """Stop the processes that this one has started, and those that they have; return all of them."""
+    started = processes.started_by(os.getpid())
+    for pid in started:
+        proc.send(pid, signal.SIGSTOP)
+    return started
+
+
+def _resume(pids: Collection[int]) -> None:
     for pid in pids:
-        proc.send(pid, number)
+        proc.send(pid, signal.SIGCONT)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class _Order:
 
     def of(self, pids: Collection[int]) -> Collection[int]:
         """Return which of these processes are killed now."""
-        others = [pid for pid in pids if not _removes_segments(pid)]
+        others = [pid for pid in pids if not removes_segments(pid)]
         now = time.monotonic()
         if others or self._alone_since is None:
             self._alone_since = now
@@ -211,7 +211,8 @@ class _Order:
         return pids if now - self._alone_since > _REMOVAL_SECONDS else ()
 
 
-def _removes_segments(pid: int) -> bool:
+def removes_segments(pid: int) -> bool:
+    """Return whether a process is one that removes shared memory of others once they have ended."""
     with contextlib.suppress(OSError):
         command = proc.of_program(pid, "cmdline")
         return any(part in command for part in _REMOVERS)

@@ -1,7 +1,9 @@
 """Batches that a loader's workers have ready, and processes that rest between blocks."""
 
+import contextlib
 import math
 import multiprocessing
+import multiprocessing.resource_tracker
 import signal
 import threading
 from collections.abc import Iterator
@@ -46,7 +48,7 @@ def test_batches_of_a_loader_that_are_ready_are_counted(workers: int) -> None:
     in_child(counts)
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def sleeper() -> Iterator[psutil.Process]:
     child = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
     child.start()
@@ -59,23 +61,45 @@ def stopped(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
 
-def test_children_rest_between_blocks(sleeper: psutil.Process) -> None:
-    with resting_children():
-        wait_for(lambda: stopped(sleeper), "it rests")
-    wait_for(lambda: not stopped(sleeper), "it goes on")
+def test_children_rest_between_blocks() -> None:
+    def rest() -> None:
+        with sleeper() as child:
+            with resting_children():
+                wait_for(lambda: stopped(child), "it rests")
+            wait_for(lambda: not stopped(child), "it goes on")
+
+    in_child(rest)
 
 
-def test_children_rest_from_the_wait_for_the_first_turn_on(sleeper: psutil.Process) -> None:
-    here, agent = multiprocessing.Pipe()
-    turns = TakenTurns(here)
-    threading.Thread(target=turns.listen, args=(lambda: None,), daemon=True).start()
-    waits = threading.Thread(target=turns.next)
-    waits.start()
-    assert isinstance(from_line(agent.recv_bytes()), Waiting)
-    wait_for(lambda: stopped(sleeper), "it rests until the first turn")
-    agent.send_bytes(Turn("t", 1).to_line())
-    waits.join()
-    wait_for(lambda: not stopped(sleeper), "it goes on")
-    turns.silence()
-    wait_for(lambda: stopped(sleeper), "it rests until the next turn")
-    agent.close()
+def test_process_that_removes_shared_memory_goes_on_while_others_rest() -> None:
+    def rest() -> None:
+        tracker = multiprocessing.resource_tracker.ResourceTracker()
+        tracker.ensure_running()
+        own = set(psutil.Process().children())
+        with sleeper() as child, resting_children():
+            wait_for(lambda: stopped(child), "it rests")
+            assert own
+            assert not any(map(stopped, own))
+        tracker._stop()
+
+    in_child(rest)
+
+
+def test_children_rest_from_the_wait_for_the_first_turn_on() -> None:
+    def take_turns() -> None:
+        here, agent = multiprocessing.Pipe()
+        turns = TakenTurns(here)
+        threading.Thread(target=turns.listen, args=(lambda: None,), daemon=True).start()
+        with sleeper() as child:
+            waits = threading.Thread(target=turns.next)
+            waits.start()
+            assert isinstance(from_line(agent.recv_bytes()), Waiting)
+            wait_for(lambda: stopped(child), "it rests until the first turn")
+            agent.send_bytes(Turn("t", 1).to_line())
+            waits.join()
+            wait_for(lambda: not stopped(child), "it goes on")
+            turns.silence()
+            wait_for(lambda: stopped(child), "it rests until the next turn")
+        agent.close()
+
+    in_child(take_turns)

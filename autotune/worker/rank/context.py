@@ -152,11 +152,15 @@ def resting_children() -> Iterator[None]:
 
 
 def _stop_children() -> set[int]:
-    """Stop the processes that this one has started, and those that they have; return all of them."""
+    """Stop the processes that this one has started, and those that they have; return all of them.
+
+    Those that remove shared memory load nothing, and have to go on where this one ends as it waits.
+    """
     started = processes.started_by(os.getpid())
-    for pid in started:
+    stopped = {pid for pid in started if not processes.removes_segments(pid)}
+    for pid in stopped:
         proc.send(pid, signal.SIGSTOP)
-    return started
+    return stopped
 
 
 def _resume(pids: Collection[int]) -> None:

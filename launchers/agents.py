@@ -51,11 +51,7 @@ class Node:
 
 
 def _link_to(number: int, node: Node) -> Link:
-    """Start the agent of a node.
-
-    Raises:
-        LauncherError: this machine lacks processes, open files or the like at present.
-    """
+    """Start the agent of a node."""
     try:
         return node.connect()
     except OSError as error:

@@ -27,11 +27,6 @@ class RayShares:
     """
 
     def __init__(self, cluster: Cluster, tenant: Tenant) -> None:
-        """Prepare the first look.
-
-        Args:
-            tenant: the study itself.
-        """
         self._cluster = cluster
         self._own = Holding(tenant, str(cluster.driver.call("job")))
         self._demand = Demand(cluster.driver, tenant)

@@ -52,12 +52,7 @@ class Session:
         waiting: Mapping[int, WarmMember] | None = None,
         given: int = 0,
     ) -> None:
-        """Take in the trials before any of them trains.
-
-        Args:
-            waiting: warm workers that take over a request, by its number.
-            given: number of turns that they have had before.
-        """
+        """Take in the trials before any of them trains."""
         self._requests = requests
         self.agents = agents
         self._schedule = schedule

@@ -62,11 +62,7 @@ class Allocation:
     """Nodes of a job, and the places on them that slots hold."""
 
     def __init__(self, job: str) -> None:
-        """Ask Slurm for the nodes of a job.
-
-        Raises:
-            LauncherError: Slurm does not answer, or does not know the job.
-        """
+        """Ask Slurm for the nodes of a job."""
         self.job = job
         self.avoided = AvoidedNodes()
         self.left_out: set[str] = set()
@@ -259,11 +255,7 @@ def _own_address(peer: str, loopback: str) -> str:
 
 
 def _ask(*command: str) -> str:
-    """Return what a program of Slurm answers.
-
-    Raises:
-        ClusterAway: it fails, or does not answer.
-    """
+    """Return what a program of Slurm answers."""
     try:
         found = subprocess.run(
             command,

@@ -358,11 +358,7 @@ class Database:
             return before
 
     def _refuse_users(self, connection: Connection) -> None:
-        """Refuse to go on while a daemon has a lease.
-
-        Raises:
-            StorageError: one has.
-        """
+        """Refuse to go on while a daemon has a lease."""
         if busy := schema.holders(connection, _NOW[connection.dialect.name]):
             raise StorageError(
                 f"storage {self} is in use by {', '.join(busy)}: stop what runs there first; the "
@@ -491,11 +487,7 @@ def copy_of_file(path: Path) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _telling_full_temporary_disk() -> Iterator[None]:
-    """Tell a lack of room for a copy in the temporary folder, which is not that of the original.
-
-    Raises:
-        StorageError: there is no room.
-    """
+    """Tell a lack of room for a copy in the temporary folder, which is not that of the original."""
     try:
         yield
     except (DBAPIError, StorageInternalError, OSError) as error:
@@ -510,11 +502,7 @@ def _telling_full_temporary_disk() -> Iterator[None]:
 
 
 def _refuse_newer(storage: object, found: str) -> None:
-    """Refuse a schema that this program does not know.
-
-    Raises:
-        StorageError: the schema is that of a newer program.
-    """
+    """Refuse a schema that this program does not know."""
     newest, known = schema.revisions()
     if found not in known:
         raise StorageError(

@@ -250,11 +250,6 @@ class Repository:
     """Studies, leases, attempts and what belongs to them, in one database."""
 
     def __init__(self, database: Database, command: str = "") -> None:
-        """Open the tables.
-
-        Args:
-            command: command of autotune that works with them, for the history.
-        """
         transactions = self._transactions = Transactions(database)
         self.database = database
         self.events = Events(database, transactions, Author.of_this_process(command))

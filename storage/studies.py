@@ -359,11 +359,7 @@ class Studies:
             return {number: str(json.loads(value)) for number, value in rows}
 
     def _refuse_trials_of_others(self, session: Session, name: str) -> None:
-        """Refuse a new study whose trials would be told to a study of another program.
-
-        Raises:
-            BadInput: Optuna has a study of that name.
-        """
+        """Refuse a new study whose trials would be told to a study of another program."""
         if session.scalar(select(StudyModel.study_id).where(StudyModel.study_name == name)):
             raise BadInput(
                 f"{self._database} has a study named {name!r} that another program has made with "

@@ -297,13 +297,7 @@ def _tried(
 
 
 def _can_tell(gain: Contrast, count: int, most: int) -> bool:
-    """Return whether the most rounds would show of idle changes that they are, with noise like this.
-
-    Args:
-        gain: gain of the changes so far.
-        count: number of rounds so far.
-        most: most rounds.
-    """
+    """Return whether the most rounds would show of idle changes that they are, with noise like this."""
     return gain.beyond(PROOF.idle_error) * math.sqrt(count / most) < NEGLIGIBLE
 
 

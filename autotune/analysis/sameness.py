@@ -146,14 +146,7 @@ class Comparison:
     """Comparison of the trials of a study with its baseline."""
 
     def __init__(self, attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> None:
-        """Read what the baseline shows.
-
-        Args:
-            attempts: attempts of the study.
-            blocks: returns the blocks of an attempt.
-            baseline: a value for every knob.
-            rules: rules of the study.
-        """
+        """Read what the baseline shows."""
         self._attempts = attempts
         self._blocks = blocks
         self._baseline = baseline

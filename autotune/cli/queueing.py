@@ -134,11 +134,7 @@ def _show_quotas(quotas: "Quotas", owner: str | None, *, as_json: bool) -> None:
 
 
 def _check_quota(owner: str | None, *, changes: bool, remove: bool) -> None:
-    """Refuse a quota of no account, and one that is to be set and removed.
-
-    Raises:
-        BadInput: as said.
-    """
+    """Refuse a quota of no account, and one that is to be set and removed."""
     if owner is None and (changes or remove):
         raise BadInput("say whose quota it is: autotune quota OWNER --studies 2")
     if changes and remove:
@@ -171,11 +167,7 @@ def move(
 
 
 def _in_same_storage(other: str, url: str, storage: str | None) -> str:
-    """Return the name of a study, given by name or file, that has to be in the storage at a URL.
-
-    Raises:
-        BadInput: its file names another storage.
-    """
+    """Return the name of a study, given by name or file, that has to be in the storage at a URL."""
     from storage.urls import parse
 
     named, name = located(other, storage)
@@ -185,11 +177,7 @@ def _in_same_storage(other: str, url: str, storage: str | None) -> str:
 
 
 def _priority_before(study: "StoredStudy", other: "StoredStudy") -> int:
-    """Return the priority by which a study comes before another one.
-
-    Raises:
-        BadInput: no priority does that.
-    """
+    """Return the priority by which a study comes before another one."""
     why = ""
     if study.name == other.name:
         why = "it is the same study"
@@ -294,11 +282,7 @@ def _tell_of_held_jobs(spec: "StudySpec") -> None:
 
 
 def _check_storage_of_job(url: str) -> None:
-    """Refuse a storage that the job would refuse, and tell that a file is not found everywhere.
-
-    Raises:
-        BadInput: it would.
-    """
+    """Refuse a storage that the job would refuse, and tell that a file is not found everywhere."""
     from storage.urls import parse
 
     storage = parse(url)

@@ -93,11 +93,7 @@ def _write_page(text: str, target: Path) -> None:
 
 
 def _put(text: str, target: Path) -> None:
-    """Print a text, or write it to a file and print the path.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+    """Print a text, or write it to a file and print the path."""
     from autotune.export.writing import write_text
 
     if target == STANDARD_OUTPUT:
@@ -187,16 +183,7 @@ def _log_run(repository: "Repository", stored: "StoredStudy", tracker: str) -> N
 
 
 def _check_export(best: str | None, form: str, options: list[str]) -> None:
-    """Refuse what cannot be exported, before anything is read.
-
-    Args:
-        best: best.yaml that is to be exported; None: a study is.
-        form: format of the answer.
-        options: of --trials, --tracker and --output those that are given.
-
-    Raises:
-        BadInput: the options do not go together.
-    """
+    """Refuse what cannot be exported, before anything is read."""
     from autotune.export import formats
 
     formats.known(form)
@@ -235,11 +222,7 @@ def _export_answer(
 
 
 def _check_replaced(target: Path, study: str, answer: "Verdict") -> None:
-    """Refuse to replace another's file, or what another study has found by what is no gain.
-
-    Raises:
-        BadInput: it is there.
-    """
+    """Refuse to replace another's file, or what another study has found by what is no gain."""
     from autotune.export import writing
     from autotune.study.context import BASELINE
 

@@ -56,11 +56,7 @@ def run_job(
 def _become(
     best: "BestConfig", command: list[str] | None, variables: dict[str, str], *, force: bool
 ) -> NoReturn:
-    """Replace this program by the job, with additional variables: those of its watcher.
-
-    Raises:
-        BadInput: it is another job than the one that was tuned, and not `force`.
-    """
+    """Replace this program by the job, with additional variables: those of its watcher."""
     # Imported after a watcher was forked: these modules bring libraries that start threads.
     from autotune.export.tuned_job import command_job, script_job
 
@@ -99,11 +95,7 @@ def _unchanged(best: "BestConfig") -> str:
 
 
 def _started(command: list[str], folder: Path = Path("/dev")) -> "Started":
-    """Return how a command starts its ranks, as far as its programs are known.
-
-    Args:
-        folder: of this machine's devices.
-    """
+    """Return how a command starts its ranks, as far as its programs are known."""
     from autotune.export.launch_settings import assigned
     from autotune.export.tuned_job import Started
     from autotune.standalone.launch_command import taken_apart

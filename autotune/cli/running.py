@@ -181,12 +181,6 @@ def _storage_of(
 ) -> "Repository":
     """Open the storage of a study file.
 
-    Args:
-        study: path of the file.
-        spec: what it says.
-        given: URL of the command line; None: there is none.
-        reading: whether nothing is to be written.
-
     Raises:
         BadInput: it cannot be opened; with the place in the file where the file names it.
     """
@@ -223,9 +217,6 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
     """Return the study file, which comes first if it is given, and the command that follows.
 
     A single word is a file, whatever its name, unless it is a script or a program.
-
-    Raises:
-        BadInput: there is an option that is none.
     """
     is_file = len(words) == 1 and not (words[0].endswith(".py") or shutil.which(words[0]))
     has_file = bool(words) and (is_file or Path(words[0]).suffix in (".yaml", ".yml"))
@@ -236,11 +227,7 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
 
 
 def _refuse_both(foreground: bool, detach: bool) -> None:
-    """Refuse to leave a study that runs in this process: it would end with the process.
-
-    Raises:
-        BadInput: both options are given.
-    """
+    """Refuse to leave a study that runs in this process: it would end with the process."""
     if foreground and detach:
         raise BadInput(
             "--foreground runs the study in this process, and --detach would end the process at "
@@ -412,11 +399,7 @@ def _give_sign(pipe: str | None) -> None:
 def _prepare(
     running: "Daemon | DaemonPool", repository: "Repository", metrics_port: int | None
 ) -> None:
-    """Have signals shut a daemon down, and serve its metrics if a port for them is given.
-
-    Raises:
-        BadInput: the port is taken.
-    """
+    """Have signals shut a daemon down, and serve its metrics if a port for them is given."""
     signal.signal(signal.SIGINT, lambda *_: running.shut_down())
     _leave_when_told(running)
     if metrics_port is None:

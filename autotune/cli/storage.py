@@ -79,11 +79,7 @@ def restore(file: FileArgument, storage: StorageOption = None) -> None:
 
 
 def _refuse_studies(repository: "Repository") -> None:
-    """Refuse a storage with studies.
-
-    Raises:
-        BadInput: it has some.
-    """
+    """Refuse a storage with studies."""
     if count := repository.studies.count():
         raise BadInput(
             f"{repository.database} has {count} studies; restore into a new storage: --storage"
@@ -91,10 +87,5 @@ def _refuse_studies(repository: "Repository") -> None:
 
 
 def _existing(storage: str | None) -> "Database":
-    """Open a storage that exists.
-
-    Raises:
-        BadInput: there is none.
-        StorageError: it cannot be read.
-    """
+    """Open a storage that exists."""
     return open_storage(url_of(storage), existing=True, reading=True).database

@@ -212,11 +212,7 @@ def digest_of(knobs: Mapping[str, Any]) -> str:
 
 
 def _check_parts(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Check the types of the file's parts.
-
-    Raises:
-        ValueError: one has another; the message names it.
-    """
+    """Check the types of the file's parts."""
     for part, types in _PARTS.items():
         if part in content and type(content[part]) not in types:
             raise ValueError(f"{path}: `{part}` must be {_SHOWN[types[0]]}, got {content[part]!r}")
@@ -231,11 +227,7 @@ def _check_parts(content: Mapping[str, Any], path: str | os.PathLike[str]) -> No
 def _unedited(
     script: dict[str, Any] | None, knobs: Mapping[str, Any], path: str | os.PathLike[str]
 ) -> dict[str, Any] | None:
-    """Return the entry of a script without its digest of the knobs.
-
-    Raises:
-        ValueError: the knobs are others than those that it was made from.
-    """
+    """Return the entry of a script without its digest of the knobs."""
     if script is None or DIGEST not in script:
         return script
     if not _has_digest(knobs, script[DIGEST]):

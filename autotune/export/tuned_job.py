@@ -157,11 +157,7 @@ def script_job(
 
 
 def _script_in(best: BestConfig) -> dict[str, Any]:
-    """Return the entry of the script in best.yaml.
-
-    Raises:
-        BadInput: the file is not of a script.
-    """
+    """Return the entry of the script in best.yaml."""
     if best.script is None:
         raise BadInput(
             "best.yaml is of a workload, not of a script: load it in your code with autotune.load()"
@@ -245,11 +241,7 @@ def _not_compared(best: BestConfig, script: Mapping[str, Any], started: Started)
 
 
 def _not_arriving(before: Sequence[str]) -> Iterator[str]:
-    """Yield that variables of the job may not reach its ranks, if a program keeps them out.
-
-    Args:
-        before: words of the command before the script.
-    """
+    """Yield that variables of the job may not reach its ranks, if a program keeps them out."""
     # A scope of systemd is a child of this process, and its services are none.
     kept_out = "--scope" not in before and any(
         Path(word).name in OWN_ENVIRONMENT for word in before
@@ -310,14 +302,7 @@ def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
 
 
 def _check_options(command: Sequence[str]) -> None:
-    """Check that python searches PYTHONPATH, through which a job is changed from outside and watched.
-
-    Args:
-        command: up to the script.
-
-    Raises:
-        BadInput: an option tells it not to.
-    """
+    """Check that python searches PYTHONPATH, through which a job is changed from outside and watched."""
     places = [place for place, word in enumerate(command) if is_python(word)]
     found = [parsed(command[place + 1 :]) for place in places]
     letters = {letter for python in found if python for letter in letters_of(python.options)}
@@ -334,13 +319,7 @@ def _not_handed_on(
     variables: Mapping[str, str],
     environment: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield which variables of a job do not reach the ranks that deepspeed starts on other hosts.
-
-    Args:
-        before: words of the command before the script.
-        variables: of the job.
-        environment: in which the command runs.
-    """
+    """Yield which variables of a job do not reach the ranks that deepspeed starts on other hosts."""
     if started.launch != DEEPSPEED or started.nodes == 1 or "--no_ssh" in before:
         return
     if arguments.given(before, "--launcher") in _HANDING_ALL_ON:
@@ -358,12 +337,7 @@ def _not_handed_on(
 
 
 def _not_named(before: Sequence[str], variables: Iterable[str]) -> Iterator[str]:
-    """Yield which variables of a job mpirun hands on to no other host, as it is not told their names.
-
-    Args:
-        before: words of the command before the script.
-        variables: names of those of the job.
-    """
+    """Yield which variables of a job mpirun hands on to no other host, as it is not told their names."""
     if not is_mpi_elsewhere(before) or _hands_all_on(before):
         return
     lists = [re.split("[,;]", text) for word, text in pairwise(before) if word in _NAMING]
@@ -393,11 +367,7 @@ def _in_deepspeed_env(environment: Mapping[str, str]) -> dict[str, str]:
 def _parted(
     script: Mapping[str, Any], command: Sequence[str]
 ) -> tuple[Sequence[str], str, Sequence[str]]:
-    """Split the command into what stands before the script, the script, and its arguments.
-
-    Raises:
-        BadInput: the command does not run it, or a shell script does.
-    """
+    """Split the command into what stands before the script, the script, and its arguments."""
     target = _target(script)
     for place, word in enumerate(command):
         is_module = word == target and command[place - 1] in ("-m", "--module")
@@ -451,12 +421,7 @@ def _of_compression(order: job_order.Order) -> Iterator[str]:
 
 
 def _of_counters(knobs: Mapping[str, Any], now: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield what counts of micro-batches mean in the job, where the script is told its split.
-
-    Args:
-        knobs: recommended values.
-        now: settings of the command, as `launch_settings.present` returns them.
-    """
+    """Yield what counts of micro-batches mean in the job, where the script is told its split."""
     split = {name: now.get(name) or "" for name in ("micro_batch", "accumulation_steps")}
     if all(map(str.isdecimal, split.values())) and (
         text := counters_text(knobs, {name: int(value) for name, value in split.items()})
@@ -533,12 +498,7 @@ def script_of(
 
 
 def _present(entry: Mapping[str, Any], spec: StudySpec, folder: Path) -> dict[str, Any]:
-    """Return the settings and files of a script as they are now.
-
-    Args:
-        spec: settings of the study.
-        folder: folder of the script.
-    """
+    """Return the settings and files of a script as they are now."""
     path = folder / entry["target"]
     words, flags = spec.workload.arguments, entry["flags"]
     present = launch_settings.present(flags, words, spec.env, folder)

@@ -256,11 +256,7 @@ def _noted(content: bytes) -> str:
 
 
 def _head(path: Path) -> bytes:
-    """Return how a file begins; empty: there is none.
-
-    Raises:
-        BadInput: a folder or a device is there, or the file cannot be read.
-    """
+    """Return how a file begins; empty: there is none."""
     try:
         if not path.exists():
             return b""

@@ -246,11 +246,7 @@ class StopRule:
         return _among(self._spared(block), block)
 
     def _spared(self, *latest: BlockReport) -> list[BlockReport]:
-        """Return the first blocks that compiled; with changing shapes compilation may never end.
-
-        Args:
-            latest: blocks beside those seen so far.
-        """
+        """Return the first blocks that compiled; with changing shapes compilation may never end."""
         blocks = [*(seen.block for seen in self.seen), *latest]
         return [b for b in blocks if seconds_of_compilation(b)][: MEASUREMENT.most_compiling]
 

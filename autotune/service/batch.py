@@ -404,11 +404,7 @@ def _command(study: Path) -> list[str]:
 
 
 def _refuse_conflicts(options: Sequence[str]) -> None:
-    """Refuse options that would have Slurm run something else than the script, or not go on with it.
-
-    Raises:
-        BadInput: there is one.
-    """
+    """Refuse options that would have Slurm run something else than the script, or not go on with it."""
     for word in options:
         name = word.partition("=")[0]
         if word.startswith("-a") and not word.startswith("--"):
@@ -419,11 +415,7 @@ def _refuse_conflicts(options: Sequence[str]) -> None:
 
 
 def _refuse_other_scripts(options: Sequence[str]) -> None:
-    """Refuse words that sbatch would take for a script: it would not read that of the study.
-
-    Raises:
-        BadInput: there is one.
-    """
+    """Refuse words that sbatch would take for a script: it would not read that of the study."""
     takes_value = False
     for word in options:
         if word == "--" or not (word.startswith("-") or takes_value):

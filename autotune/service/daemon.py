@@ -339,11 +339,6 @@ class _Heartbeat:
         signals: Signals,
         attend: Callable[[], None],
     ) -> None:
-        """Prepare to beat.
-
-        Args:
-            attend: has the queue known to be served.
-        """
         self._repository = repository
         self._study = study
         self._lease = lease

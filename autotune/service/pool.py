@@ -35,12 +35,6 @@ class DaemonPool:
     """Supervisor of daemons: replaces those that die, until all have left or it is told to leave."""
 
     def __init__(self, start: Start, count: int) -> None:
-        """Prepare to start the daemons.
-
-        Args:
-            start: starts one.
-            count: number of daemons.
-        """
         self._start = start
         self._count = count
         self._leaving = threading.Event()

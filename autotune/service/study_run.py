@@ -175,11 +175,7 @@ class StudyRun:
         return verdict
 
     def _check_same(self, facts: Mapping[str, Any]) -> None:
-        """Check that a study which has figures goes on with such ranks as it had.
-
-        Raises:
-            LauncherError: it has others here at present.
-        """
+        """Check that a study which has figures goes on with such ranks as it had."""
         stored = self._study.facts or {}
         known = {name: stored[name] for name in _SAME if stored.get(name) is not None}
         before = {**facts, **known}
@@ -195,9 +191,6 @@ class StudyRun:
         """Check that a study of one machine goes on with such CUDA devices as it has begun on.
 
         On a cluster it is pinned to them.
-
-        Raises:
-            LauncherError: it has others here at present.
         """
         before = self._bound_to()
         if self._spec.launcher.is_shared or not launcher.site.on_device or not before:

@@ -433,12 +433,7 @@ class InProcessRunner:
             raise Requeued(f"This process was told to leave, and {error}.") from None
 
     def _begin(self, study: StoredStudy) -> None:
-        """Start the thread unless it has ended already, or a daemon runs the study.
-
-        Raises:
-            Requeued: this process was told to leave.
-            AutotuneError: the thread has died, or the study was moved to another queue.
-        """
+        """Start the thread unless it has ended already, or a daemon runs the study."""
         if self._daemon.stops:  # it has left between two tries
             self._repository.studies.request_stop(self._study.name)
             return
@@ -515,11 +510,7 @@ class DaemonSupervisor:
         self._newest: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
-        """Start a daemon if the study needs one.
-
-        Raises:
-            AutotuneError: the daemons keep dying.
-        """
+        """Start a daemon if the study needs one."""
         if self._is_there():
             return
         study = self._repository.studies.named(self._study.name)
@@ -550,11 +541,7 @@ def _spawn(queue: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _appended(log: Path) -> BinaryIO:
-    """Open a daemon's log, or another one if it is large.
-
-    Raises:
-        AutotuneError: it cannot be written.
-    """
+    """Open a daemon's log, or another one if it is large."""
     make(log.parent)
     with written(log):
         if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:

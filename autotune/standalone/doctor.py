@@ -165,11 +165,7 @@ def _storage(url: str) -> CheckResult:
 
 
 def _opened(url: str) -> str:
-    """Open a storage; where its SQLite file is missing, make one beside it, which is removed.
-
-    Raises:
-        AutotuneError: it cannot be read and written.
-    """
+    """Open a storage; where its SQLite file is missing, make one beside it, which is removed."""
     parsed = parse(url)
     path = Path(str(parsed.database))
     if parsed.get_backend_name() != "sqlite" or path.exists():
@@ -252,11 +248,7 @@ def of_machine() -> Iterator[CheckResult]:
 
 
 def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
-    """Build the workload and train it for a few steps.
-
-    Raises:
-        AutotuneError: that is not possible.
-    """
+    """Build the workload and train it for a few steps."""
     one_off.setup.check_baseline()
     result = one_off.run(BASELINE_RUN, one_off.setup.baseline, judge, shape)
     if problem := why_not(result):
@@ -314,12 +306,7 @@ def _compiled_again(blocks: Sequence[BlockReport]) -> str:
 
 
 def _knobs(one_off: OneOffRuns, *, settles: bool) -> Iterator[CheckResult]:
-    """Check that each knob of the search takes effect in the script, by one value of each.
-
-    Args:
-        one_off: runs of the study.
-        settles: whether the baseline stops compiling after its first steps.
-    """
+    """Check that each knob of the search takes effect in the script, by one value of each."""
     setup = one_off.setup
     # Alone, accumulation or a micro-batch cannot hold the global batch.
     free = dataclasses.replace(setup.facts, global_batch=None)

@@ -79,11 +79,7 @@ class Journal:
     """Runs so far, in a CSV file."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
-        """Open a journal, or begin one.
-
-        Raises:
-            BadInput: it holds other knobs.
-        """
+        """Open a journal, or begin one."""
         self._path = path
         self._columns = [_PASS, *names, THROUGHPUT, SECONDS, STATE]
         self.runs: list[Run] = []
@@ -104,11 +100,7 @@ class Journal:
         self.runs.append(run)
 
     def _check_columns(self, content: bytes) -> None:
-        """Check the first line, which a crash may have left incomplete.
-
-        Raises:
-            BadInput: it is that of another file.
-        """
+        """Check the first line, which a crash may have left incomplete."""
         first, newline, _ = content.decode(errors="replace").partition("\n")
         own, first = ",".join(self._columns), first.rstrip("\r")
         if first == own or (not newline and own.startswith(first)):
@@ -126,11 +118,7 @@ class Journal:
         return bool(whole)
 
     def _read(self, names: list[str]) -> Iterator[Run]:
-        """Yield the runs.
-
-        Raises:
-            BadInput: a line is no run, as one that a disk has lost.
-        """
+        """Yield the runs."""
         with self._path.open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
             try:
@@ -272,11 +260,7 @@ class _Recorder:
             say(f"pass {number + 1}, {place}/{len(order)}  {run.state}  {shown}")
 
     def _run(self, number: int, params: dict[str, Any]) -> Run:
-        """Run one configuration.
-
-        Raises:
-            LauncherError: its result is not known, for a reason outside the configuration.
-        """
+        """Run one configuration."""
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
             judge = TimedMonitor(self._one_off.setup.search_limits())

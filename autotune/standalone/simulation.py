@@ -203,11 +203,7 @@ def _everything(spec: StudySpec, launcher: ReplayLauncher) -> Space:
 
 
 def _missing(space: Space, table: Table) -> int:
-    """Return the number of feasible configurations that no row has, though each value is in some row.
-
-    Raises:
-        BadInput: they are too many to be counted.
-    """
+    """Return the number of feasible configurations that no row has, though each value is in some row."""
     if not space.enumerable:
         raise BadInput(
             f"the table holds {len(table.rows)} of {space.size:,} configurations, too few to search "

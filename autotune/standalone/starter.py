@@ -203,11 +203,7 @@ def _is_text(word: str) -> bool:
 
 
 def _written(path: Path, text: str) -> bool:
-    """Write a new file; return False if it exists.
-
-    Raises:
-        BadInput: it cannot be written.
-    """
+    """Write a new file; return False if it exists."""
     content = text.encode()
     try:
         with path.open("xb") as file:

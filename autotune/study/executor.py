@@ -201,11 +201,7 @@ class TrialExecutor:
         blocks: Sequence[StoredBlock],
         environment: int | None,
     ) -> None:
-        """Record a result, also where the storage is away for a moment, as in a fail-over.
-
-        Raises:
-            StorageUnreachable: it stays away.
-        """
+        """Record a result, also where the storage is away for a moment, as in a fail-over."""
         cache, give_up = self._context.attempt_cache, time.monotonic() + _OUTAGE_SECONDS
         again = False
         while True:

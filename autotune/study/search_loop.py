@@ -213,11 +213,7 @@ class SearchLoop:
         return False
 
     def _check_that_baseline_runs(self) -> None:
-        """Check that the baseline does not fail by itself.
-
-        Raises:
-            BaselineFails: it fails again and again.
-        """
+        """Check that the baseline does not fail by itself."""
         attempts, name = self._context.attempts(), self._context.study.name
         if failure := outcomes.for_good(attempts, self._since):
             raise BaselineFails(

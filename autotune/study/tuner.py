@@ -59,11 +59,6 @@ class Tuner:
     """Course of a study, from wherever its records stand to its verdict."""
 
     def __init__(self, context: StudyContext, signals: Signals, texts: DashboardTexts) -> None:
-        """Prepare the loop, before anything runs.
-
-        Args:
-            texts: texts for optuna-dashboard.
-        """
         self._context = context
         self._spec = context.setup.spec
         self._signals = signals

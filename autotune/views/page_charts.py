@@ -159,13 +159,7 @@ def _numbers(several: Sequence[Round], x: Scale, most: int) -> Labels:
 def _bounds(
     several: Sequence[TrialFigures], total: Ratio | None = None, *, intervals: bool = True
 ) -> tuple[float, float]:
-    """Return the range of speed-ups that a chart of trials shows.
-
-    Args:
-        several: trials in it.
-        total: another ratio in it.
-        intervals: whether it shows the interval of each trial.
-    """
+    """Return the range of speed-ups that a chart of trials shows."""
     values = [one.ratio.value for one in several if one.ratio]
     ends = list(values)
     if intervals:

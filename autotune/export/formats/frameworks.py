@@ -99,11 +99,7 @@ def hf_trainer(best: BestConfig) -> Said:
 
 
 def _computed_in_tf32(best: BestConfig, *, compiles: bool) -> dict[str, Any]:
-    """Return precision=fp32 where Accelerate turns TF32 on whatever it is told.
-
-    Args:
-        compiles: whether it is told to compile.
-    """
+    """Return precision=fp32 where Accelerate turns TF32 on whatever it is told."""
     strict = compiles and best.knobs.get("precision") == "fp32"
     return {"precision": "fp32"} if strict and not on_cpu(best) else {}
 

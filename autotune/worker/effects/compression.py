@@ -93,11 +93,7 @@ class OneBitAdam(torch.optim.Optimizer):
     """
 
     def __init__(self, plain: torch.optim.Optimizer, warm_up: int = COMPRESSION_WARM_UP) -> None:
-        """Take over the parameter groups and the state of an optimizer.
-
-        Raises:
-            ValueError: it is not Adam or AdamW, or one with amsgrad or maximize.
-        """
+        """Take over the parameter groups and the state of an optimizer."""
         for group in plain.param_groups:
             adam = isinstance(plain, torch.optim.Adam)  # AdamW is one since torch 2.7
             adam |= isinstance(plain, torch.optim.AdamW)

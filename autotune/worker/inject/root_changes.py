@@ -50,13 +50,6 @@ class RootChanges:
     """Application of some knobs to the roots of a script."""
 
     def __init__(self, knobs: Knobs, names: frozenset[str], *, in_job: bool = False) -> None:
-        """Prepare the changes.
-
-        Args:
-            knobs: a value for every knob.
-            names: of those to apply.
-            in_job: whether the script is the user's own job, which goes on where a trial fails.
-        """
         self._met: set[str] = set()
         self._recomputation = Recomputation()
         self._attention = ChosenAttention(knobs, gives_way=in_job)

@@ -55,11 +55,6 @@ class Roots:
     """
 
     def __init__(self, prepare: Prepare) -> None:
-        """Prepare to find roots.
-
-        Args:
-            prepare: called once for each, before its first call; see Prepare.
-        """
         self.found: WeakSet[nn.Module] = WeakSet()
         self._prepare = prepare
         self._optimizers: WeakSet[Optimizer] = WeakSet()

@@ -20,7 +20,6 @@ class StudyPaths:
 
     Attributes:
         workdir: folder that the study was started in.
-        study: its name.
         key: distinguishes it from studies of its name in another or a former storage.
     """
 

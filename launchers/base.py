@@ -354,7 +354,6 @@ class LauncherSection(BaseModel, ABC):
         """Return the opened launcher; closing it gives everything back.
 
         Args:
-            resources: resources of one trial.
             log_dir: folder on each node for the agents' own messages.
             busy: called repeatedly while another study measures on this machine; may raise.
             env: variables for the agents. TORCHINDUCTOR_* and PYTORCH_CUDA_ALLOC_CONF are read when

@@ -23,8 +23,6 @@ class CommonKind:
 
     Attributes:
         autotune: version of autotune on this side.
-        python: version of Python.
-        torch: version of torch.
         kind: name of the devices or of the processors; empty: unknown.
         on_gpu: True if `kind` names devices.
     """
@@ -117,9 +115,6 @@ def of_other_kinds(
 
     The study runs on the wanted kind, or else on that of most slots; of equals on the one with more
     memory. Where no slot is of the wanted kind none is named, see `check_device`.
-
-    Args:
-        environments: environment of each slot.
     """
     kinds = [device_kind(from_agent(one), on_gpu=on_gpu) for one in environments]
     memory = dict(zip(kinds, map(_memory, environments), strict=True))

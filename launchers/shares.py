@@ -55,7 +55,6 @@ class Holding:
     """Slots of a study on a cluster, as shares of all of it.
 
     Attributes:
-        slots: number of slots that it has.
         held: share that they take together.
         wanted: share of a slot that it waits for; 0 if it waits for none.
     """

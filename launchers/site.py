@@ -11,7 +11,6 @@ class Site:
 
     Attributes:
         device: 'cpu' or 'cuda'.
-        ranks: number of ranks of a trial.
         nodes: number of nodes that they are spread over, evenly.
         devices_per_rank: CUDA devices of a rank; below one, ranks share a device.
         environment: fingerprint of the node as the launcher opened, see

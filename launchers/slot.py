@@ -36,8 +36,6 @@ class AgentSlot(Slot):
         """Start the agents.
 
         Args:
-            name: of the slot.
-            nodes: of the slot.
             gpus_per_worker: CUDA devices per rank.
             reads_energy: whether the energy of a trial has to be readable.
             on_wait: called repeatedly until they are ready; may raise.

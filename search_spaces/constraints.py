@@ -22,7 +22,6 @@ class Conflict:
         first: the knob whose entry says so.
         second: another one.
         holds: tells whether a configuration has it.
-        reason: why.
         device: the only one on which they conflict; empty: any.
         runs: they run together, only never faster: such a pair is not tried unless it is the user's own.
         given: further knobs on which it depends.

@@ -146,7 +146,6 @@ class OnlyWith:
     """Values of another knob beside which a knob acts; beside all others it stays at its default.
 
     Attributes:
-        other: name of the other knob.
         values: of the other knob; empty: every value but its default.
         reason: why it does not act beside other values.
     """
@@ -161,8 +160,6 @@ class NotWith:
     """Values of a knob that do not go with values of another knob.
 
     Attributes:
-        other: name of the other knob.
-        reason: why.
         values: of the knob itself; empty: every value but its default.
         of_other: values of the other knob; empty: every value but its default.
         given: a third knob, and its value without which they do go together.
@@ -222,7 +219,6 @@ class Knob:
         name: as in study.yaml, SQL and best.yaml.
         domain: the values that make sense at all.
         default: what PyTorch, or a plain training script, does.
-        summary: what it changes.
         changes: what it may change of the training, of NUMBERS, DATA, GRAPH and STATISTICS; each has a
             check: see autotune.analysis.gate and autotune.analysis.sameness.
         acts_on: PROCESS, MODEL, WRAPPER or STEP: how much is made anew where its value changes; see
@@ -241,7 +237,6 @@ class Knob:
         needs_for: the values that require it; empty: every value but the default.
         also_needs: single values, each with what it requires instead of `needs` or besides.
         promising: the value that an expert would try first, or the one nearest to it.
-        because: why.
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
         of_host: whether that is memory of the host alone, and none of a device.

@@ -19,7 +19,6 @@ class Words:
     """The words of one consumer for one knob.
 
     Attributes:
-        say: the rule.
         by_itself: from all knobs, what the consumer does without being told; None: PyTorch's default.
     """
 

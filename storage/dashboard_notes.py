@@ -19,7 +19,6 @@ def save_note(
 
     Args:
         database: where the study is stored.
-        study: study of Optuna.
         body: text of the note, in Markdown.
         trial: the trial, which may have ended; None: the note is that of the study.
     """

@@ -63,7 +63,6 @@ def has_failed(result: AttemptResult, folder: Path) -> bool:
     """Return whether a run may have failed because a disk was full.
 
     Args:
-        result: result of the run.
         folder: folder that the run writes to.
     """
     failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)

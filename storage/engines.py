@@ -252,7 +252,6 @@ def explain_sqlite_error(error: BaseException, path: Path) -> str:
 
     Args:
         error: error of SQLite or of the operating system.
-        path: path of the database file.
     """
     name = getattr(error, "sqlite_errorname", "")
     said = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -81,7 +81,6 @@ def record_of(made: type[Record], row: Base, **converted: Any) -> Record:
 
     Args:
         made: class of the record.
-        row: to read.
         converted: fields whose value is not that of a column.
     """
     names = {field.name for field in dataclasses.fields(made)} - converted.keys()

@@ -333,7 +333,6 @@ class StoredNoise:
     Attributes:
         sigma_run: relative standard deviation between runs, without the scatter of
             blocks.
-        runs: number of runs that it rests on.
         drift_per_hour: relative change of the throughput of equal runs; None if unknown.
     """
 
@@ -485,7 +484,6 @@ class Recommended:
     """Recommendation of a study.
 
     Attributes:
-        study: name of the study.
         spec: settings of the study as submitted.
         body: content of best.yaml.
     """
@@ -582,7 +580,6 @@ class Summary:
 
     Attributes:
         searched: number of recorded trials of the search, by state.
-        running: number of running attempts.
         confirming: latest round of the confirmation; 0 before there is one.
         first: complete run of the first trial; None while there is none.
         best: complete run with the highest throughput; None while there is none.

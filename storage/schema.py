@@ -109,7 +109,6 @@ def copied(source: Engine, path: Path, *, newest: bool) -> Engine:
     """Copy a database of any of our schemas into a new SQLite file; return its engine.
 
     Args:
-        source: database to copy.
         path: of the file, which is written by this process alone, or else not at all.
         newest: bring the copy to the newest schema.
 

@@ -73,7 +73,6 @@ class Studies:
 
         Args:
             file: file with the study's settings.
-            owner: account that submits it.
 
         Raises:
             BadInput: a study of that name exists already, here or among Optuna's others.

@@ -36,10 +36,7 @@ class Barred:
         """Return what the records of a study show.
 
         Args:
-            attempts: attempts of the study.
-            blocks: returns the blocks of an attempt.
             baseline: a value for every knob.
-            rules: rules of the study.
         """
         unchecked = gate.unchecked(attempts, blocks, baseline) if rules.refuse_unchecked else {}
         other = Comparison(attempts, blocks, baseline, rules).objections()

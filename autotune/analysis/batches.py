@@ -20,7 +20,6 @@ class BatchBest:
     Attributes:
         global_batch: samples per optimizer step over all ranks.
         trial: that it was tried in.
-        knobs: of it.
         throughput: as the search saw it, once; of another node as it would be where the baseline ran.
         speedup: over the baseline: the verdict's, else of the rounds that both ran, else as the search
             saw both, without an interval; None where the baseline did not run.
@@ -78,8 +77,6 @@ def best_per_batch(
     Trials that were stopped early count; trials that the numerics gate has refused do not.
 
     Args:
-        attempts: of a study.
-        world_size: number of ranks.
         confirmed: what the verdict says, by trial; such a trial is the best of its batch.
     """
     refused = {

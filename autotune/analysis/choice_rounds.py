@@ -28,7 +28,6 @@ class ChoiceRounds:
     """Rounds that choose, and which finalists are still in.
 
     Attributes:
-        candidates: candidate by trial, the baseline among them.
         baseline: trial of the baseline; None if it is no candidate.
         rounds: complete rounds of all finalists that were still in.
         dropped: trial -> number of closed rounds after which it dropped out.

@@ -181,7 +181,6 @@ def conclude(
 
     Args:
         result: what its rounds say.
-        world_size: number of ranks.
         checks: what the numerics gate has found.
         failure: how the baseline ended, where it did not complete.
         lacking: what would lead further; None: the study goes on.

@@ -41,7 +41,6 @@ class Confirmation:
     once, as nothing is to be chosen.
 
     Attributes:
-        candidates: candidate by trial, the baseline among them.
         baseline: trial of the baseline; None if it is no candidate.
         spread: spread between the processes of each configuration; None where it is not told.
         choice_rounds: rounds of all finalists that were still in.
@@ -49,7 +48,6 @@ class Confirmation:
         taken_back: changes of the choice that bring nothing, with the values that they had in it; it
             is measured alone without them.
         reduced: True if fresh rounds measure the choice without some of its changes.
-        failed: trials that failed in a round, in order.
         void: numbers of rounds that do not count, because they ran elsewhere than the last one.
     """
 
@@ -152,7 +150,6 @@ class Confirmation:
         """Return what is recorded of the next round: throughput by trial, None where it failed.
 
         Args:
-            attempts: attempts of the study.
             epoch: that of the daemon which goes on with the round; None: that of its last run.
         """
         members, results = self.members(), round_results(attempts, self.next_round, epoch)

@@ -36,9 +36,6 @@ class Contribution:
     """Gain of one changed knob.
 
     Attributes:
-        knob: its name.
-        before: its value in the baseline.
-        after: its value in the winner.
         gain: throughput of the winner over that of the winner without this change; the intervals of all
             changes hold at once (Bonferroni), with the noise pooled over all of them.
         rounds: number of rounds that the gain rests on.
@@ -98,7 +95,6 @@ def contributions(
     """Return the contribution of every changed knob that was measured, the largest gain first.
 
     Args:
-        attempts: attempts of the study.
         winner: a value for every knob.
         baseline: a value for every knob.
         facts: facts about the machine and the study; None: it has no constraints of its own.
@@ -142,12 +138,7 @@ def _rates(attempts: Attempts, several: Sequence[Knobs]) -> dict[int, dict[int, 
 
 @dataclass(frozen=True)
 class Step:
-    """A round to be measured.
-
-    Attributes:
-        round: its number.
-        configurations: configurations that run interleaved.
-    """
+    """A round to be measured."""
 
     round: int
     configurations: list[dict[str, Any]]
@@ -158,7 +149,6 @@ class Spared:
     """Winner without the changes that are known to bring nothing.
 
     Attributes:
-        knobs: its configuration.
         next: round to measure next; None: all is known.
     """
 

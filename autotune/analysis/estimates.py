@@ -48,7 +48,6 @@ def leader(
         attempts: attempts of a study that may be under way.
         baseline: a value for every knob.
         checks: what the numerics gate has found.
-        world_size: number of ranks.
         noise: newest run-to-run noise of the study; None: as recorded with each run.
     """
     if not attempts.searched():

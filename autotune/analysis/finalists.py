@@ -309,7 +309,6 @@ def choices(
     """Return the finalists and the most promising others, each with its reason.
 
     Args:
-        attempts: of a study.
         finalists: trials that are measured again, without the baseline.
         refused: trials that a check refuses, with what it found.
         passed_over: trials that are slower beyond doubt, or whose check takes too long.

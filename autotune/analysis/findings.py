@@ -20,7 +20,6 @@ class Finding:
     Attributes:
         name: of the bottleneck: a part of the step, or straggler, batch, memory, layout, logging.
         share: of the step's time that it takes; None where it is no part of the step.
-        text: for the user.
         knobs: that answer it.
     """
 

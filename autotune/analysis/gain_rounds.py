@@ -23,14 +23,11 @@ class GainRounds:
     """Rounds of a pair.
 
     Attributes:
-        chosen: trial of the choice.
-        baseline: trial of the baseline.
         most: most rounds that are allowed.
         wanted: number of rounds that are planned at least.
         least: number of rounds from which on they tell.
         spread: spread between the processes of each configuration; None: it is not known.
         earlier: rounds before these, if the choice was the only finalist.
-        rounds: complete rounds.
     """
 
     chosen: int
@@ -157,7 +154,6 @@ def rounds_wanted(seen: Contrast, rounds: int, most: int) -> int:
 
     Args:
         seen: gain by these rounds.
-        rounds: number of them.
         most: most fresh rounds that are allowed.
     """
     target = max(PROOF.finest, min(PROOF.share_of_gain * seen.value, PROOF.coarsest))

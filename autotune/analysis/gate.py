@@ -197,7 +197,6 @@ def missing_runs(
     Args:
         finalists: configurations.
         baseline: a value for every knob.
-        attempts: attempts of the study.
         convolutional: True if the model has convolutions, so that plain autocast is run as well.
     """
     missing: list[MissingRun] = []
@@ -281,7 +280,6 @@ class _Unproven(NamedTuple):
     """Check that proved nothing.
 
     Attributes:
-        why: reason, in words.
         whatever_start: True if the reason holds for other weights and rows, too.
     """
 
@@ -328,8 +326,6 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
     """Return the findings of the recorded runs.
 
     Args:
-        attempts: attempts of a study.
-        blocks: returns the blocks of an attempt.
         baseline: a value for every knob.
         rules: what the study allows to change of the training.
     """

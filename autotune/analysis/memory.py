@@ -34,7 +34,6 @@ class Outgrown:
     """Trials refused because they run out of memory with the longest samples.
 
     Attributes:
-        count: number of trials.
         knobs: configuration of the first.
     """
 
@@ -69,7 +68,6 @@ def memory_of(
     """Return what is recorded of a configuration.
 
     Args:
-        trial: its trial.
         knobs: the configuration as it is recommended.
         limit: bytes that a rank has; None if unknown.
         told: True if the workload says which samples are the longest.

@@ -26,9 +26,7 @@ class Failure:
     """End of an attempt that failed, or the reason why a trial may not be recommended.
 
     Attributes:
-        trial: its trial.
         state: state of the attempt; COMPLETE: the trial ran, and is barred.
-        cause: reason, as recorded.
     """
 
     trial: int
@@ -47,7 +45,6 @@ class Outcomes:
 
     Attributes:
         again: True if trials completed, but none could be measured again.
-        ends: number of attempts by state.
         first: first failure with a cause; None if there is none.
     """
 
@@ -71,7 +68,6 @@ class SearchBest:
     """Fastest trial of a search, which was seen once.
 
     Attributes:
-        complete: True if any trial completed.
         knobs: its configuration; None if it or the baseline is not known.
         rate: throughput of the baseline, per second; None likewise.
         ratio: of the trial over the baseline, as the tables of trials have it; None likewise.
@@ -87,7 +83,6 @@ class SearchBest:
         """Return the fastest trial, as if all had run on one node.
 
         Args:
-            attempts: of a study.
             noise: newest run-to-run noise that the study has found; None: as recorded with each run.
         """
         level, ratios = levelled(attempts), trial_ratios(attempts, noise)
@@ -122,7 +117,6 @@ def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
     It equals the failure before it, or is the last of several in a row.
 
     Args:
-        attempts: attempts of the study.
         since: id of the last attempt before the study was started, or went on: what stopped it may have
             been mended then, so one failure at least must be newer.
     """
@@ -140,7 +134,6 @@ def to_be_tried_again(attempts: Attempts, since: int) -> StoredAttempt | None:
     It has failed, as once may be chance, or was ended before its first step and has more time now.
 
     Args:
-        attempts: attempts of the study.
         since: id of the last attempt before the study was started, or went on.
     """
     own = attempts.searched().of_baseline().last

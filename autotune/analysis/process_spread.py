@@ -61,7 +61,6 @@ class ProcessSpread:
         """Return the runs of a trial's configuration, with what its steps let expect of them.
 
         Args:
-            trial: number of the trial.
             rates: rates of its runs in the rounds.
             baseline: trial of the baseline, whose runs outside the rounds tell something as well.
         """

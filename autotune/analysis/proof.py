@@ -37,10 +37,7 @@ class Proof:
     """Price of the finals of a study, by its records.
 
     Attributes:
-        attempts: attempts of the study.
-        costs: costs of its runs.
         baseline: the user's configuration.
-        barred: configurations that may not be recommended.
         needed: rounds of the confirmation for which the search leaves time.
         repeats: runs of the baseline besides those rounds, because its processes lie apart.
         at_once: True if the members of a round are launched at once.

@@ -16,7 +16,6 @@ class Records:
     """Records of a study.
 
     Attributes:
-        blocks: returns the blocks of an attempt.
         noise: newest run-to-run noise of the study; None if it has found none.
         environment_of: returns the environment of an attempt; None if it is unknown.
     """

@@ -15,7 +15,6 @@ def runs_that_compare(runs: Attempts, number: int, epoch: int | None = None) -> 
 
     Args:
         runs: recorded runs for one purpose.
-        number: number of the round.
         epoch: that of the daemon which goes on with the round; None: that of its last run.
     """
     own = runs.in_round(number)
@@ -34,8 +33,6 @@ def round_results(
     Earlier versions repeated no run: a failure is final where later rounds have begun.
 
     Args:
-        attempts: attempts of the study.
-        number: number of the round.
         epoch: see `runs_that_compare`.
     """
     rounds = attempts.of(Purpose.CONFIRM).recorded()

@@ -81,9 +81,6 @@ def rounds_of(
     """Return all rounds in which a run has ended, in order.
 
     Args:
-        attempts: of a study.
-        spec: its settings.
-        blocks: blocks of an attempt.
         ended: True if the study is done, so that the last round is looked at for the last time.
     """
     runs = attempts.of(Purpose.CONFIRM).recorded()
@@ -203,8 +200,6 @@ def replay_study(
 
     Args:
         attempts: attempts of a study whose search has ended.
-        spec: its settings.
-        blocks: blocks of an attempt.
         selection: choice of the finalists; None: by the records.
         barred: trials that are no candidates; None: by the records.
     """

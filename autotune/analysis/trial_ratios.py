@@ -46,7 +46,6 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
     """Return the speed-up of every timed trial by its number; nothing while the baseline has no rate.
 
     Args:
-        attempts: of a study.
         noise: newest run-to-run noise that the study has found; None: as recorded with each run.
     """
     level = levelled(attempts)
@@ -82,7 +81,6 @@ def leading_trial(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> int |
     """Return the complete trial that was seen fastest; None if each is the baseline or surely slower.
 
     Args:
-        attempts: of a study.
         ratios: speed-up of each timed trial, see `trial_ratios`.
     """
     own = attempts.baseline()

@@ -79,7 +79,6 @@ class Numerics:
             not be checked.
         norm_ratio: median gradient norm over the reference's; None likewise.
         unchecked: reason why it could not be checked; empty if it was.
-        steps: number of compared steps.
         share_of_progress: the distance in units of the reference's progress, which is judged; None
             where that was too small to compare with.
     """
@@ -160,9 +159,6 @@ class Verdict:
         measured_on: name of the machine; empty if nothing was measured.
         memory: memory of the recommended configuration; None if it changes nothing.
         long_run: result of a pair of long runs; None if there was none.
-        unit: unit of the rates.
-        study: name of the study.
-        baseline_knobs: configuration of the baseline.
         trials: number of recorded trials of the search.
         baseline_failure: how the baseline ended; None if it completed or did not run.
         baseline_rounds: number of rounds in which the baseline ran.

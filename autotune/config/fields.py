@@ -189,7 +189,6 @@ def files(
 
     Args:
         flags: of knobs, as in `given`.
-        words: arguments of the script.
     """
     holders = {found[0] for flag in flags.values() if (found := parted(flag))}
     named = {holder.text: holder.file(words, variables) for holder in holders}

@@ -125,7 +125,6 @@ def of_global_batch(
 
     Args:
         fixed: global batch of the study.
-        workers: ranks.
         baseline: a value for every knob.
         baseline_given: whether the file has a baseline to point at.
     """

@@ -30,7 +30,6 @@ class Recipe:
 
     Attributes:
         target: the script's file, or the module behind -m.
-        is_module: whether `target` is a module.
         flags: of the knobs that the script sets; settings that make up a knob together by their own
             names.
         turned: knobs that it sets to another value, each as its argument has it; settings that make
@@ -356,8 +355,6 @@ class ScriptWorkload(ForeignWorkload):
 
         Args:
             chosen: a value for every knob.
-            knobs: of the study.
-            workers: ranks.
         """
         flags, differing = knobs.flags, knobs.differing(chosen)
         turned = {
@@ -385,7 +382,6 @@ class ScriptWorkload(ForeignWorkload):
 
         Args:
             chosen: a value for every knob.
-            knobs: of the study.
         """
         if not self.samples:
             return None

@@ -339,11 +339,7 @@ class StudySpec(Section):
         return self.workload.knows_batch(self.baseline)
 
     def global_batch(self, workers: int) -> int | None:
-        """Return the samples per optimizer step that every configuration must have; None: any.
-
-        Args:
-            workers: ranks.
-        """
+        """Return the samples per optimizer step that every configuration must have; None: any."""
         wanted = self.objective.global_batch
         if wanted == FREE:
             return None

@@ -24,7 +24,6 @@ class StudyKnobs:
         own: names of the study's own knobs.
         flags: setting by which the workload takes each knob that it sets by itself.
         given: baseline as the study gives it.
-        baseline: value of every knob in the baseline.
         fixed_batch: whether only configurations with the baseline's global batch compete.
         counts: unit that is counted per second: samples, tokens or steps.
         variables: of the environment, as the study sets them.
@@ -53,7 +52,6 @@ class Stated:
     Attributes:
         place: in the study.
         setting: that has the number at present.
-        number: the number.
         text: the statement, for messages.
     """
 

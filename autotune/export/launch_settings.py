@@ -44,7 +44,6 @@ def present(
 
     Args:
         flags: of knobs, as in `fields.given`.
-        words: arguments of the script.
     """
     return {
         name: _setting(typed(flag, words), words, variables, folder) for name, flag in flags.items()
@@ -100,7 +99,6 @@ def untuned(
 
     Args:
         script: entry of best.yaml.
-        words: arguments of the script.
         knobs: values that say which of them are switches.
     """
     flags = {name: typed(flag, words) for name, flag in script["flags"].items()}

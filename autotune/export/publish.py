@@ -53,7 +53,6 @@ def current_content(
     """Return the content of best.yaml.
 
     Args:
-        answer: its present verdict.
         text: the verdict in words.
 
     Raises:
@@ -71,7 +70,6 @@ def export(
     """Write best.yaml; return whether it is provisional.
 
     Args:
-        answer: its present verdict.
         text: the verdict in words.
 
     Raises:

@@ -51,7 +51,6 @@ class Started:
     Attributes:
         ranks: on all nodes; None: not known.
         launch: launcher whose rules they follow, as under workload.launch; None: not known.
-        nodes: number of nodes of the ranks.
         devices: number of CUDA devices that the command may use on this node.
         models: names of this node's CUDA devices, as its driver has them.
         unknown: why one of them is not known, in words.

@@ -34,12 +34,7 @@ _HALVINGS = 50
 
 @dataclass(frozen=True)
 class Variance:
-    """An estimated variance.
-
-    Attributes:
-        value: estimate of the variance.
-        df: degrees of freedom.
-    """
+    """An estimated variance."""
 
     value: float
     df: float
@@ -160,9 +155,6 @@ def contrast(rates: Rates, one: int, other: int, others: float = MEASUREMENT.oth
     The variance is that of the pair's own differences, drawn towards that of all other arms.
 
     Args:
-        rates: rates of all arms.
-        one: first arm.
-        other: second arm.
         others: largest number of degrees of freedom of all other arms; infinite: as many as they
             have.
     """
@@ -205,7 +197,6 @@ class Arm:
     """Runs of one configuration, each in processes of its own.
 
     Attributes:
-        rates: rates of the runs, at least one.
         prior: variance of the log rate between processes, before any was repeated.
         within: mean variance of the log rate of a run that its steps leave.
         others: rates of runs under other conditions: they tell how far runs lie apart, not the mean.

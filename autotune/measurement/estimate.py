@@ -31,7 +31,6 @@ class Estimate:
         rate: rate in units per second.
         half_width: half-width of the interval, relative to the rate; infinite for fewer than two
             blocks.
-        blocks: number of blocks that it rests on.
         df: degrees of freedom of Student's t in the interval.
     """
 

@@ -62,7 +62,6 @@ class FirstSteps:
     """First steps of a run.
 
     Attributes:
-        gradients: gradients of each of the first steps.
         start: digest of the weights and rows that they began with; empty where those are known to be
             the same in every run.
     """

@@ -43,9 +43,7 @@ class Distance:
     """Distance of two loss curves, in units of the loss.
 
     Attributes:
-        mean: mean of the differences.
         error: standard error of the mean.
-        df: degrees of freedom of the error.
         runs: number of pairs of runs, with a seed each.
     """
 
@@ -187,7 +185,6 @@ class Agreement:
             reference's; None where the run ended early.
         norm_ratio: median gradient norm over that of the reference.
         open: True if another pair of runs is needed.
-        steps: number of compared steps.
         gradient_error: relative error in the first step; None where gradients were not compared.
         share_of_progress: the same with its sign, in units of the reference's progress; None also
             where that had not fallen.

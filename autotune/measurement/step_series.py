@@ -60,9 +60,7 @@ class StepSeries:
     """Steps of one run.
 
     Attributes:
-        count: number of steps.
         mean: mean seconds of a step.
-        variance: variance of the steps.
         correlation: correlation of neighbouring steps, as seen.
         pairs: number of pairs of neighbours that it was seen in.
         local: relative scatter between neighbours in each part of the run, over the square root of two.

@@ -36,7 +36,6 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     - One rank lags behind the others half as much again as it did before.
 
     Args:
-        block: block in question.
         before: earlier blocks of the same trial that count.
     """
     seen = block.observed
@@ -77,10 +76,8 @@ class Limits:
         long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
         time_limit: of the trial; `soft` is that of all blocks, warm-up included.
         settling: bound on later steps from the first ones.
-        measure: quantity of the rate.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs.
-        run_df: degrees of freedom of `sigma_run`.
         fewest: number of blocks that must count before their interval ends the trial, unless steps
             that were timed one by one tell enough before; infinite: no interval ends it.
         power: limit of the power of its devices; None: there is none.

@@ -26,7 +26,6 @@ class OneOffRuns:
     """Runner of configurations on the first slot of a launcher, one after another.
 
     Attributes:
-        setup: the study on its launcher.
         folder: folder for output and traces of the ranks, with a folder per run.
         workdir: folder in which the ranks run.
     """
@@ -42,7 +41,6 @@ class OneOffRuns:
 
         Args:
             name: name of the run, unique for this launcher.
-            monitor: monitor of the run.
             shape: function that turns a timed trial into the wanted one.
         """
         slot = self.setup.launcher.slots[0]

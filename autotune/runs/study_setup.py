@@ -76,8 +76,6 @@ class StudySetup:
     """A study on a launcher: what may be tried there, and how each run is requested.
 
     Attributes:
-        spec: settings of the study.
-        launcher: opened launcher.
         facts: facts for the constraints, by the devices of the first slot.
     """
 

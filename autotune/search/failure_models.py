@@ -50,7 +50,6 @@ def changes_memory(name: str, *, on_device: bool) -> bool:
     """Return whether a knob may change how much memory a rank takes, as any of a study's own may.
 
     Args:
-        name: of the knob.
         on_device: whether that of a CUDA device is meant alone.
     """
     knob = CATALOGUE.get(name)
@@ -61,7 +60,6 @@ class _Told(NamedTuple):
     """Rows that ran, or that did not.
 
     Attributes:
-        rows: the rows.
         octaves: micro-batch up to which each fits, or from which on it fails, in octaves.
     """
 

@@ -19,8 +19,6 @@ class Observations:
     """Measurements as times per sample, in units of the fastest.
 
     Attributes:
-        rows: rows of the grid.
-        times: time of each row.
         noise: standard deviation of each time.
         running: rows that are being measured.
         unit: the fastest time.

@@ -19,7 +19,6 @@ def outline(space: Space, global_batch: int | None, *, batch_known: bool = True)
     """Yield the number of remaining configurations, and the values that are in none of them.
 
     Args:
-        space: search space of the study.
         global_batch: global batch of all configurations; None: any.
         batch_known: whether samples of a step are known.
     """

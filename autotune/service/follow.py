@@ -242,8 +242,6 @@ def block_of(repository: Repository, study: StoredStudy, exported: Path) -> str:
     """Return the final block of a study that is done.
 
     Args:
-        repository: with the study.
-        study: that is done.
         exported: path of its best.yaml.
     """
     figures = figures_of(repository, study)

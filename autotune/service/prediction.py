@@ -22,7 +22,6 @@ def predicted(
     A limit that is not known is None. `waiting` is the quota that keeps it waiting.
 
     Args:
-        spec: of the study.
         repository: that it would be queued in; None: there is none yet.
         priority: that it would begin with; None: as it is stored, or 0.
     """

@@ -44,7 +44,6 @@ class Watcher:
 
         Args:
             best: recommendation that the job runs with.
-            say: prints a line.
             port: port of the metrics; 0: a free one.
             every: seconds between two checks.
             clock: returns a time in seconds.

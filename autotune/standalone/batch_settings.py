@@ -65,7 +65,6 @@ def find_batch_settings(
     """Try the settings that may change the micro-batch or the accumulation, each in a run.
 
     Args:
-        run: runs the script.
         seen: training of the unchanged command, its settings among the options.
         workers: ranks that ran it.
         say: called with the number of runs that may follow.

@@ -35,7 +35,6 @@ class Diagnosis:
         findings: the largest share of the step first.
         parts: share of a step by part.
         throughput: of the baseline, in the unit of the objective; where that is energy, samples/s.
-        unit: of the throughput.
         rising: throughput with twice the micro-batch over the baseline's; None if that cannot run.
         traces: one per rank, for Perfetto.
     """
@@ -52,7 +51,6 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
     """Profile the baseline, and time it against twice its micro-batch.
 
     Args:
-        spec: of the study.
         folder: for output and traces of the ranks.
         workdir: working directory of the ranks.
 

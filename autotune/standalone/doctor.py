@@ -56,11 +56,7 @@ _COMPILED_AGAIN = 3
 
 
 def judged(address: str) -> tuple[bool, str]:
-    """Return whether the lookup is fast enough, and a description with advice.
-
-    Args:
-        address: of a node.
-    """
+    """Return whether the lookup is fast enough, and a description with advice."""
     asking = NameLookup(address)
     asking.join(MOST_SECONDS)
     seconds = min(asking.seconds, MOST_SECONDS)
@@ -234,7 +230,6 @@ def baseline_of(
     """Check that the baseline of a study trains.
 
     Args:
-        one_off: runs of the study.
         judge: of the run; None: it takes a few steps.
         shape: of the run, with reports of single steps or of moments.
     """

@@ -35,7 +35,6 @@ class OtherValue:
     """Another value of a setting, and the value of a knob that it should cause.
 
     Attributes:
-        option: setting to change.
         value: of the knob, for one rank.
         ranks: number of ranks whose samples the setting counts together: all of them, or one.
     """
@@ -66,8 +65,6 @@ def settings_of(
     out.
 
     Args:
-        seen: survey of the script.
-        words: its arguments.
         variables: of its environment, as the command sets them.
         fields: of the files that it reads.
     """
@@ -94,8 +91,6 @@ def fields(
 
     Args:
         file: path from the working directory.
-        text: of the file.
-        words: arguments of the script.
         variables: that the command sets for it.
     """
     holders = [*_naming(file, words, variables), file]
@@ -216,7 +211,6 @@ def doubled(other: OtherValue, seen: SurveyResult) -> OtherValue | None:
 
     Args:
         other: value of a setting of the micro-batch.
-        seen: of the script.
     """
     if other.value >= seen.micro_batch or not other.option.sure:
         return None

@@ -50,9 +50,6 @@ def study(
 
     Args:
         command: the user's own.
-        found: result of the survey.
-        cpus: of this machine.
-        name: of the study.
         allowed: limits of the script's runs; None: the defaults.
 
     Raises:
@@ -216,12 +213,7 @@ def _env(launched: Launched) -> str:
 
 
 def offered(found: Findings, cpus: int) -> dict[str, list[Any]]:
-    """Return the knobs that take effect in a script, each with values that include the present one.
-
-    Args:
-        found: result of the survey.
-        cpus: of this machine.
-    """
+    """Return the knobs that take effect in a script, each with values that include the present one."""
     offers = dict(_offers(found, cpus))
     offers |= {knob: found.own.values(knob, offers.get(knob, ())) for knob in found.own.turned}
     fitting = {

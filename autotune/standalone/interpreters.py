@@ -33,7 +33,6 @@ def found(program: str, env: Mapping[str, str]) -> Path | None:
     """Return the file that a command runs by the name of a program.
 
     Args:
-        program: as it is typed.
         env: variables that the command sets.
     """
     path = shutil.which(program, path=env.get("PATH") or os.environ.get("PATH"))

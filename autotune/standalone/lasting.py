@@ -81,11 +81,9 @@ def too_short(
     """Say that a script has ended before it could be measured, and what to do.
 
     Args:
-        target: the script.
         steps: optimizer steps that were seen.
         per_step: seconds of a step; None: not known.
         seconds: of training that the longest measurement takes.
-        options: settings of the script.
     """
     needed = math.ceil(seconds / per_step) if per_step else None
     wanted = f", at its speed about {quantity(needed)} steps" if needed else ""
@@ -113,7 +111,6 @@ def settings(options: Sequence[Option], steps: int) -> list[Option]:
     """Return the settings whose names suggest that they limit the training.
 
     Args:
-        options: settings of the script.
         steps: that it took; a setting of that value is the only one returned.
     """
     named = [option for option in options if _says_how_long(option)]

@@ -23,13 +23,10 @@ class Launched:
 
     Attributes:
         target: the script's file, or the module behind -m.
-        is_module: whether `target` is a module.
-        args: of the script.
         workers: ranks on all nodes; None where the launcher takes as many as there are devices.
         env: variables that the command sets for the script.
         launch: launcher whose rules its processes follow, as under workload.launch.
         options: of the interpreter that runs the script.
-        nodes: number of nodes of the ranks.
         interpreter: words that start the command's python; empty: it is not known.
     """
 
@@ -58,9 +55,7 @@ def by_torchrun(script: Sequence[str], ranks: str, nodes: str = "1") -> str:
     """Return the torchrun command for a script.
 
     Args:
-        script: with its arguments.
         ranks: number on each node.
-        nodes: number of nodes.
     """
     several = ["--nnodes", nodes] if nodes != "1" else []
     return shlex.join(["torchrun", *several, "--nproc-per-node", ranks, *script])

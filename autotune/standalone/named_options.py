@@ -32,9 +32,6 @@ class OtherWord:
     """Another word for an option, which may be another value of a knob.
 
     Attributes:
-        knob: name of it.
-        option: of the script.
-        word: to give to the option.
         baseline: what says the present value; None: nothing is known to.
         value: of the knob, where the word is one for it; None: what is seen decides.
     """
@@ -50,7 +47,6 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
     """Return what to try for each knob, the most telling first.
 
     Args:
-        options: settings of a script.
         facts: of this machine.
         cpus: for each rank.
     """

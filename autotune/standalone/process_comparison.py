@@ -15,12 +15,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
-    """Yield a line for each difference or likeness; none where no launcher of scripts is followed.
-
-    Args:
-        spec: settings of the study.
-        launcher: open launcher.
-    """
+    """Yield a line for each difference or likeness; none where no launcher of scripts is followed."""
     launch = spec.workload.launched_by(launcher.ranks)
     if launch is None:
         return

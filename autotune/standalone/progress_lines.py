@@ -24,7 +24,6 @@ def reported(
     """Report every few seconds, until the block is left, how long it has taken and the last output.
 
     Args:
-        say: called with a line.
         output: returns the end of the output.
         every: seconds between two lines.
     """

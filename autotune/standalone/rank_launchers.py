@@ -30,7 +30,6 @@ def launched_by(
 
     Args:
         launcher: one of those below.
-        words: its arguments.
         variables: that the command sets for it; launchers read some, and keep them.
 
     Raises:

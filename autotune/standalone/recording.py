@@ -164,7 +164,6 @@ def record(
         refine: further passes of the leading ones, at first those within a quarter of the best, fewer
             from pass to pass, as the best ones lie close together.
         workdir: where the ranks run.
-        say: called with a line of progress.
 
     Returns:
         The output.

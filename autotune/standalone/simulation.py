@@ -50,7 +50,6 @@ class Simulation:
         missing: configurations of the study's space that the table does not hold; they are left
             out.
         verdict: its kind.
-        sentence: the verdict in words.
         recommended: changes of the recommended configuration, in words; None without a result.
         throughput: of that in the table; None without a result, or where it failed when recorded.
         best: throughput of the table's best row.

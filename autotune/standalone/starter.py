@@ -81,9 +81,7 @@ def write_of_command(
     Where no script of torch is in it, nothing is run, and unknown entries are marked TODO.
 
     Args:
-        path: of the study.
         command: the user's own.
-        say: called with progress messages.
         storage: URL of the storage whose names are taken; None: no name is.
         allowed: limits of the script's runs; None: the defaults.
 
@@ -220,7 +218,6 @@ def study(command: Sequence[str], name: str, *, may_write: bool = False) -> str:
 
     Args:
         command: the user's own.
-        name: of the study.
         may_write: whether trials may change files.
     """
     words = [word.replace("{", "{{").replace("}", "}}") for word in command]

@@ -90,7 +90,6 @@ class ObjectiveValues:
         Args:
             value: what the sampler's model expects.
             knobs: a value for every knob.
-            attempts: of the study.
         """
         own, mean = attempts.baseline(), pooled_baseline(attempts)
         if not self._are_over_yours or own is None or mean is None:

@@ -171,7 +171,6 @@ def parts_of(
     A part with all changes of a bundle that failed is left out: it would fail as well.
 
     Args:
-        space: what may be tried.
         baseline: a value for every knob.
         failed: values of the knobs that vary, with how they failed.
         ran: configurations that ran, a value for every knob.
@@ -200,7 +199,6 @@ def fitting(
     """Yield suggestions, and parts of those that are bound to run out of memory instead of these.
 
     Args:
-        space: what may be tried.
         baseline: a value for every knob.
         suggestions: what is to be tried.
         too_large: configurations that ran out of memory.
@@ -225,7 +223,6 @@ def rest(
     """Return the baseline with every change of a refused trial that can run and is not refused.
 
     Args:
-        space: what may be tried.
         baseline: a value for every knob.
         refused: values of the knobs that vary.
         barred: what a check refuses.

@@ -35,7 +35,6 @@ class Suggestion:
 
     Attributes:
         params: values of the knobs that vary.
-        reason: reason for the user.
     """
 
     params: dict[str, KnobValue]
@@ -65,7 +64,6 @@ class Room:
     """Memory that the baseline leaves on a device.
 
     Attributes:
-        memory_bytes: memory of a rank.
         peak_bytes: what the baseline takes of it; 0: unknown.
     """
 
@@ -137,7 +135,6 @@ def experts(
     What has to be compiled is in neither: it takes long, and a failure would hide what the rest brings.
 
     Args:
-        space: what may be tried.
         baseline: a value for every knob.
         found: findings of the baseline.
         unusable: knobs that have nothing to act on in the workload.

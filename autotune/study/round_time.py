@@ -56,7 +56,6 @@ class RoundTime:
         """Return the time limit of one member's run by itself.
 
         Args:
-            trial: the member.
             missing: trials that the round has yet to measure, this one among them.
         """
         own, several = self._confirmation.knobs_of([trial]), self._confirmation.knobs_of(missing)

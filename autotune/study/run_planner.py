@@ -75,11 +75,8 @@ class RunPlan:
     Attributes:
         attempts: attempts of the run, in the order in which they train; in a pair the trial first.
         mode: solo with one attempt, else interleaved or paired.
-        slot: number of the slot.
-        schedule: order of the blocks.
         monitors: monitor of each attempt.
         limit: time limit of each attempt, of which `soft` counts from the first step.
-        seed: seed of the training.
         reuse: True if the run may take over a warm worker.
         stays: True if its ranks stay as a warm worker.
         turn_seconds: longest block, where several train in turn.

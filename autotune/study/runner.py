@@ -22,10 +22,7 @@ class Runner:
     """Runner of opening and finals of one study, one run after another.
 
     Attributes:
-        context: the study.
-        planner: planner of the runs.
         executor: idle.
-        time: time of the study.
     """
 
     context: StudyContext

@@ -45,13 +45,7 @@ _POLL_SECONDS = 0.2
 
 
 class SearchLoop:
-    """Search of one study, which goes on from wherever the records stand.
-
-    Attributes:
-        space: configurations that may be tried.
-        ledger: trials of the study in Optuna.
-        dashboard: what optuna-dashboard shows of them.
-    """
+    """Search of one study, which goes on from wherever the records stand."""
 
     def __init__(
         self,
@@ -65,7 +59,6 @@ class SearchLoop:
         """Prepare the loop, before anything runs.
 
         Args:
-            texts: texts for optuna-dashboard.
             check: function that raises if the study is to stop.
         """
         self._context = context

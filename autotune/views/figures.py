@@ -80,9 +80,7 @@ class StudyAnswer:
     """Answer of a study.
 
     Attributes:
-        kind: see autotune.analysis.verdict.Kind.
         text: the whole verdict in words.
-        provisional: True until the study has ended.
         speedup: ratio of the rates, recommended configuration over baseline; None where there is none.
         trial: recommended one; None if there is none.
         baseline: trial of the baseline; None if it has not run.
@@ -93,7 +91,6 @@ class StudyAnswer:
         rates: lowest and highest rate of the recommended configuration in its rounds; None before they
             support the answer.
         baseline_rates: those of the baseline.
-        changes: knobs that differ from the baseline.
         confirmed: True if rounds support it, and not only trials that were seen once.
     """
 
@@ -130,9 +127,6 @@ class Search:
 
     Attributes:
         space: size of the search space, in words; empty if that was not recorded.
-        left_out: what was not tried, with reasons.
-        trials: number of recorded trials by state.
-        failures: trials that failed, by state and cause.
         ended: reason why the search ended, in words; None while it goes on.
         end_cause: the reason as data; None while it goes on, or where an earlier version ended it.
         expected_gain: relative gain that one more trial was expected to bring; None if unknown.
@@ -171,7 +165,6 @@ class Runs:
 
     Attributes:
         count: of those with a result, each of one configuration: a round has several.
-        seconds: of all, those that were lost among them.
     """
 
     purpose: str
@@ -242,7 +235,6 @@ class StudyFigures:
     """All figures of a study.
 
     Attributes:
-        version: of this layout.
         served: True if a daemon runs the study, or serves the queue that it waits in.
         waiting: reason why the study waits, though a daemon could run it; None if it does not.
         saving: of time, or of energy where that is the objective; None before rounds support it.
@@ -253,14 +245,11 @@ class StudyFigures:
         step: composition of a step before and after; None if it was not looked at.
         contributions: gain of each change; empty if that was not measured.
         contribution_rounds: rounds of them that the study asks for.
-        own_knobs: knobs of this job.
         batches: best configuration of each global batch, where there are several.
         bottlenecks: what holds the baseline back.
         traces: files of the profiles behind `step`, for https://ui.perfetto.dev.
         running: how the recommended configuration ran; None if it was not confirmed.
         noise: between runs of one configuration; None if unknown.
-        conditions: of the timed runs.
-        verdict: the verdict's own data.
     """
 
     version: int

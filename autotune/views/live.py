@@ -75,14 +75,9 @@ class LiveMoment:
     """A study at one moment, as far as the screen shows it.
 
     Attributes:
-        study: its record.
-        spec: its settings.
         attempts: of the study, those under way among them.
         ratios: speed-up of each timed trial by its number.
-        rounds: of the confirmation.
-        running: what runs, in words.
         doing: how far it has come, in words; empty if nothing says so.
-        next: what comes next, in words.
     """
 
     study: StoredStudy
@@ -161,7 +156,6 @@ class _Body:
     """Middle of the screen.
 
     Attributes:
-        title: of the columns.
         rows: the most important one first.
         below: what the rows come to.
         newest_last: True if the rows are shown the other way round.

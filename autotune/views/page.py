@@ -91,7 +91,6 @@ def page(
     """Return the page of a study as HTML.
 
     Args:
-        figures: of the study.
         exported: path of the study's best.yaml; empty if there is none.
         trials: address of its trials in optuna-dashboard, where the page is served; it then loads
             itself again while the study runs.

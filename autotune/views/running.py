@@ -144,7 +144,6 @@ class EnergyUse:
         joules_per_sample: of all devices together, before and after.
         watts: of a device on average, before and after; on the CPU of the processors of a node.
         limit: watts that a device may take; None: there is no limit.
-        devices: number of devices.
         speed: samples per second, after over before.
     """
 
@@ -213,7 +212,6 @@ class Racing:
     """Savings by the early end of hopeless trials.
 
     Attributes:
-        stopped: number of trials that were ended early.
         seconds: seconds by which they were shorter than the median complete trial, together.
         share: share of the time that the search would have taken.
     """

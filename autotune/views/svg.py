@@ -148,7 +148,6 @@ def chart(height: float, body: Iterable[str], title: str, y: Axis, x: Axis = Axi
     """Return a drawing with axes.
 
     Args:
-        body: marks.
         y: labels beside it; each has a line of the grid.
         x: labels under it.
     """

@@ -61,7 +61,6 @@ def trial_figures(
 
     Args:
         noise: newest run-to-run noise of the study.
-        verdict: its present answer.
         reasons: why trials were tried, by number.
     """
     ratios = trial_ratios(attempts, noise)

@@ -77,13 +77,10 @@ class Evidence:
         elapsed: seconds for which the study was served.
         energy: of the baseline and the recommended configuration; None where it was not read.
         warmup: seconds of a run's warm-up.
-        bottlenecks: what holds the baseline back.
         drift: speed in the second half of a run of the rounds over that in the first; None if unknown.
-        refused: trials that a check refuses.
         nodes: machines of the environment.
         device: 'cpu' or 'cuda'; empty if that was not recorded.
         watchable: whether `autotune run --watch` can watch the job.
-        state: of the study.
         processes_seen: whether other processes on the GPUs could be seen.
     """
 

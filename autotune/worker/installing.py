@@ -17,7 +17,6 @@ def pip_install(extra: str = "", pip: str = "pip") -> str:
 
     Args:
         extra: of pyproject.toml; empty: none.
-        pip: how pip is called.
     """
     origin = _origin()
     wanted = shlex.quote(f"{origin or _UNKNOWN}{f'[{extra}]' if extra else ''}")

@@ -18,8 +18,6 @@ class PythonCommand:
     Attributes:
         options: of the interpreter, without -m.
         target: file, or the module behind -m.
-        is_module: whether `target` is a module.
-        args: of the script.
     """
 
     options: tuple[str, ...]

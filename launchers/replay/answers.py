@@ -24,7 +24,6 @@ class Launch:
     Attributes:
         number: number of launches of these knobs so far, this one included.
         at: virtual time in seconds at which it begins.
-        draw: random generator of this launch.
         processes: random generator of its processes, in the same state for all trials that run in them.
         before: knobs of the trial whose processes it takes over; None: it has processes of its own.
     """
@@ -67,7 +66,6 @@ class Answer:
         parts: shares of a step by part, see autotune.worker.rank.trace.PARTS, alike for all ranks;
             empty: unknown.
         outcome: kind of failure; None: it does not fail.
-        cause: reason of the failure.
         after: number of blocks that it reports before it fails.
         lost_agent: True if the agent dies with it.
         not_its_own: description of what has happened to its node.

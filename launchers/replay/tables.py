@@ -33,7 +33,6 @@ class Table:
     """Rows by configuration.
 
     Attributes:
-        names: names of the knobs.
         rows: rows in the order of the file.
     """
 

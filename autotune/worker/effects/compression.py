@@ -24,7 +24,6 @@ def compress_gradients(
     """Register the hook of gradient_compression and powersgd_rank; one_bit is in the optimizer.
 
     Args:
-        knobs: of the trial.
         model: whose gradients are sent.
         warm_up: steps before low-rank factors are sent; None: as many as PyTorch's hook has by itself.
     """

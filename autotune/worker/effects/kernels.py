@@ -113,7 +113,6 @@ def compile_in_place(knobs: Knobs, model: nn.Module, *, sharded: bool) -> None:
     No wrapper comes around the model, which would rename what a checkpoint has of it.
 
     Args:
-        knobs: of the trial.
         model: whose forward is replaced.
         sharded: whether FSDP2 gathers its parameters.
 

@@ -194,7 +194,6 @@ def optimizer(
     gradients.
 
     Args:
-        knobs: of the trial.
         plain: made for all parameters of the model, which it may have sorted into groups.
         model: as it was wrapped.
     """

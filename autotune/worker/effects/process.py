@@ -98,7 +98,6 @@ def environment(knobs: Knobs, nccl: tuple[int, ...] | None = None) -> dict[str, 
     """Return the variables of these knobs, which NCCL, CUDA and its allocator read when they start.
 
     Args:
-        knobs: of the trial.
         nccl: version that reads them; None: that of this process.
     """
     found: dict[str, str] = {}
@@ -159,7 +158,6 @@ def compile_workers(knobs: Knobs, ranks: int) -> None:
     By itself torch starts as many workers as there are processors, in every rank.
 
     Args:
-        knobs: of the trial.
         ranks: number of the trial's ranks on this node.
     """
     if knobs["compile"] == "none" or "TORCHINDUCTOR_COMPILE_THREADS" in os.environ:
@@ -177,7 +175,6 @@ def garbage_collection(knobs: Knobs, step: int) -> None:
     there.
 
     Args:
-        knobs: of the trial.
         step: number of the step that is about to begin, from 0.
     """
     if not knobs["freeze_gc"]:
@@ -237,7 +234,6 @@ def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
     fewer than ranks, the system goes on scheduling them.
 
     Args:
-        knobs: of the trial.
         local_rank: of this process, from 0.
         ranks: of its training on this node.
     """
@@ -266,7 +262,6 @@ def in_order(numbers: Iterable[int], processors: Path = _PROCESSORS) -> list[int
     """Sort processors by socket, die, core and number.
 
     Args:
-        numbers: of the processors.
         processors: folder in which Linux describes them; a missing value counts as 0.
     """
 

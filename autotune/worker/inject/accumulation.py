@@ -16,7 +16,6 @@ def strays(samples: float, wanted: int, steps: int, ahead: float = 0.0) -> bool:
     Args:
         samples: of batches that were drawn and are trained on.
         wanted: samples of a step.
-        steps: number of them.
         ahead: most samples that a thread is known to have drawn ahead.
     """
     surplus = samples - wanted * steps

@@ -29,7 +29,6 @@ class ConstructedClass:
     """Class whose arguments may be changed.
 
     Attributes:
-        name: of the class.
         modules: that define it.
         arguments: those that `init` tries -> values that it takes, the meaning of None first; empty:
             its default tells.

@@ -123,9 +123,6 @@ def memory_format(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
     """Return channels_last, if the weights of convolutions show it.
 
     A weight of one channel or of 1 x 1 has both formats at once.
-
-    Args:
-        parameters: that are trained.
     """
     weights = (one for one in parameters if one.dim() == _OF_IMAGES and not is_sharded(one))
     last = [

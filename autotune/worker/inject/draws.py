@@ -83,9 +83,6 @@ class Batch(NamedTuple):
     """Batch that was drawn.
 
     Attributes:
-        source: that yielded it.
-        samples: number of samples in it.
-        tokens: number of tokens in them.
         asked: number of times that gradients had been disabled when the script asked for it.
         drawn: the same number when the script received it.
     """

@@ -31,8 +31,6 @@ class Order:
 
     Attributes:
         target: name of the script's file, or of the module behind -m.
-        is_module: whether `target` is a module.
-        knobs: a value for every knob.
         changes: names of those that act from outside.
         baseline: their values in the baseline, as far as they are known.
         constructed: arguments with which it constructs objects of a framework.

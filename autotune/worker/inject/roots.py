@@ -50,7 +50,6 @@ class Roots:
     keeps no root alive.
 
     Attributes:
-        found: root modules.
         inside: whether a root is being called.
     """
 
@@ -110,10 +109,7 @@ class Roots:
         """Call a module as a root, and every time from now on.
 
         Args:
-            module: the root.
             own: what the script would call.
-            args: of the call.
-            kwargs: of the call.
         """
         self.found.add(module)
         call = _RootCall(self, module, own)

@@ -39,7 +39,6 @@ class RankRows:
     """Rows that one rank has trained on.
 
     Attributes:
-        rows: number of rows.
         contents: sum of the hashes of their contents, independent of their order.
         indices: sum of the hashes of their indices in the dataset; None where a row has none.
         order: digest of the contents in their order.

@@ -71,7 +71,6 @@ class ScriptProbe:
         guessed: whether samples were counted by tensors, as a loader did not know them.
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
         loss: last one that a backward pass began with, on its device; None before there is one.
-        built: objects that the script has built.
         records_loss: whether the loss of the following backward passes will be read.
         first_backward: collectives that the process had begun when the first backward pass began;
             None before there is one.

@@ -67,7 +67,6 @@ class _Passes:
     """Forward passes of one module, with gradients on.
 
     Attributes:
-        module: that was called.
         parameters: number of its trained values.
         since_step: passes since the last optimizer step.
         of_steps: passes between steps.
@@ -86,7 +85,6 @@ class Survey:
 
     Attributes:
         steps: of the optimizer that were seen.
-        probe: probe of the script's steps.
         share: of what its loaders yield, that this rank trains on; below 1 if it draws for others.
     """
 

@@ -129,7 +129,6 @@ def change_calls(knobs: Knobs, names: frozenset[str], called: Callable[[], None]
     Args:
         knobs: a value for every knob.
         names: of those to apply.
-        called: called after each.
     """
     found = [importlib.import_module(home) for home in _HOMES]
     shards: Callable[..., Any] = found[0].fully_shard
@@ -160,7 +159,6 @@ class _Calls:
         """Return the arguments that knobs change.
 
         Args:
-            modules: to shard together.
             given: arguments of the script.
 
         Raises:

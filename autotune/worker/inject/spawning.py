@@ -33,7 +33,6 @@ def watch(
     """Watch for a script that starts ranks where a trial could not follow it.
 
     Args:
-        script: about to run.
         refused: called with advice for the user.
         starts: called with the number of ranks that plain python starts by torch.multiprocessing.
     """
@@ -69,7 +68,6 @@ def join_spawned(index: int, ranks: int, store: Store) -> None:
 
     Args:
         index: number of the process among them.
-        ranks: number of them.
         store: of this trial alone.
 
     Raises:

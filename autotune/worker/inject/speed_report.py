@@ -12,9 +12,6 @@ class SpeedReport:
     """Block of whole optimizer steps, as a rank reports it.
 
     Attributes:
-        rank: number of the rank.
-        world_size: ranks of the job.
-        steps: in the block.
         seconds: duration of the block.
         samples: that this rank has drawn in it and trained on.
         tokens: of these samples.

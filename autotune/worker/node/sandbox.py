@@ -206,7 +206,6 @@ def enter(ticket: Ticket, connection: Connection) -> None:
     """Confine this process, a single-threaded rank, so that it changes no file of the user.
 
     Args:
-        ticket: of its trial.
         connection: to the agent, which waits for the first rank to report whether it has a view.
 
     Raises:

@@ -59,8 +59,6 @@ class BlockObservers:
         """Attach to a model on these devices.
 
         Args:
-            model: of this rank.
-            devices: of this rank.
             node: whether this rank also observes its node.
             first: whether no earlier rank shares its device; this one reports the device's energy.
             alone: whether no other trial may be on its device.

@@ -22,9 +22,7 @@ def sample(model: nn.Module, block: int, device: torch.device) -> None:
     blocks that do not count.
 
     Args:
-        model: of this rank.
         block: index of the block that begins.
-        device: of this rank.
     """
     if isinstance(model, DistributedDataParallel):
         times = device.type == "cpu" or block < _SETTLING_BLOCKS

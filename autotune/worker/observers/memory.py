@@ -41,7 +41,6 @@ def peak_bytes(device: torch.device, *, alone: bool = True) -> int:
     process has of the device besides.
 
     Args:
-        device: of the process.
         alone: whether no other rank shares the device.
     """
     if device.type == "cuda":

@@ -158,7 +158,6 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     """Run a script as python does, to its end.
 
     Args:
-        script: to run.
         folders: searched for its file, unless the working directory has it.
         local_rank: of this process.
 

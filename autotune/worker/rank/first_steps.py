@@ -154,7 +154,6 @@ class LeaderNorms:
         """Prepare for the first step.
 
         Args:
-            probe: of this rank.
             rows: returns a digest of the rows of the first step; empty if they are not known.
         """
         self._probe = probe

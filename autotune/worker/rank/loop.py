@@ -66,8 +66,6 @@ class TrainingLoop(Training):
 
         Args:
             workload: to train.
-            request: of the trial.
-            context: of this rank.
             progressed: called after every step, and every forward pass except those of the first.
             span: entered around every part of a step.
             before: configuration that the workload's model has had in this process.

@@ -264,10 +264,7 @@ def _announcement(
     The report has the time since this call, and the modules imported meanwhile.
 
     Args:
-        request: of the trial.
         placement: of this node's ranks.
-        context: of this rank.
-        connection: to the agent.
         extra: variables of the environment that this rank alone has, besides the usual ones.
     """
     brought, started = imports.ImportRecord(), time.perf_counter()

@@ -34,7 +34,6 @@ def variables(placement: Placement, context: RankContext, store: Store) -> dict[
 
     Args:
         placement: of this node, with the agent's store, which announces the new one.
-        context: of this rank.
         store: part of the agent's store that belongs to the trial.
     """
     if context.rank == 0:
@@ -93,7 +92,6 @@ def over_store(store: Store, rank: int, world_size: int) -> Gather:
 
     Args:
         store: in which only this function uses the keys.
-        rank: number of this rank.
         world_size: number of ranks that take part.
     """
     rounds = itertools.count()

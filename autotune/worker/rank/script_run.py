@@ -61,10 +61,7 @@ class ScriptTraining(Training):
         """Begin after the first step.
 
         Args:
-            request: of the trial.
-            context: of this rank.
             gather: exchange that is independent of the script's process groups.
-            probe: of this rank.
             counted: returns the samples that all ranks have trained on so far.
             check: called at the end of each block, to check the number of samples.
             observed: returns further observations since its last call.

@@ -42,10 +42,6 @@ class Training:
     """Base of the trainings on a rank: the built-in loop, or a script.
 
     Attributes:
-        knobs: its configuration.
-        model: of this rank.
-        clock: times its blocks.
-        steps_done: optimizer steps.
         samples_done: over all ranks; a shortened sample counts by its share of tokens.
         loss: last one, on its device.
         loss_read: last one that was read in this block; NaN before.
@@ -122,7 +118,6 @@ class Training:
         A shortened sample counts by its share of tokens.
 
         Args:
-            trial: name of the trial.
             index: of the block.
             ranks: figures of each rank.
             observed: further observations.

@@ -33,10 +33,7 @@ def serve(
 
     Args:
         loop: of the first configuration.
-        request: of the trial.
-        context: of this rank.
         turns: on which the context's turns wait.
-        report: called with each block.
         print_to: redirects this process's output to a file.
     """
     if request.profile:

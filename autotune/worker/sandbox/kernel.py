@@ -62,7 +62,6 @@ def mount(source: str, target: str, kind: str, options: Mapping[str, str | None]
 
     Args:
         source: device, or any word where the file system has none.
-        target: folder.
         kind: of the file system.
         options: name -> value; None of those that have none.
 

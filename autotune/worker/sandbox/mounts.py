@@ -35,8 +35,6 @@ class Mount:
     """Mounted file system.
 
     Attributes:
-        path: of the mount.
-        kind: of file system.
         writable: whether it may be written at all.
     """
 
@@ -88,7 +86,6 @@ def covers(mounts: list[Mount], wanted: Iterable[str], layers: str) -> list[Cove
     Disks that are mounted in /run are covered as well.
 
     Args:
-        mounts: of this machine.
         wanted: folders that the job is likely to write to: project, script, home.
         layers: folder of the upper layers, which no overlay over it can use; empty: in memory.
     """

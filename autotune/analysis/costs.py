@@ -264,7 +264,8 @@ class Costs:
 
         Where one was ended before it had shown anything, they are a multiple of its time.
         """
-        return max(startup + self._fewest_steps(knobs), self._longer_than_before(knobs, *_PROVING))
+        fewest_steps = max(self.first_step(knobs) + self._counted(knobs), self._least_timed)
+        return max(startup + fewest_steps, self._longer_than_before(knobs, *_PROVING))
 
     def _longer_than_before(self, knobs: Knobs, *purposes: Purpose) -> float:
         """Return the seconds that a run is given after one that was too short; 0 without any."""
@@ -274,9 +275,6 @@ class Costs:
             if a.purpose in purposes and a.knobs == knobs
         )
         return MEASUREMENT.longer_after_failure * max(too_short, default=0.0)
-
-    def _fewest_steps(self, knobs: Knobs) -> float:
-        return max(self.first_step(knobs) + self._counted(knobs), self._least_timed)
 
     def _counted(self, knobs: Knobs) -> float:
         """Return seconds of the steps that count in the shortest timed run."""

@@ -347,14 +347,10 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
         refused += _refused_unchecked(without, attempts)
         without = {}
     risks = {
-        trial: " ".join(comparison.open(trial, knobs))
-        for trial, knobs in _measured_again(attempts).items()
+        run.trial: " ".join(comparison.open(run.trial, run.knobs))
+        for run in attempts.of(Purpose.CONFIRM).recorded()
     }
     return GateRecord(passed, tuple(refused), without, attempts.harmless, risks)
-
-
-def _measured_again(attempts: Attempts) -> dict[int, dict[str, Any]]:
-    return {run.trial: run.knobs for run in attempts.of(Purpose.CONFIRM).recorded()}
 
 
 def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:

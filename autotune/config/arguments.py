@@ -52,7 +52,7 @@ def changed(
             _choose(found, *(pair if value else reversed(pair)))
         elif flag.endswith(ASSIGNMENT):
             _assign(found, flag, text)
-        elif isinstance(value, bool) and not _is_valued(found, flag):
+        elif isinstance(value, bool) and truth(given(found, flag)) is None:
             _switch(found, flag, on=value)
         else:
             _set(found, flag, text)
@@ -269,11 +269,6 @@ def _set(found: list[str], flag: str, value: str) -> None:
         found[place] = flag + value
     if not places and not joined and not attached:
         _add(found, flag, value)
-
-
-def _is_valued(found: Sequence[str], flag: str) -> bool:
-    """Return whether a boolean flag has a value: `--flag=true`, `--flag True`, `--flag off`."""
-    return truth(given(found, flag)) is not None
 
 
 def _choose(found: list[str], wanted: str, other: str) -> None:

@@ -170,7 +170,8 @@ class TrajectoryMonitor:
         if not ended and (too_short := self._too_short()):
             return AttemptResult(AttemptState.PRUNED, too_short, **common)
         if self._reference is None:
-            problem = self._nothing_to_compare()
+            finite = self._is_finite()
+            problem = not_to_compare(self._run) if finite else "its loss is not finite"
             state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
             return AttemptResult(state, problem, **common)
         found = agreement(
@@ -212,10 +213,6 @@ class TrajectoryMonitor:
 
     def _is_finite(self) -> bool:
         return all(math.isfinite(seen.block.loss) for seen in self.seen)
-
-    def _nothing_to_compare(self) -> str:
-        """Return why nothing can be compared with this reference; empty if something can."""
-        return not_to_compare(self._run) if self._is_finite() else "its loss is not finite"
 
 
 class FirstStepsMonitor(_FullRunMonitor):

@@ -87,15 +87,12 @@ class Watcher:
             ready.register(job, selectors.EVENT_READ)
             ended = False
             while not ended:
-                found = [key.fileobj for key, _ in ready.select(self._patience())]
+                until_due = None if self._due is None else max(0.0, self._due - self._clock())
+                found = [key.fileobj for key, _ in ready.select(until_due)]
                 ended = job in found
                 if line in found:
                     self.hear(line.recv(_LONGEST_REPORT))
                 self.check()
-
-    def _patience(self) -> float | None:
-        """Return the seconds to the next check."""
-        return None if self._due is None else max(0.0, self._due - self._clock())
 
     def hear(self, report: bytes) -> None:
         """Take in a report of a rank."""

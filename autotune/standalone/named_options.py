@@ -51,7 +51,8 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
         cpus: for each rank.
     """
     found: dict[str, tuple[OtherWord, ...]] = {}
-    for knob in sorted(_with_names(), key=lambda knob: knob.name == _LONGEST):
+    with_names = (knob for knob in CATALOGUE.values() if knob.named)
+    for knob in sorted(with_names, key=lambda knob: knob.name == _LONGEST):
         fitting = (
             [one for one in _words(knob, option, cpus) if not _lacks(knob, one, facts)]
             for option in _named(knob, options)
@@ -65,10 +66,6 @@ def others(options: Sequence[Option], facts: Facts, cpus: int) -> dict[str, tupl
 def intervals(baseline: int) -> tuple[int, int]:
     """Return the intervals between readings of the loss that a study tries."""
     return baseline, _LESS_OFTEN * baseline
-
-
-def _with_names() -> list[Knob]:
-    return [knob for knob in CATALOGUE.values() if knob.named]
 
 
 def _lacks(knob: Knob, other: OtherWord, facts: Facts) -> bool:
@@ -159,17 +156,13 @@ def _spelt(knob: Knob, named: Named, option: Option) -> Iterator[OtherWord]:
             continue
         if present is None and not choices:
             continue
-        if present and choices and not _default_words(knob, spelling) & choices.keys():
+        of_default = {word for word, value in spelling.items() if value == knob.default}
+        if present and choices and not of_default & choices.keys():
             continue  # another convention, which shares some words
         for word in sorted(spelling, key=lambda word: _order(knob, spelling[word])):
             allowed = choices.get(word) if choices else word
             if allowed is not None and allowed != present:
                 yield OtherWord(knob.name, option, allowed, present, spelling[word])
-
-
-def _default_words(knob: Knob, spelling: Mapping[str, KnobValue]) -> set[str]:
-    """Return the words of a convention for the default of a knob."""
-    return {word for word, value in spelling.items() if value == knob.default}
 
 
 def _order(knob: Knob, value: KnobValue) -> tuple[bool, bool]:

@@ -15,7 +15,7 @@ from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import ObservedBlock
 from autotune.runs.monitors import NOT_ITS_OWN, RunMonitor
 from autotune.study.context import StudyContext
-from autotune.study.run_planner import Mode, PlannedAttempt, RunPlan
+from autotune.study.run_planner import Mode, RunPlan
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
@@ -148,12 +148,9 @@ class TrialExecutor:
         # In a pair the baseline comes first: no trial is recorded without it.
         paired = plan.mode is Mode.PAIRED
         ordered = plan.attempts[::-1] if paired else plan.attempts
-        begun = [self._begin_one(planned) for planned in ordered]
-        return begun[::-1] if paired else begun
-
-    def _begin_one(self, planned: PlannedAttempt) -> StoredAttempt:
         cache = self._context.attempt_cache
-        return cache.begin(planned.trial, planned.knobs, planned.purpose, planned.round)
+        begun = [cache.begin(one.trial, one.knobs, one.purpose, one.round) for one in ordered]
+        return begun[::-1] if paired else begun
 
     def _request(self, plan: RunPlan, attempt: StoredAttempt) -> TrialRequest:
         """Return the request of an attempt, ready to launch on the slot of its plan."""

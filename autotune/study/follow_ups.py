@@ -30,7 +30,7 @@ from autotune.study.initial_trials import (
 from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
-from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
+from storage import Attempts, AttemptState, Purpose, TrialLedger
 from storage.trials import SUGGESTED_BY
 
 _FAILED = (
@@ -65,7 +65,9 @@ class FollowUps:
         Returns:
             True if something was enqueued.
         """
-        if any(_is_open(trial) for trial in trials):
+        open_ = [trial for trial in trials if not trial.state.is_finished()]
+        # The result of one that was suggested, and runs, decides what follows.
+        if any(t.state == TrialState.WAITING or SUGGESTED_BY in t.user_attrs for t in open_):
             return False
         if not attempts.searched().of_baseline():
             return False
@@ -75,7 +77,8 @@ class FollowUps:
         suggestions = fitting(
             self._space, self._context.setup.baseline, self._next(trials, attempts), oom, ran
         )
-        new = next((one for one in suggestions if _is_new(one, trials)), None)
+        tried = [trial.params for trial in trials]
+        new = next((one for one in suggestions if one.params not in tried), None)
         if new:
             self._ledger.enqueue(new.params, new.reason)
             self._context.say(f"To be tried next: {new.reason}.")
@@ -93,7 +96,9 @@ class FollowUps:
         yield from self._bundle(trials, attempts)
         yield from self._rest(trials, proof.barred)
         tried = [attempt.knobs for attempt in attempts.of(Purpose.SEARCH)]
-        found = with_compilation(self._space, _best(attempts, proof), tried)
+        baseline = filter(None, [attempts.baseline()])
+        best = fastest_first([*baseline, *proof.rivals()])[0]
+        found = with_compilation(self._space, best.knobs, tried)
         if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
 
@@ -111,7 +116,8 @@ class FollowUps:
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
         suggested = {t.number: t.params for t in trials if SUGGESTED_BY in t.user_attrs}
         ran = [attempt.knobs for attempt in attempts.searched().measured()]
-        failed = (a for a in attempts.searched() if a.trial in suggested and _has_failed(a))
+        searched = (a for a in attempts.searched() if a.trial in suggested)
+        failed = (a for a in searched if a.in_vain or a.result.state in _FAILED)
         bundles = [(suggested[attempt.trial], attempt.result.state) for attempt in failed]
         yield from parts_of(self._space, self._context.setup.baseline, bundles, ran)
 
@@ -234,24 +240,3 @@ def rest(
         if not space.problems(changed) and not barred.covers(space.complete(changed), baseline):
             params = changed
     return params
-
-
-def _is_open(trial: FrozenTrial) -> bool:
-    """Return whether a trial waits, or one that was suggested runs: its result decides what follows."""
-    waits = trial.state == TrialState.WAITING
-    return waits or (not trial.state.is_finished() and SUGGESTED_BY in trial.user_attrs)
-
-
-def _is_new(suggestion: Suggestion, trials: Iterable[FrozenTrial]) -> bool:
-    return all(trial.params != suggestion.params for trial in trials)
-
-
-def _best(attempts: Attempts, proof: Proof) -> dict[str, KnobValue]:
-    """Return the fastest configuration that may be recommended, the baseline among them."""
-    own = filter(None, [attempts.baseline()])
-    return fastest_first([*own, *proof.rivals()])[0].knobs
-
-
-def _has_failed(attempt: StoredAttempt) -> bool:
-    """Return whether a trial came to nothing: an error, or no step in its time."""
-    return attempt.in_vain or attempt.result.state in _FAILED

@@ -325,7 +325,8 @@ class Experts:
         """Return what an expert would try; nothing on top of a baseline that does not run."""
         if seen is None:
             return []
-        room = self._room(seen)
+        memory = self._setup.memory_of_rank()
+        room = None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
         if room and not room.peak_bytes:
             return []  # once the baseline has shown what memory it takes
         baseline, cores = self._setup.baseline, self._setup.launcher.site.cores_of_rank
@@ -334,11 +335,6 @@ class Experts:
         if cores < SEARCH.cores_for_loading:
             unusable.add("loader_workers")  # unless it is loading that holds the step back
         return experts(self._space, baseline, found, unusable, room, cores)
-
-    def _room(self, seen: dict[str, Any]) -> Room | None:
-        """Return the memory that is left on a device; None on processors, where a launch is cheap."""
-        memory = self._setup.memory_of_rank()
-        return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
 
 
 class InitialTrials:

@@ -90,7 +90,9 @@ class TimeBudget:
         """
         if not self.limited:
             return NO_LIMIT
-        return self._limit(max(of_what_is_left * self.left, at_least))
+        seconds = max(of_what_is_left * self.left, at_least)
+        wanted = min(seconds, max(0.0, self.left))
+        return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._until_late_end))
 
     # The search
 
@@ -325,7 +327,3 @@ class TimeBudget:
     def _until_late_end(self) -> float:
         """Seconds that anything may still take."""
         return max(0.0, self.left + MEASUREMENT.late_end * (self._wall_time or 0.0))
-
-    def _limit(self, seconds: float) -> TimeLimit:
-        wanted = min(seconds, max(0.0, self.left))
-        return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._until_late_end))

@@ -127,13 +127,9 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
             "wall_seconds": result.wall_seconds,
             "resident_of": hosts.get(result.resident_of),
             **vars(one.digest),
-            **{_column(knob): value for knob, value in one.knobs.items()},
+            # A knob of a study's own may have the name of a measurement.
+            **{f"knob.{k}" if k in COLUMNS else k: value for k, value in one.knobs.items()},
         }
-
-
-def _column(knob: str) -> str:
-    """Return the column of a knob; one of a study's own may have the name of a measurement."""
-    return f"knob.{knob}" if knob in COLUMNS else knob
 
 
 _COMPARED = (

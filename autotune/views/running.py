@@ -1,7 +1,7 @@
 """How a configuration ran, in figures, from the blocks of its runs in the confirmation."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -79,7 +79,9 @@ def running(
     knobs, digest = confirmed.first.knobs, run_digest(every)
     seconds = sum(block.seconds for block in kept)
     peak = timed_peak(own)
-    flops = _flops(reference, blocks, kept) if _has_one_cost(knobs) else None
+    # Else a sample takes more arithmetic in some steps than in others.
+    has_one_cost = knobs["layer_keep"] == 1 == knobs["curriculum_start"]
+    flops = _flops(reference, blocks, kept) if has_one_cost else None
     limit = peak_flops(devices[0]["name"], knobs["precision"]) if devices else None
     utilisation = flops / limit if flops and limit else None
     return Running(
@@ -180,11 +182,6 @@ class EnergyUse:
 def _exposed(block: StoredBlock) -> float | None:
     exposed = block.observed.get("exposed_seconds")
     return min(exposed) / (block.seconds / block.steps) if exposed else None
-
-
-def _has_one_cost(knobs: Mapping[str, Any]) -> bool:
-    """Return whether a sample takes as much arithmetic in every step."""
-    return bool(knobs["layer_keep"] == 1 == knobs["curriculum_start"])
 
 
 def _flops(

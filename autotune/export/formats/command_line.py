@@ -23,7 +23,9 @@ HERE = "."
 
 def env(best: BestConfig) -> Said:
     """Return lines `export NAME=value`; of a script also the variables that it reads a knob from."""
-    acting, own = _acting(best), _of_script(best)
+    of_ranks = nccl(best)  # where this runs there may be none
+    acting = {name: _variables_of(name, of_ranks) for name in ACTING}
+    own = _of_script(best)
     both = {name: _both(own[name], acting[name]) for name in own if name in acting}
     fields, unsaid = told(best, {**acting, **own, **both})
     lines = [f"export {name}={_in_shell(name, value)}\n" for name, value in fields.items()]
@@ -40,11 +42,6 @@ def _in_shell(name: str, value: str) -> str:
         return shlex.quote(value)
     others = "".join(f"${{{one}:+${one},}}" for one in process.ALLOCATOR)
     return f'"{others}{value}"'
-
-
-def _acting(best: BestConfig) -> dict[str, Words]:
-    of_ranks = nccl(best)  # where this runs there may be none
-    return {name: _variables_of(name, of_ranks) for name in ACTING}
 
 
 def _variables_of(name: str, version: tuple[int, ...] | None) -> Words:

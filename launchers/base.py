@@ -236,6 +236,7 @@ class Launcher(ABC):
     """Slots that are added later come behind the earlier ones."""
     ranks: int
     """Number of ranks of a trial."""
+    _notices: Sequence[str] = ()
     is_remote: bool = False
     """True if closing acts on other machines and may take long; a study's result is written before
     that."""
@@ -270,7 +271,8 @@ class Launcher(ABC):
 
     def notices(self) -> list[str]:
         """Return messages since the last call, such as which nodes are left out and why."""
-        return []
+        found, self._notices = [*self._notices], []
+        return found
 
     @property
     def several_nodes(self) -> bool:

@@ -50,7 +50,7 @@ class LocalLauncher(Launcher):
         layout.refuse_lost_devices(resources)
         fit = plan(resources, [layout.this_machine()])
         self.ranks = fit.ranks_per_node
-        self._notices = list(filter(None, [fit.notice()]))
+        self._notices: list[str] = [*filter(None, [fit.notice()])]
         self.slots = []
         self._reservation = Reservation(busy)
         if left := processes.sweep():
@@ -67,10 +67,6 @@ class LocalLauncher(Launcher):
         except BaseException:
             self.close()
             raise
-
-    def notices(self) -> list[str]:
-        found, self._notices = self._notices, []
-        return found
 
     def close(self) -> None:
         try:

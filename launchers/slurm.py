@@ -203,10 +203,6 @@ class SlurmLauncher(Launcher):
             return self._allocation.plan(self._resources).slots
         return len(self.slots)
 
-    def notices(self) -> list[str]:
-        found, self._notices = self._notices, []
-        return found
-
     @property
     def several_nodes(self) -> bool:
         """True if the allocation has more than one node."""

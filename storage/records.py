@@ -4,7 +4,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+from autotune.paths import StudyPaths
 
 _KEY_LETTERS = 8
 
@@ -119,6 +122,11 @@ class StoredStudy:
         The other may be in another database, or in one that no longer exists.
         """
         return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
+
+    @property
+    def paths(self) -> StudyPaths:
+        """Folders of its output."""
+        return StudyPaths(Path(self.workdir), self.name, self.key)
 
 
 @dataclass(frozen=True)

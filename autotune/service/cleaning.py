@@ -51,7 +51,7 @@ def delete(repository: Repository, name: str) -> list[Path]:
     Raises:
         BadInput: the study has not ended.
     """
-    paths = _paths(repository.studies.named(name))
+    paths = repository.studies.named(name).paths
     # Asked first: a server that fails afterwards would leave the folder without a study.
     own = _signatures(repository.database)
     is_own, is_signed = paths.may_be_of(own), paths.signature in own
@@ -71,7 +71,9 @@ def signed_by_others(database: Database, studies: Iterable[StoredStudy]) -> dict
     """
     own = _signatures(database)
     return {
-        paths.folder: paths.signature for paths in map(_paths, studies) if not paths.may_be_of(own)
+        study.paths.folder: study.paths.signature
+        for study in studies
+        if not study.paths.may_be_of(own)
     }
 
 
@@ -96,12 +98,12 @@ def clean(repository: Repository, workdir: Path, age: float = 0.0) -> list[Path]
     unknown = []
     with contextlib.suppress(StorageError):
         unknown = _unknown(repository, workdir, signature(repository.database))
-    known = {_paths(study).folder: study for study in repository.studies.all()}
+    known = {study.paths.folder: study for study in repository.studies.all()}
     own = _signatures(repository.database)
     done = [
         folder
         for folder, study in known.items()
-        if study.state == StudyState.DONE and _paths(study).may_be_of(own)
+        if study.state == StudyState.DONE and study.paths.may_be_of(own)
     ]
     places = sorted(_places(repository, workdir))
     copies = [folder for place in places for folder in config_copies.sweep(place)]
@@ -134,7 +136,7 @@ def _unknown(repository: Repository, workdir: Path, sign: str) -> list[Path]:
     found = [folder for place in places for folder in StudyPaths(place, "").signed(sign)]
     # Queried after the search: a study that begins meanwhile is known by now.
     # Compared by name, which is unique: a folder may have another path, or have moved.
-    names = {_paths(study).folder.name for study in repository.studies.all()}
+    names = {study.paths.folder.name for study in repository.studies.all()}
     return [folder for folder in found if folder.name not in names]
 
 
@@ -158,10 +160,6 @@ def _unchanged_for(folder: Path) -> float:
         written = max(one.stat().st_mtime for one in (folder, *folder.iterdir()))
         return max(0.0, time.time() - written)
     return 0.0
-
-
-def _paths(study: StoredStudy) -> StudyPaths:
-    return StudyPaths(Path(study.workdir), study.name, study.key)
 
 
 def _remove_diagnosis(folder: Path) -> bool:

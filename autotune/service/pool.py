@@ -13,8 +13,8 @@ from autotune.errors import AutotuneError
 _POLL_SECONDS = 0.5
 _AGAIN_SECONDS = 5.0
 """Pause before a daemon that has died is replaced."""
-_MOST_DEATHS = 4
-"""Deaths in a row, in the place of one daemon, after which the pool gives up."""
+MOST_DEATHS = 4
+"""Deaths in the place of one daemon after which no other one is started there."""
 _LASTING_SECONDS = 600.0
 """Life of a daemon after which its death is the first of a new row."""
 _LEAVE_SECONDS = 120.0
@@ -133,7 +133,7 @@ class _Place:
 
     def _count_death(self, pid: int, code: int, now: float) -> None:
         self._deaths = 1 if now - self._began >= _LASTING_SECONDS else self._deaths + 1
-        if self._deaths >= _MOST_DEATHS:
+        if self._deaths >= MOST_DEATHS:
             raise AutotuneError(
                 f"{self._deaths} daemons of this pool have died one after another, the last one, "
                 f"process {pid}, with code {code}; the messages above say why. The pool ends, and "

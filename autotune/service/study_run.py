@@ -14,7 +14,6 @@ from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec, stores, withheld
 from autotune.errors import LauncherError, StorageError, UnfitNodes
 from autotune.export import publish, writing
-from autotune.paths import StudyPaths
 from autotune.runs.study_setup import OpenLauncher, StudySetup
 from autotune.service.cleaning import signature
 from autotune.study.context import BASELINE, StudyContext
@@ -60,7 +59,7 @@ class StudyRun:
             later: closes resources after the result has been written.
         """
         study = self._study
-        paths = StudyPaths(Path(study.workdir), study.name, study.key)
+        paths = study.paths
         check_there(paths.workdir)
         self._wait_for_room()
         begins()

@@ -23,10 +23,10 @@ from autotune.errors import (
     StudyNotFound,
 )
 from autotune.export import writing
-from autotune.paths import StudyPaths, daemon_log
+from autotune.paths import daemon_log
 from autotune.service.cleaning import signature
 from autotune.service.daemon import Daemon
-from autotune.service.pool import SIGNS
+from autotune.service.pool import MOST_DEATHS, SIGNS
 from autotune.service.queues import (
     VARIABLE,
     owned,
@@ -63,7 +63,6 @@ GIVE_UP_AFTER = "AUTOTUNE_GIVE_UP_AFTER"
 _IDLE_SECONDS = 3.0
 _STEADY_SECONDS = 180.0
 """Time after which a study that had failed runs again: a try that fails at its start is over then."""
-_MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20
 """Largest size of a daemon's log. Then the next daemon begins another log, and the previous one is
 kept."""
@@ -142,13 +141,9 @@ def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | Non
     )
     # Without its folder another owner can only resume it.
     with contextlib.suppress(OSError, AutotuneError):
-        make(_folders(study).folder)
-        _folders(study).sign(signature(repository.database))
+        make(study.paths.folder)
+        study.paths.sign(signature(repository.database))
     return study
-
-
-def _folders(study: StoredStudy) -> StudyPaths:
-    return StudyPaths(Path(study.workdir), study.name, study.key)
 
 
 def _may_change(name: str, spec: StudySpec) -> bool:
@@ -195,11 +190,10 @@ def _is_of_others(repository: Repository, known: StoredStudy) -> bool:
     """
     if known.owner in ("", user_name()) or not _is_there(known.workdir):
         return False
-    folders = _folders(known)
-    if _is_there(folders.folder) or _is_blank(repository, known):
+    if _is_there(known.paths.folder) or _is_blank(repository, known):
         return False
     with contextlib.suppress(StorageError):
-        return not folders.signed(signature(repository.database))
+        return not known.paths.signed(signature(repository.database))
     return True
 
 
@@ -520,7 +514,7 @@ class DaemonSupervisor:
         if self._newest:
             self._died += self._newest.returncode != 0
             self._newest = None
-        if self._died >= _MOST_DEATHS:
+        if self._died >= MOST_DEATHS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
         self._newest = ensure_daemon(self._repository, queue, self._url, folder)
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autotune.analysis.costs import CostRecords, Costs
@@ -14,7 +13,6 @@ from autotune.analysis.provenance import attempts_of
 from autotune.analysis.run_digest import run_digest
 from autotune.analysis.standing import StoredStanding
 from autotune.config import StudySpec
-from autotune.paths import StudyPaths
 from autotune.runs.study_setup import StudySetup
 from search_spaces.constraints import why_not_taken_over
 from storage import (
@@ -113,11 +111,6 @@ class StudyContext:
     repository: Repository
     environment_id: int
 
-    @property
-    def paths(self) -> StudyPaths:
-        """Folders of the study's output."""
-        return StudyPaths(Path(self.study.workdir), self.study.name, self.study.key)
-
     def attempts(self) -> Attempts:
         """Return the attempts recorded so far."""
         return self.attempt_cache.all()
@@ -168,7 +161,7 @@ class StudyContext:
         )
         failed = not result.state.ended_well
         if not (failed or asked_for or self.setup.spec.logs == "all"):
-            shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
+            shutil.rmtree(self.study.paths.attempt(attempt.name).folder, ignore_errors=True)
 
     @property
     def workload(self) -> str:

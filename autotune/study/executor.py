@@ -160,7 +160,7 @@ class TrialExecutor:
             attempt.knobs,
             name=f"{context.study.id}/{attempt.name}/{context.lease.epoch}",
             workdir=Path(context.study.workdir),
-            log_dir=context.paths.attempt(attempt.name).folder,
+            log_dir=context.study.paths.attempt(attempt.name).folder,
         )
         return plan.request(timed)
 

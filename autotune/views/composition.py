@@ -9,7 +9,6 @@ from autotune.analysis.findings import Finding, findings
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.measure import Measure
-from autotune.paths import StudyPaths
 from launchers.site import lowest_capability
 from search_spaces import Facts
 from storage import Attempts, Purpose, Repository, StoredAttempt, StoredStudy
@@ -118,8 +117,7 @@ def traces(study: StoredStudy, attempts: Attempts, trials: Iterable[int]) -> Ite
     """Yield the trace of the first rank of each profiled trial, for https://ui.perfetto.dev."""
     for trial in trials:
         if profile := _profile(attempts, trial):
-            paths = StudyPaths(Path(study.workdir), study.name, study.key)
-            yield paths.attempt(profile.name).trace(0)
+            yield study.paths.attempt(profile.name).trace(0)
 
 
 def bottlenecks(

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.paths import StudyPaths
 from autotune.views.progress import ProgressLines
-from storage import Repository, StoredEvent, StoredStudy
+from storage import Repository, StoredEvent
 
 
 def study_log(repository: Repository, name: str) -> Iterator[str]:
@@ -16,7 +15,7 @@ def study_log(repository: Repository, name: str) -> Iterator[str]:
     yield from ProgressLines(repository, study).new()
     if study.error:
         yield f"error: {study.error}"
-    yield f"Files of the ranks and agents: {_paths(study).folder}"
+    yield f"Files of the ranks and agents: {study.paths.folder}"
 
 
 def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
@@ -31,7 +30,7 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
     attempts = [a for a in repository.attempts.of(study.id) if a.trial == trial]
     if not attempts:
         raise BadInput(f"{name} has not launched a trial {trial}")
-    paths = _paths(study)
+    paths = study.paths
     for attempt in attempts:
         yield f"== trial {trial}, {attempt.name}: {attempt.result.state}"
         if attempt.result.cause:
@@ -66,7 +65,3 @@ def _printed(file: Path) -> str:
         return file.read_text(errors="replace").rstrip()
     except OSError as error:
         return f"It cannot be read: {error.strerror}."
-
-
-def _paths(study: StoredStudy) -> StudyPaths:
-    return StudyPaths(Path(study.workdir), study.name, study.key)

@@ -7,11 +7,12 @@ from autotune.analysis.batches import BatchBest
 from autotune.analysis.findings import listed
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
-from autotune.views import sections
+from autotune.views import search_sections, sections
 from autotune.views.dashboard_notes import finalists_and_refused
 from autotune.views.figure_text import period_text, ratio_text, saving_facts
 from autotune.views.figures import KnobChange, StudyFigures, figures_of
-from autotune.views.sections import TRUST, Column, ReportSection, ReportTable, Row
+from autotune.views.sections import TRUST
+from autotune.views.tables import NONE, NOTHING, Column, ReportSection, ReportTable, Row
 from autotune.views.trust import Point
 from search_spaces.knob import written
 from storage import Repository
@@ -89,7 +90,7 @@ def _point(point: Point) -> tuple[str, str]:
 
 def _saving(figures: StudyFigures) -> ReportSection:
     if figures.saving is None:
-        return sections.NOTHING
+        return NOTHING
     facts = saving_facts(figures.saving, figures.cost, assumed=figures.job.hours_assumed)
     told = [(fact.name, fact.text) for fact in facts]
     return ReportSection("What it saves, what it cost", facts=told)
@@ -105,10 +106,10 @@ def _step(figures: StudyFigures) -> ReportSection:
 
 
 def _search(figures: StudyFigures) -> ReportSection:
-    found = sections.search(figures)
+    found = search_sections.search(figures)
     if found.empty:
         return found
-    return replace(found, tables=[*found.tables, sections.trials(figures, _SHOWN)])
+    return replace(found, tables=[*found.tables, search_sections.trials(figures, _SHOWN)])
 
 
 def _per_batch(figures: StudyFigures) -> ReportSection:
@@ -122,7 +123,7 @@ def _per_batch(figures: StudyFigures) -> ReportSection:
 
 def _batch_row(one: BatchBest, figures: StudyFigures) -> Row:
     mark = " (yours)" if one.global_batch == figures.job.batch_before else ""
-    ratio = ratio_text(one.speedup) if one.speedup else sections.NONE
+    ratio = ratio_text(one.speedup) if one.speedup else NONE
     changed = difference(one.knobs, figures.verdict.baseline_knobs)
     first = f"{one.global_batch:,}{mark}"
     return Row((first, str(one.trial), ratio, str(one.rounds or "seen once"), changed))

@@ -16,7 +16,7 @@ from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import Rounding, Terms, counted, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views import page_charts as charts
-from autotune.views import sections
+from autotune.views import search_sections, sections
 from autotune.views.figure_text import (
     CI,
     UNKNOWN,
@@ -34,8 +34,9 @@ from autotune.views.figure_text import (
     saving_facts,
 )
 from autotune.views.figures import Job, StudyFigures
-from autotune.views.sections import TRUST, Column, ReportSection, ReportTable, Row
+from autotune.views.sections import TRUST
 from autotune.views.svg import escaped
+from autotune.views.tables import Column, ReportSection, ReportTable, Row
 from autotune.views.trust import Trust
 from autotune.views.verdict_text import memory_text, remarks
 from search_spaces.knob import written
@@ -436,7 +437,7 @@ def _contributions(figures: StudyFigures) -> str:
 
 
 def _search(figures: StudyFigures) -> str:
-    section = sections.search(figures)
+    section = search_sections.search(figures)
     if section.empty:
         return ""
     chart = charts.trials_chart(figures)
@@ -526,7 +527,7 @@ def _css(name: str) -> str:
 
 def _trials(figures: StudyFigures) -> str:
     """Return the trials, those that are listed at once before those that fold out."""
-    table = sections.trials(figures, _MOST)
+    table = search_sections.trials(figures, _MOST)
     listed = _table(replace(table, rows=table.rows[:_SHOWN]))
     rest = table.rows[_SHOWN:]
     if not rest:

@@ -40,14 +40,8 @@ from autotune.views.markdown_report import report_of
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.progress import ProgressLines
-from autotune.views.sections import (
-    PURPOSES,
-    STAGES,
-    expected_ratio,
-    reason_text,
-    stage_title,
-    step_note,
-)
+from autotune.views.search_sections import expected_ratio, reason_text
+from autotune.views.sections import PURPOSES, STAGES, stage_title, step_note
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.views.verdict_text import text_of

@@ -143,7 +143,7 @@ def test_study_whose_folder_was_removed_is_not_taken_for_that_of_another_owner(
     state = {"state": "DONE" if left == "done" else "FAILED"}
     with repository.database.writing() as connection:
         connection.execute(text("update autotune_study set state = :state"), state)
-    shutil.rmtree(submission._folders(before).folder)
+    shutil.rmtree(before.paths.folder)
     of_team(monkeypatch, "team-b")
     after = submission.submit(repository, spec(tmp_path), tmp_path)
     assert (after.id, after.state) == (before.id, "DONE" if left == "done" else "QUEUED")

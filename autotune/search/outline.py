@@ -16,7 +16,7 @@ _DRAWN_PER_VALUE = 500
 
 
 def outline(space: Space, global_batch: int | None, *, batch_known: bool = True) -> Iterator[str]:
-    """Yield the number of remaining configurations, and the values that are in none of them.
+    """Yield the number of remaining configurations, then the values that are in none, with reasons.
 
     Args:
         global_batch: global batch of all configurations; None: any.
@@ -31,7 +31,7 @@ def outline(space: Space, global_batch: int | None, *, batch_known: bool = True)
         if lonely:
             shown = ", ".join(map(written, lonely))
             reason = space.problems({**_baseline(space), name: lonely[0]})[0]
-            yield f"{name} {shown} {'has' if len(lonely) == 1 else 'have'} no partner: {reason}."
+            yield f"{name} {shown} {'has' if len(lonely) == 1 else 'have'} no partner: {reason}"
 
 
 def _counted(space: Space) -> str:

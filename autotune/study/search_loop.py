@@ -103,16 +103,14 @@ class SearchLoop:
         self._planner.noise = self._calibration.noise(self._context.attempts())
         if self.ledger.trials():
             return
-        for reason in self.space.left_out:
-            self._context.say(
-                NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
-            )
         known = self._spec.counts != "steps" and self._spec.batch_known
         batch = self._setup.facts.global_batch
         size, *lonely = outline(self.space, batch, batch_known=known)
         self._context.say(NewMessage(size, MessageCode.SPACE))
-        for line in lonely:
-            self._context.say(NewMessage(line, MessageCode.LEFT_OUT, {"reason": line}))
+        for reason in (*self.space.left_out, *lonely):
+            self._context.say(
+                NewMessage(f"Left out: {reason}.", MessageCode.LEFT_OUT, {"reason": reason})
+            )
         if note := self._spec.note_on_tokens:
             self._context.say(note)
         self._enqueue_baseline()

@@ -109,7 +109,7 @@ def test_the_outline_names_values_without_a_partner():
         values, {}, None, refusal=lambda knobs: refused.get(knobs["gradient_compression"], "")
     )
     told = list(outline(space, None))
-    assert told[1:] == ["gradient_compression one_bit has no partner: no such thing here."]
+    assert told[1:] == ["gradient_compression one_bit has no partner: no such thing here"]
 
 
 def test_a_value_that_needs_another_split_has_a_partner():

@@ -206,7 +206,6 @@ class Slot(ABC):
 
         Args:
             requests: requests, all with the same hard time limit; with `takes_turns` if several.
-            schedule: asked after every block.
 
         Returns:
             A report per request, in order. Its `wall_seconds` are those of its turns, launch
@@ -338,11 +337,7 @@ class LauncherSection(BaseModel, ABC):
         return {}
 
     def security(self, environment: Mapping[str, str]) -> tuple[bool, str] | None:
-        """Return whether only the user's processes reach the launcher, with advice; None: they do.
-
-        Args:
-            environment: environment of this process.
-        """
+        """Return whether only the user's processes reach the launcher, with advice; None: they do."""
         return None
 
     def open(

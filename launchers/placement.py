@@ -85,7 +85,6 @@ def choose(
     Avoided nodes are taken where the cluster is too small to do without them.
 
     Args:
-        avoided: ids of nodes to avoid.
         taken: number of bundles of other slots by node id. On the CPU fewer are better, because
             they disturb each other.
     """

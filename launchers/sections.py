@@ -120,7 +120,6 @@ def protection(
 
     Args:
         address: address of the cluster; None: autotune starts one of its own.
-        environment: environment of this process.
         version: version of Ray.
     """
     mode = environment.get(MODE)

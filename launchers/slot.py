@@ -144,7 +144,6 @@ class AgentSlot(Slot):
         prints elsewhere.
 
         Args:
-            requests: requests of the session.
             until: monotonic time at which it is ended.
         """
         agents = self._agents

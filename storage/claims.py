@@ -206,8 +206,6 @@ class Claims:
 
         Args:
             study: study as claimed; if it has other settings by now, its search has not ended.
-            reason: reason to show to users.
-            messages: messages for the study's log.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study.id)

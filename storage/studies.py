@@ -243,8 +243,6 @@ class Studies:
 
         Args:
             name: of that study, which need not be stored.
-            queue: of that study.
-            owner: of that study.
             priority: of that study; None: as it is stored, or 0.
         """
         wanted = select(*PLACED)

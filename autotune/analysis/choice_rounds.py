@@ -72,11 +72,7 @@ class ChoiceRounds:
         return self.behind(leader) <= PROOF.alike or self._risk(leader) <= PROOF.no_gain
 
     def drop_hopeless(self, closed: int) -> None:
-        """Drop finalists that cannot be the best, once there are enough rounds.
-
-        Args:
-            closed: number of closed rounds.
-        """
+        """Drop finalists that cannot be the best, once there are enough rounds."""
         if len(self.rounds) < PROOF.fewest_rounds or not self.members():
             return
         leader = self.leader()

@@ -180,8 +180,6 @@ def conclude(
     """Return the verdict of a confirmation.
 
     Args:
-        result: what its rounds say.
-        checks: what the numerics gate has found.
         failure: how the baseline ended, where it did not complete.
         lacking: what would lead further; None: the study goes on.
     """

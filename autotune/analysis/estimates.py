@@ -47,7 +47,6 @@ def leader(
     Args:
         attempts: attempts of a study that may be under way.
         baseline: a value for every knob.
-        checks: what the numerics gate has found.
         noise: newest run-to-run noise of the study; None: as recorded with each run.
     """
     if not attempts.searched():

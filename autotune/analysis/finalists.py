@@ -132,7 +132,6 @@ def candidates(
     Args:
         attempts: attempts of a study whose search has ended.
         barred: trials that may not take part.
-        selection: choice of finalists by time.
         first: number of the first round that counts.
     """
     baseline = attempts.baseline()

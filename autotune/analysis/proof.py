@@ -200,7 +200,6 @@ def shortfall(
 
     Args:
         confirmation: as far as it went; None if there was nothing to confirm.
-        proof: what the finals cost.
         wall_time: of the study; None: it has no limit, so that nothing ended for want of time.
     """
     if stuck := _stuck(proof.attempts):

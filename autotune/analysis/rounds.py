@@ -178,7 +178,6 @@ def replay(
 
     Args:
         attempts: attempts of a study whose search has ended.
-        selection: choice of the finalists.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
         blocks: blocks of an attempt, whose steps tell the spread between processes; None: they do not.

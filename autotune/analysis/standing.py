@@ -160,7 +160,6 @@ class StoredStanding:
 
         Args:
             body: of `as_dict`.
-            basis: digest of what the figures rest on at present.
         """
         if not body or body.get("basis") != basis:
             return None

@@ -74,7 +74,6 @@ def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[
     Args:
         baseline: a value for every knob.
         name: micro_batch or accumulation_steps.
-        value: new value of the knob.
     """
     other = next(knob for knob in COUNTED if knob != name)
     steps, rest = divmod(global_batch(baseline, 1), int(value))

@@ -183,7 +183,6 @@ class StudySetup:
         Args:
             name: unique among all trials of the launcher.
             workdir: folder in which the ranks run, and from which they import.
-            log_dir: folder for their output.
         """
         spec = self.spec
         asked = TrialRequest(

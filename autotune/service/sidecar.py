@@ -40,7 +40,6 @@ def watched(best: BestConfig, port: int = 0, every: float = _MINUTE) -> Iterator
     a job, and there is nothing to watch.
 
     Args:
-        best: recommendation that the job runs with.
         port: port of the metrics; 0: a free one.
         every: seconds between two checks.
 

@@ -43,7 +43,6 @@ class Watcher:
         """Open the metrics.
 
         Args:
-            best: recommendation that the job runs with.
             port: port of the metrics; 0: a free one.
             every: seconds between two checks.
             clock: returns a time in seconds.

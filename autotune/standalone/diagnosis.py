@@ -52,7 +52,6 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
 
     Args:
         folder: for output and traces of the ranks.
-        workdir: working directory of the ranks.
 
     Raises:
         BadInput: the baseline cannot run here; the message has the reason.

@@ -49,7 +49,6 @@ def study(
     """Return the text of study.yaml.
 
     Args:
-        command: the user's own.
         allowed: limits of the script's runs; None: the defaults.
 
     Raises:

@@ -61,11 +61,7 @@ class LastingMonitor(FitMonitor):
         return sum(seen.block.seconds for seen in self.seen)
 
     def seconds_of_step(self, taken: int) -> float:
-        """Return the seconds of a step; at most so many where all of them took less than a moment.
-
-        Args:
-            taken: steps of the script.
-        """
+        """Return the seconds of a step; at most so many where all of them took less than a moment."""
         return self.trained / self.steps if self.steps else _MOMENT / taken
 
 

@@ -163,7 +163,6 @@ def record(
         passes: runs of each configuration, every pass in a new random order.
         refine: further passes of the leading ones, at first those within a quarter of the best, fewer
             from pass to pass, as the best ones lie close together.
-        workdir: where the ranks run.
 
     Returns:
         The output.

@@ -81,7 +81,6 @@ def write_of_command(
     Where no script of torch is in it, nothing is run, and unknown entries are marked TODO.
 
     Args:
-        command: the user's own.
         storage: URL of the storage whose names are taken; None: no name is.
         allowed: limits of the script's runs; None: the defaults.
 
@@ -217,7 +216,6 @@ def study(command: Sequence[str], name: str, *, may_write: bool = False) -> str:
     """Return the text of study.yaml.
 
     Args:
-        command: the user's own.
         may_write: whether trials may change files.
     """
     words = [word.replace("{", "{{").replace("}", "}}") for word in command]

@@ -206,7 +206,6 @@ def fitting(
 
     Args:
         baseline: a value for every knob.
-        suggestions: what is to be tried.
         too_large: configurations that ran out of memory.
         ran: configurations that ran, a value for every knob.
     """

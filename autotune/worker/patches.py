@@ -19,7 +19,6 @@ def wrapping(owner: Any, name: str) -> Callable[[Wrapper], Wrapper]:
 
     Args:
         owner: module or class that has the other function.
-        name: of the other function there.
     """
     original: Wrapper = getattr(owner, name)
 

@@ -12,7 +12,6 @@ def kept_apart(setting: str, within: AbstractContextManager[Any]) -> Iterator[No
 
     Args:
         setting: text that says what the context sets.
-        within: the context.
     """
     config, name, value = _key(setting)
     before = getattr(config, name)

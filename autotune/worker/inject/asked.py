@@ -35,9 +35,6 @@ def take(loader: Any) -> Any:
     """Return the index of the batch that an iterator has just yielded; None if it is not known.
 
     The last batches of an iterable data set may have fewer samples than their index asks for.
-
-    Args:
-        loader: the iterator.
     """
     asked = loader.__dict__.get(_ASKED)
     if not asked:

@@ -59,7 +59,6 @@ class Meter:
         """Prepare the timer.
 
         Args:
-            counters: of this rank.
             tell: called at the end of each block with its steps, seconds, samples and tokens.
             step_samples: samples of a step by the study, where no loader shows them; 0: unknown.
             always: whether `step_samples` counts even if a loader shows other samples.
@@ -151,7 +150,6 @@ def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> 
 
     Args:
         address: of the socket.
-        built: objects that the script builds.
         samples: of a step by the study; see Meter.
         always: whether `samples` count even if a loader shows others.
     """

@@ -85,7 +85,6 @@ def _of_action(
     """Return an option of argparse; None where it sets no value of its own, such as `--help`.
 
     Args:
-        action: of the parser.
         value: in force.
         switches: name of a value -> the options that switch it on and off.
     """

@@ -116,7 +116,6 @@ class Rows:
 
         Args:
             iterator: the iterator of a loader that has yielded it.
-            batch: anything.
             index: what the loader has asked its data set for.
         """
         if self._unknown or self._has_enough():

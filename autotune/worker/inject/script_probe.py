@@ -91,7 +91,6 @@ class ScriptProbe:
         """Prepare the probe.
 
         Args:
-            built: objects that the script builds.
             counts_tokens: whether to count `tokens`.
             trained: see Draws.
         """
@@ -340,8 +339,6 @@ class ScriptProbe:
         """Take in a batch.
 
         Args:
-            loader: iterator that has yielded it.
-            batch: of any kind.
             samples: in it, where the iterator knows.
             quiet: number of times that gradients had been disabled when it was asked for.
         """

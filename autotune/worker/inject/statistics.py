@@ -48,11 +48,7 @@ class Statistics:
         self._observing = False
 
     def found(self, model: nn.Module | None) -> str:
-        """Return a description of what computes over the rows together; empty if nothing does.
-
-        Args:
-            model: that trains, if it is known.
-        """
+        """Return a description of what computes over the rows together; empty if nothing does."""
         norms = batch_norms([*self._norms, *(() if model is None else model.modules())])
         return " and ".join(filter(None, [norms, IN_BATCH if self._in_batch else ""]))
 

@@ -120,7 +120,6 @@ class Training:
         Args:
             index: of the block.
             ranks: figures of each rank.
-            observed: further observations.
         """
         if self._replicas > 1:
             observed = Observed(**{**observed, "replicas": self._replicas})

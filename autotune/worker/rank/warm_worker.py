@@ -32,7 +32,6 @@ def serve(
     It ends with the process.
 
     Args:
-        loop: of the first configuration.
         turns: on which the context's turns wait.
         print_to: redirects this process's output to a file.
     """

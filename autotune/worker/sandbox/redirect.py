@@ -76,7 +76,6 @@ def begin(folder: str, free: list[str]) -> None:
     """Write copies from now on, here and in processes that this one starts.
 
     Args:
-        folder: for the copies, real path.
         free: folders in which files are written directly.
     """
     os.environ[VARIABLE] = json.dumps({"folder": folder, "free": free})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError, NotHere, UnfitNodes
-from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker.cgroup import usable_cpus
 from autotune.worker.places import devices_needed
 from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
 from launchers.base import DEFAULT_CPU_WORKERS, Resources

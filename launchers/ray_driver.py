@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker.cgroup import usable_cpus
 from autotune.worker.node.agent_process import ActorAgent
 from autotune.worker.processes import VISIBLE_DEVICES
 from launchers import node_info

@@ -21,7 +21,7 @@ from autotune.standalone.flags import knob_named
 from autotune.standalone.written_alike import BUDGET, MAY_WRITE
 from autotune.views.catalogue import presets_listed
 from autotune.worker import starters
-from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker.cgroup import usable_cpus
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
     from autotune.standalone.launch_command import Launched

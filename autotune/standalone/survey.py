@@ -31,7 +31,7 @@ from autotune.standalone.own_options import (
     worth_trying,
 )
 from autotune.standalone.progress_lines import reported
-from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker.cgroup import usable_cpus
 from autotune.worker.protocol import PYTHON, SPAWN, Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker import cpu_quota
-from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker import cgroup
+from autotune.worker.cgroup import usable_cpus
 from launchers import layout
 
 
@@ -64,5 +64,5 @@ def test_trials_get_no_more_processors_than_the_quota(
 ) -> None:
     (pod / "cpu.max").write_text("400000 100000\n")
     top = pod.parents[2]
-    monkeypatch.setattr(cpu_quota.usable_cpus, "__defaults__", (top / "own", top / "mount"))
+    monkeypatch.setattr(cgroup.usable_cpus, "__defaults__", (top / "own", top / "mount"))
     assert layout.this_machine().cpus == 4

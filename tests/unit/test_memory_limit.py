@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.worker import memory_limit
-from autotune.worker.memory_limit import usable_memory
+from autotune.worker import cgroup
+from autotune.worker.cgroup import usable_memory
 from autotune.worker.node import environment
 
 GIB, PAGE = 1 << 30, 4096
@@ -63,5 +63,5 @@ def test_the_least_limit_on_the_way_up_holds(top: Path) -> None:
 def test_environment_tells_the_limit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (top / "mount" / "slurm" / "job_7" / "memory.max").write_text(f"{16 * GIB}\n")
     own, mount = top / "own", top / "mount"
-    monkeypatch.setattr(memory_limit.usable_memory, "__defaults__", (own, mount))
+    monkeypatch.setattr(cgroup.usable_memory, "__defaults__", (own, mount))
     assert environment.describe()["memory_bytes"] == 16 * GIB

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autotune.worker.cpu_quota import usable_cpus
+from autotune.worker.cgroup import usable_cpus
 from autotune.worker.protocol import Knobs
 
 THREADS = "OMP_NUM_THREADS"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.worker.cpu_quota import usable_cpus
-from autotune.worker.memory_limit import usable_memory
+from autotune.worker.cgroup import usable_cpus, usable_memory
 
 NODE = "AUTOTUNE_NODE"
 """Variable with the name of the node, for a container whose host has a new name whenever it is made."""

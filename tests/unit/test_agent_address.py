@@ -1,17 +1,20 @@
-"""Address of an agent: the interface that has it, and what is told where none has it."""
+"""An agent: the interface of its address, and what it leaves behind."""
 
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import LauncherError
 from autotune.worker.node.agent_process import AgentProcess
+from autotune.worker.protocol import Hello, Preload
 from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot
+from tests.support.trials import heard
 
 NETWORK = """
 ip link set lo up && ip address add 10.77.0.1/32 dev lo && ip address add 10.77.0.2/32 dev lo label lo:x
@@ -48,3 +51,13 @@ def test_address_that_no_interface_has_is_the_reason_that_is_told(tmp_path: Path
     why = r"agent of node 0 cannot start: no network interface .* has the address 192\.0\.2\.1"
     with pytest.raises(LauncherError, match=why):
         AgentSlot("s", [Node(lambda: LinkTo(tmp_path), 1)], gpus_per_worker=0)
+
+
+def test_agent_that_ends_leaves_no_folder_of_sockets(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # paths of sockets have to be short
+        agent = AgentProcess("127.0.0.1", str(tmp_path / "agent.log"), env={"TMPDIR": folder})
+        assert agent.send(Preload().to_line())
+        heard(agent, Hello)
+        assert list(Path(folder).glob("pymp-*"))
+        assert agent.close() == ""
+        assert not list(Path(folder).glob("pymp-*"))

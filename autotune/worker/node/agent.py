@@ -16,6 +16,7 @@ import dataclasses
 import fcntl
 import multiprocessing
 import os
+import shutil
 import socket
 import struct
 import sys
@@ -23,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -123,6 +124,8 @@ def main() -> NoReturn:
     except processes.Survivors as survivors:
         print(f"left behind: {survivors}", file=sys.stderr)
     scratch.finish(_FAREWELL_SECONDS)
+    # An ordinary exit would remove it, with the fork server's socket.
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
     sys.stderr.flush()
     os._exit(status)  # an ordinary exit waits for ranks, which may not be able to die
 

@@ -231,12 +231,20 @@ def test_threads_that_work_while_their_run_waits_are_seen(site: Site, start: str
     scripts = [Script("plain.py", samples=8), Script("threads.py", samples=4, draws_none=True)]
     usual = {"factory": "", "import_paths": (), "blocks": BlockPlan(0.1, 2, ENDLESS)}
     asked = [{**usual, "script": script} for script in scripts]
-    shares = [
-        [block.observed["waiting_cpu"] / block.seconds for block in report.blocks[1:]]
-        for report in run(site, Forth(2, 6), *asked)
-    ]
-    quiet, busy = map(statistics.median_low, shares)
-    assert quiet < MEASUREMENT.work_while_waiting < busy
+    shares: list[list[float]] = [[], []]
+
+    def look(block: BlockReport) -> None:
+        if "waiting_cpu" in block.observed:  # there was no wait before the first one
+            shares[turns.trained_in[-1]].append(block.observed["waiting_cpu"] / block.seconds)
+        if min(map(len, shares)) > 4 and typical(1) > MEASUREMENT.work_while_waiting:
+            turns.order.clear()
+
+    def typical(member: int) -> float:
+        return statistics.median_low(shares[member])
+
+    turns = Watched(2, 60, look)  # other processes may leave the thread little of a processor
+    run(site, turns, *asked)
+    assert typical(0) < MEASUREMENT.work_while_waiting < typical(1)
 
 
 BUSY_THREAD = """
